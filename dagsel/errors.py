@@ -1,0 +1,134 @@
+"""Every error that dagsel raises on purpose.
+
+::
+
+    DagselError
+    ├── DatasetError              something is wrong with a data set
+    │   ├── DatasetInputError     (ValueError) arrays that cannot become a data set
+    │   ├── DatasetExistsError    (FileExistsError) the URL is taken
+    │   ├── DatasetNotFoundError  (FileNotFoundError) nothing is there, or a write did not end
+    │   ├── DatasetFormatError    (ValueError) not ours, damaged, or from a newer version
+    │   └── ShardCorruptError     a shard's bytes are not what was written
+    ├── CheckpointError           something is wrong with a stored state
+    │   ├── CheckpointNotFoundError  (FileNotFoundError)
+    │   └── CheckpointCorruptError
+    ├── SearchError               (ValueError) study, space, flow and metric do not fit together
+    ├── WorkloadError             (ValueError) the workload cannot do what is asked
+    │   └── WorkloadTransportError   a part of it cannot be sent to a worker
+    ├── TrainingError             a unit's training went wrong: the trial is at fault
+    │   └── DivergedError         a loss or a metric became NaN
+    ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
+    │   ├── NoWorkersError        (TimeoutError) no worker came in time
+    │   ├── WorkerMemoryError     (MemoryError) a worker cannot hold its shards
+    │   └── VersionMismatchError  client, scheduler and workers differ in what matters
+    └── NoCompletedTrialError     the run has no completed trial to give back
+
+An error's arguments are its ``args``, so that each one survives pickling between processes.
+"""
+
+
+class DagselError(Exception):
+    """The root of all errors that dagsel raises on purpose."""
+
+
+class DatasetError(DagselError):
+    """Something is wrong with a data set."""
+
+
+class DatasetInputError(DatasetError, ValueError):
+    """The arrays that were given cannot become a data set."""
+
+
+class DatasetExistsError(DatasetError, FileExistsError):
+    """The URL is taken."""
+
+
+class DatasetNotFoundError(DatasetError, FileNotFoundError):
+    """Nothing is at the URL, or the write of a data set there did not end."""
+
+
+class DatasetFormatError(DatasetError, ValueError):
+    """What is at the URL is not a data set of ours, is damaged, or is from a newer version."""
+
+
+class ShardCorruptError(DatasetError):
+    """A shard's bytes are not what was written.
+
+    Parameters
+    ----------
+    shard
+        Index of the shard.
+    array
+        Name of the array.
+    url
+        URL of the data set, without credentials.
+    reason
+        What was found.
+    split
+        ``"train"`` or ``"validation"``.
+    """
+
+    def __init__(
+        self, shard: int, array: str, url: str, reason: str, split: str = "train"
+    ) -> None:
+        super().__init__(shard, array, url, reason, split)
+        self.shard, self.array, self.url, self.reason, self.split = shard, array, url, reason, split
+
+    def __str__(self) -> str:
+        kind = "shard" if self.split == "train" else f"{self.split} shard"
+        return (
+            f"{kind} {self.shard} of {self.url}: {self.reason} in {self.array!r}; "
+            "write the data set again or restore the shard from a copy"
+        )
+
+
+class CheckpointError(DagselError):
+    """Something is wrong with a stored state."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """No state is stored under the key."""
+
+
+class CheckpointCorruptError(CheckpointError):
+    """A stored state's bytes are not what was written."""
+
+
+class SearchError(DagselError, ValueError):
+    """Study, space, flow and metric do not fit together."""
+
+
+class WorkloadError(DagselError, ValueError):
+    """The workload cannot do what is asked of it."""
+
+
+class WorkloadTransportError(WorkloadError):
+    """A part of the workload cannot be sent to a worker."""
+
+
+class TrainingError(DagselError):
+    """The training of a unit went wrong, and the trial is at fault."""
+
+
+class DivergedError(TrainingError):
+    """A loss or a metric became NaN."""
+
+
+class ClusterError(DagselError, RuntimeError):
+    """The cluster cannot do what is asked of it."""
+
+
+class NoWorkersError(ClusterError, TimeoutError):
+    """No worker came in time."""
+
+
+class WorkerMemoryError(ClusterError, MemoryError):
+    """A worker cannot hold the shards that it would have to hold."""
+
+
+class VersionMismatchError(ClusterError):
+    """Client, scheduler and workers differ in what matters."""
+
+
+class NoCompletedTrialError(DagselError):
+    """The run has no completed trial to give back."""

@@ -1,0 +1,335 @@
+"""A trial's state as one flat buffer: what hops between workers and what is stored.
+
+The buffer is a safetensors file in memory: a length, a JSON header, then the bytes of all tensors
+without a gap. One contiguous buffer hops between workers as a single frame without a copy, is
+written to a store in one call, hashed in one pass, and opened by any safetensors reader. What is
+not a tensor (hyper-parameters, counters, the place in an epoch) stands in the header as JSON, so
+nothing in a state runs code when it is opened.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pickle import PickleBuffer
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import CheckpointCorruptError, WorkloadError
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
+
+#: Bytes of an element of each dtype that the safetensors format names.
+ITEMSIZE = {
+    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4,
+    "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "BOOL": 1, "U8": 1, "I8": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1,
+}  # fmt: skip
+NUMPY = {
+    "float64": "F64", "int64": "I64", "uint64": "U64", "complex64": "C64", "float32": "F32",
+    "int32": "I32", "uint32": "U32", "float16": "F16", "int16": "I16", "uint16": "U16",
+    "bool": "BOOL", "uint8": "U8", "int8": "I8",
+}  # fmt: skip
+_NUMPY_DTYPE = {code: np.dtype(name) for name, code in NUMPY.items()}
+_META = "dagsel"
+_MAX_HEADER = 100_000_000  # the bound of the safetensors format itself
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """The bytes of one tensor, of no particular library.
+
+    Parameters
+    ----------
+    dtype
+        Name of the dtype in the safetensors format, such as ``"F32"`` or ``"BF16"``.
+    shape
+        Its shape; ``()`` for a scalar.
+    data
+        Its elements in C order, shape ``(n_bytes,)``, dtype ``uint8``. A view where possible.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+    @classmethod
+    def from_numpy(cls, array: NDArray[Any]) -> Tensor:
+        """View a NumPy array (copied only where it is not contiguous)."""
+        try:
+            dtype = NUMPY[array.dtype.name]
+        except KeyError:
+            raise WorkloadError(f"an array of dtype {array.dtype} cannot be in a state") from None
+        flat = np.ascontiguousarray(array).reshape(-1)
+        return cls(dtype, array.shape, flat.view(np.uint8))
+
+    def numpy(self) -> NDArray[Any]:
+        """View it as a NumPy array."""
+        return self.data.view(_NUMPY_DTYPE[self.dtype]).reshape(self.shape)
+
+
+class State:
+    """A trial's model, optimizer, learning-rate schedule and random streams at one moment.
+
+    A state is a value: nothing changes its bytes after it was packed.
+
+    Parameters
+    ----------
+    buffer
+        A complete safetensors file. Not copied.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> state = State.pack({"w": Tensor.from_numpy(np.ones((2, 3), "float32"))}, {"step": 4})
+    >>> state.meta["step"], state.tensors["w"].numpy().sum().item(), state.nbytes > 24
+    (4, 6.0, True)
+    """
+
+    __slots__ = ("_header", "buffer")
+
+    def __init__(self, buffer: Bytes | PickleBuffer) -> None:
+        self.buffer = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        self._header: dict[str, Any] | None = None
+
+    @classmethod
+    def pack(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Json]) -> State:
+        """Copy tensors and JSON into one new buffer.
+
+        Parameters
+        ----------
+        tensors
+            What to pack. Wider dtypes come first in the buffer, so that each is aligned.
+        meta
+            Everything else, as JSON.
+        """
+        order = sorted(tensors, key=lambda name: -ITEMSIZE[tensors[name].dtype])
+        header: dict[str, Any] = {"__metadata__": {_META: json.dumps(dict(meta))}}
+        offset = 0
+        for name in order:
+            tensor = tensors[name]
+            end = offset + tensor.data.nbytes
+            header[name] = {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        start = 8 + len(text)
+        buffer = np.empty(start + offset, np.uint8)
+        buffer[:8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
+        buffer[8:start] = np.frombuffer(text, np.uint8)
+        for name in order:
+            begin, end = header[name]["data_offsets"]
+            buffer[start + begin : start + end] = tensors[name].data
+        return cls(buffer.data)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, all of it."""
+        return self.buffer.nbytes
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The safetensors header, checked: every tensor lies inside the buffer.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            If the buffer is not a safetensors file of the declared sizes.
+        """
+        if self._header is None:
+            self._header = _read_header(self.buffer)
+        return self._header
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What is not a tensor."""
+        meta: dict[str, Any] = json.loads(self.header["__metadata__"][_META])
+        return meta
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Views of all tensors, by name."""
+        data = np.frombuffer(self.buffer, np.uint8)
+        start = 8 + int.from_bytes(self.buffer[:8], "little")
+        return {
+            name: Tensor(
+                entry["dtype"],
+                tuple(entry["shape"]),
+                data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
+            )
+            for name, entry in self.header.items()
+            if name != "__metadata__"
+        }
+
+    def __sizeof__(self) -> int:
+        """Size in bytes: Dask's memory accounting asks for it."""
+        return object.__sizeof__(self) + self.nbytes
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle with the buffer out of band: it hops as one frame without a copy."""
+        if protocol >= 5:
+            return State, (PickleBuffer(self.buffer),)
+        return State, (self.buffer.tobytes(),)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self.buffer == other.buffer
+
+    def __hash__(self) -> int:
+        return hash(self.buffer.tobytes())
+
+    def __repr__(self) -> str:
+        return f"<State: {len(self.header) - 1} tensors, {self.nbytes:,} bytes>"
+
+
+def _read_header(buffer: memoryview) -> dict[str, Any]:
+    n_header = int.from_bytes(buffer[:8], "little")
+    if buffer.nbytes < 8 or n_header > min(_MAX_HEADER, buffer.nbytes - 8):
+        raise CheckpointCorruptError(f"no state: a header of {n_header} bytes in {buffer.nbytes}")
+    try:
+        header: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + n_header]))
+        json.loads(header["__metadata__"][_META])
+        room = buffer.nbytes - 8 - n_header
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            begin, end = entry["data_offsets"]
+            n_bytes = math.prod(entry["shape"]) * ITEMSIZE[entry["dtype"]]
+            if not (0 <= begin <= end <= room and end - begin == n_bytes):
+                raise ValueError(f"{name} declares {n_bytes} bytes at {begin}:{end} of {room}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointCorruptError(f"no state: {error}") from error
+    return header
+
+
+def flatten(
+    tree: Any, as_tensor: Callable[[Any], Tensor | None], *, prefix: str
+) -> tuple[Json, dict[str, Tensor]]:
+    """Part a nested structure into JSON and tensors.
+
+    Parameters
+    ----------
+    tree
+        Dicts, lists, tuples, sets, numbers, strings, ``None``, tensors, nested in any way.
+    as_tensor
+        Gives the ``Tensor`` of a leaf that is one, ``None`` for any other object.
+    prefix
+        Put before the names of the tensors; also names the culprit in errors.
+
+    Returns
+    -------
+    json, tensors
+        What `unflatten` puts together again.
+
+    Raises
+    ------
+    WorkloadError
+        If a leaf is neither JSON nor a tensor.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def encode(node: Any, path: str) -> Json:
+        if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
+            return node  # type: ignore[no-any-return]
+        tensor = as_tensor(node)
+        if tensor is not None:
+            tensors[path] = tensor
+            return {"$": "tensor", "name": path}
+        if isinstance(node, np.generic):
+            return {"$": "numpy", "dtype": node.dtype.name, "value": node.item()}
+        match node:
+            case Counter():
+                return {"$": "counter", "items": pairs(node, path)}
+            case defaultdict():
+                raise WorkloadError(f"{path}: a defaultdict cannot be in a state; use a dict")
+            case dict() if all(isinstance(key, str) and key != "$" for key in node) and not (
+                isinstance(node, OrderedDict)
+            ):
+                return {key: encode(value, f"{path}.{key}") for key, value in node.items()}
+            case OrderedDict():
+                return {"$": "ordered", "items": pairs(node, path)}
+            case dict():
+                return {"$": "dict", "items": pairs(node, path)}
+            case list():
+                return items(node, path)
+            case tuple() if type(node) is tuple:
+                return {"$": "tuple", "items": items(node, path)}
+            case set() | frozenset():
+                kind = "set" if isinstance(node, set) else "frozenset"
+                return {"$": kind, "items": items(sorted(node, key=repr), path)}
+            case deque():
+                return {"$": "deque", "items": items(node, path), "maxlen": node.maxlen}
+            case bytes():
+                return {"$": "bytes", "base64": base64.b64encode(node).decode()}
+            case _:
+                raise WorkloadError(
+                    f"{path}: a {type(node).__module__}.{type(node).__qualname__} cannot be in a "
+                    "state; keep tensors, numbers, strings and containers of them"
+                )
+
+    def items(nodes: Any, path: str) -> list[Json]:
+        return [encode(node, f"{path}.{index}") for index, node in enumerate(nodes)]
+
+    def pairs(node: Mapping[Any, Any], path: str) -> list[Json]:
+        return [
+            [encode(key, f"{path}.key"), encode(value, f"{path}.{key}")]
+            for key, value in node.items()
+        ]
+
+    return encode(tree, prefix), tensors
+
+
+def unflatten(tree: Json, from_tensor: Callable[[str], Any]) -> Any:
+    """Put together what `flatten` has parted.
+
+    Parameters
+    ----------
+    tree
+        The JSON half.
+    from_tensor
+        Gives the leaf for the name of a tensor.
+    """
+
+    def decode(node: Any) -> Any:
+        if isinstance(node, list):
+            return [decode(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        items = node.get("items", [])
+        match node.get("$"):
+            case None:
+                return {key: decode(value) for key, value in node.items()}
+            case "tensor":
+                return from_tensor(node["name"])
+            case "numpy":
+                return np.dtype(node["dtype"]).type(node["value"])
+            case "counter":
+                return Counter(dict(decode(items)))
+            case "ordered":
+                return OrderedDict(decode(items))
+            case "dict":
+                return dict(decode(items))
+            case "tuple":
+                return tuple(decode(items))
+            case "set":
+                return set(decode(items))
+            case "frozenset":
+                return frozenset(decode(items))
+            case "deque":
+                return deque(decode(items), node["maxlen"])
+            case "bytes":
+                return base64.b64decode(node["base64"])
+            case kind:
+                raise CheckpointCorruptError(f"a state names an unknown container {kind!r}")
+
+    return decode(tree)

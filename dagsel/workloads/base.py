@@ -1,0 +1,176 @@
+"""What to train, apart from what to search.
+
+A workload knows how to begin a trial, how to train it on one shard, and how to score it on one
+shard. It knows nothing of Dask, of Optuna, or of other trials. Cerebro's (Nakandala et al. 2020)
+``input_fn``, ``model_fn`` and ``train_fn`` map onto `TorchWorkload`'s ``input_fn``, ``model`` and
+``train_fn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.state import State
+
+Config: TypeAlias = Mapping[str, Any]
+Direction: TypeAlias = Literal["minimize", "maximize"]
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Which trial's pass over which shard: all that the order of its batches depends on.
+
+    Parameters
+    ----------
+    seed
+        Seed of the run.
+    trial
+        Number of the trial.
+    epoch
+        From 1.
+    shard
+        Index of the training shard.
+    ends_epoch
+        Whether this is the last shard of the trial's epoch.
+    """
+
+    seed: int
+    trial: int
+    epoch: int
+    shard: int
+    ends_epoch: bool = False
+
+    def order(self, n_samples: int) -> NDArray[np.int64]:
+        """Order in which the visit takes the samples of its shard.
+
+        Parameters
+        ----------
+        n_samples
+            Number of samples in the shard.
+
+        Returns
+        -------
+        order
+            A permutation of ``range(n_samples)``, shape ``(n_samples,)``.
+
+        Examples
+        --------
+        >>> Visit(seed=0, trial=3, epoch=1, shard=2).order(5)
+        array([4, 1, 2, 0, 3])
+        """
+        key = [self.seed, self.trial, self.epoch, self.shard]
+        return np.random.default_rng(key).permutation(n_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a training unit gives back.
+
+    Parameters
+    ----------
+    state
+        The next state. If the unit was stopped, it carries its place inside the shard.
+    n_samples
+        Samples trained on in this visit so far, over all pieces of a unit cut into pieces.
+    loss
+        Mean training loss over these samples; NaN where the workload has none.
+    finished
+        False if the unit was stopped at a batch boundary before the end of its shard.
+    """
+
+    state: State
+    n_samples: int
+    loss: float
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What the evaluation of one validation shard gives back.
+
+    Parameters
+    ----------
+    n_samples
+        Samples in the shard.
+    metrics
+        The mean of each metric over these samples.
+    """
+
+    n_samples: int
+    metrics: dict[str, float]
+
+
+def never() -> bool:
+    """Say that no one has asked a unit to stop."""
+    return False
+
+
+@runtime_checkable
+class Workload(Protocol):
+    """What `dagsel.optimize` trains.
+
+    `TorchWorkload` and `SklearnWorkload` are two; any object with these members is another. All
+    methods are pure: a state that goes in is never changed.
+    """
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """Names of the metrics that `evaluate` gives, each with its better direction if known."""
+        ...
+
+    def validate(self, config: Config) -> None:
+        """Raise a `WorkloadError` if nothing can be trained with this configuration."""
+        ...
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
+        """Turn a shard, as it was stored, into what a worker keeps for all trials.
+
+        Parameters
+        ----------
+        arrays
+            The shard's arrays by name, each of shape ``(n_samples, ...)``.
+        """
+        ...
+
+    def init(self, config: Config, seed: int) -> State:
+        """Begin a trial; the same arguments give the same state."""
+        ...
+
+    def train(
+        self,
+        state: State,
+        shard: Any,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        """Train on one shard, or on what is left of it if `state` was stopped inside it.
+
+        Parameters
+        ----------
+        state
+            The trial's state. Not changed.
+        shard
+            What `prepare` made of the shard.
+        config
+            The trial's configuration.
+        visit
+            Which pass this is.
+        should_stop
+            Asked at every batch boundary; once true, the unit ends there.
+        """
+        ...
+
+    def evaluate(self, state: State, shard: Any, config: Config) -> Evaluated:
+        """Score a state on one validation shard."""
+        ...
+
+    def restore(self, state: State, config: Config) -> Any:
+        """Make the trained model of a state: a module on the CPU, an estimator."""
+        ...

@@ -1,0 +1,1 @@
+"""Search procedures: which trial trains on, which one stops."""

@@ -1,0 +1,1 @@
+"""What is kept: sharded data sets and the states of trials."""
