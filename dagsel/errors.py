@@ -9,6 +9,7 @@
     │   ├── DatasetNotFoundError  (FileNotFoundError) nothing is there, or a write did not end
     │   ├── DatasetFormatError    (ValueError) not ours, damaged, or from a newer version
     │   └── ShardCorruptError     a shard's bytes are not what was written
+    ├── RunDirError               (OSError) a run's folder is taken or out of reach
     ├── CheckpointError           something is wrong with a stored state
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
@@ -80,6 +81,10 @@ class ShardCorruptError(DatasetError):
             f"{kind} {self.shard} of {self.url}: {self.reason} in {self.array!r}; "
             "write the data set again or restore the shard from a copy"
         )
+
+
+class RunDirError(DagselError, OSError):
+    """A run's folder is taken, or out of reach."""
 
 
 class CheckpointError(DagselError):

@@ -13,18 +13,19 @@ import base64
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import CheckpointCorruptError, WorkloadError
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
+Leaf = TypeVar("Leaf")
 
 #: Bytes of an element of each dtype that the safetensors format names.
 ITEMSIZE = {
@@ -96,7 +97,8 @@ class State:
     __slots__ = ("_header", "buffer")
 
     def __init__(self, buffer: Bytes | PickleBuffer) -> None:
-        self.buffer = memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"")
+        view = memoryview(buffer)
+        self.buffer = (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
         self._header: dict[str, Any] | None = None
 
     @classmethod
@@ -110,17 +112,37 @@ class State:
         meta
             Everything else, as JSON.
         """
-        order = sorted(tensors, key=lambda name: -ITEMSIZE[tensors[name].dtype])
+        shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        state, views = cls.reserve(shapes, meta)
+        for name, tensor in tensors.items():
+            views[name].data[:] = tensor.data
+        return state
+
+    @classmethod
+    def reserve(
+        cls, shapes: Mapping[str, tuple[str, tuple[int, ...]]], meta: Mapping[str, Json]
+    ) -> tuple[State, dict[str, Tensor]]:
+        """Make a state whose tensors are yet to be written: each is copied once, by its library.
+
+        Parameters
+        ----------
+        shapes
+            Dtype and shape of each tensor.
+        meta
+            Everything else, as JSON.
+
+        Returns
+        -------
+        state, tensors
+            The state, and writable views of its tensors. Write them all before anyone sees it.
+        """
+        order = sorted(shapes, key=lambda name: -ITEMSIZE[shapes[name][0]])
         header: dict[str, Any] = {"__metadata__": {_META: json.dumps(dict(meta))}}
         offset = 0
         for name in order:
-            tensor = tensors[name]
-            end = offset + tensor.data.nbytes
-            header[name] = {
-                "dtype": tensor.dtype,
-                "shape": list(tensor.shape),
-                "data_offsets": [offset, end],
-            }
+            dtype, shape = shapes[name]
+            end = offset + math.prod(shape) * ITEMSIZE[dtype]
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
@@ -128,10 +150,8 @@ class State:
         buffer = np.empty(start + offset, np.uint8)
         buffer[:8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
         buffer[8:start] = np.frombuffer(text, np.uint8)
-        for name in order:
-            begin, end = header[name]["data_offsets"]
-            buffer[start + begin : start + end] = tensors[name].data
-        return cls(buffer.data)
+        state = cls(buffer.data)
+        return state, state._views(buffer)
 
     @property
     def nbytes(self) -> int:
@@ -159,15 +179,13 @@ class State:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Views of all tensors, by name."""
-        data = np.frombuffer(self.buffer, np.uint8)
-        start = 8 + int.from_bytes(self.buffer[:8], "little")
+        """Read-only views of all tensors, by name."""
+        return self._views(np.frombuffer(self.buffer, np.uint8))
+
+    def _views(self, buffer: NDArray[np.uint8]) -> dict[str, Tensor]:
+        data = buffer[8 + int.from_bytes(self.buffer[:8], "little") :]
         return {
-            name: Tensor(
-                entry["dtype"],
-                tuple(entry["shape"]),
-                data[start + entry["data_offsets"][0] : start + entry["data_offsets"][1]],
-            )
+            name: Tensor(entry["dtype"], tuple(entry["shape"]), data[slice(*entry["data_offsets"])])
             for name, entry in self.header.items()
             if name != "__metadata__"
         }
@@ -198,23 +216,36 @@ def _read_header(buffer: memoryview) -> dict[str, Any]:
         raise CheckpointCorruptError(f"no state: a header of {n_header} bytes in {buffer.nbytes}")
     try:
         header: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + n_header]))
-        json.loads(header["__metadata__"][_META])
-        room = buffer.nbytes - 8 - n_header
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            begin, end = entry["data_offsets"]
-            n_bytes = math.prod(entry["shape"]) * ITEMSIZE[entry["dtype"]]
-            if not (0 <= begin <= end <= room and end - begin == n_bytes):
-                raise ValueError(f"{name} declares {n_bytes} bytes at {begin}:{end} of {room}")
-    except (ValueError, KeyError, TypeError) as error:
+        if not isinstance(json.loads(header["__metadata__"][_META]), dict):
+            raise ValueError("its metadata is no mapping")
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        _check_layout(entries, room=buffer.nbytes - 8 - n_header)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointCorruptError(f"no state: {error}") from error
     return header
 
 
+def _check_layout(entries: Mapping[str, Any], *, room: int) -> None:
+    # As the format demands: the tensors fill the data part, without gap or overlap.
+    place = 0
+    for name, entry in sorted(entries.items(), key=lambda item: tuple(item[1]["data_offsets"])):
+        (begin, end), shape = entry["data_offsets"], entry["shape"]
+        if not all(type(number) is int and 0 <= number < 2**63 for number in (begin, end, *shape)):
+            raise ValueError(f"{name} has sizes that are none")
+        if begin != place or end - begin != math.prod(shape) * ITEMSIZE[entry["dtype"]]:
+            raise ValueError(f"{name} of shape {shape} cannot lie at {begin}:{end}")
+        place = end
+    if place != room:
+        raise ValueError(f"{place} of {room} bytes are accounted for")
+
+
 def flatten(
-    tree: Any, as_tensor: Callable[[Any], Tensor | None], *, prefix: str
-) -> tuple[Json, dict[str, Tensor]]:
+    tree: Any,
+    as_tensor: Callable[[Any], Leaf | None],
+    *,
+    prefix: str = "",
+    same: Callable[[Leaf], Hashable] = lambda leaf: None,
+) -> tuple[Json, dict[str, Leaf]]:
     """Part a nested structure into JSON and tensors.
 
     Parameters
@@ -222,9 +253,11 @@ def flatten(
     tree
         Dicts, lists, tuples, sets, numbers, strings, ``None``, tensors, nested in any way.
     as_tensor
-        Gives the ``Tensor`` of a leaf that is one, ``None`` for any other object.
+        Gives the tensor of a leaf that is one (or a NumPy array), ``None`` for any other object.
     prefix
         Put before the names of the tensors; also names the culprit in errors.
+    same
+        Tensors for which it gives one and the same key, other than ``None``, are kept once.
 
     Returns
     -------
@@ -235,16 +268,38 @@ def flatten(
     ------
     WorkloadError
         If a leaf is neither JSON nor a tensor.
+
+    Examples
+    --------
+    >>> def as_tensor(leaf):
+    ...     return Tensor.from_numpy(leaf) if isinstance(leaf, np.ndarray) else None
+    >>> json, tensors = flatten({"w": np.zeros(2), "betas": (0.9, 0.99)}, as_tensor)
+    >>> list(tensors)
+    ['w']
+    >>> unflatten(json, lambda name: tensors[name].numpy())
+    {'w': array([0., 0.]), 'betas': (0.9, 0.99)}
     """
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, Leaf] = {}
+    names: dict[Hashable, str] = {}
+
+    def leaf(tensor: Leaf, path: str) -> str:
+        key = same(tensor)
+        if key is not None and key in names:
+            return names[key]
+        while path in tensors:
+            path += "'"
+        tensors[path] = tensor
+        if key is not None:
+            names[key] = path
+        return path
 
     def encode(node: Any, path: str) -> Json:
         if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
             return node  # type: ignore[no-any-return]
         tensor = as_tensor(node)
         if tensor is not None:
-            tensors[path] = tensor
-            return {"$": "tensor", "name": path}
+            kind = "array" if isinstance(node, np.ndarray) else "tensor"
+            return {"$": kind, "name": leaf(tensor, path)}
         if isinstance(node, np.generic):
             return {"$": "numpy", "dtype": node.dtype.name, "value": node.item()}
         match node:
@@ -255,7 +310,7 @@ def flatten(
             case dict() if all(isinstance(key, str) and key != "$" for key in node) and not (
                 isinstance(node, OrderedDict)
             ):
-                return {key: encode(value, f"{path}.{key}") for key, value in node.items()}
+                return {key: encode(value, join(path, key)) for key, value in node.items()}
             case OrderedDict():
                 return {"$": "ordered", "items": pairs(node, path)}
             case dict():
@@ -265,8 +320,7 @@ def flatten(
             case tuple() if type(node) is tuple:
                 return {"$": "tuple", "items": items(node, path)}
             case set() | frozenset():
-                kind = "set" if isinstance(node, set) else "frozenset"
-                return {"$": kind, "items": items(sorted(node, key=repr), path)}
+                return {"$": type(node).__name__, "items": items(sorted(node, key=repr), path)}
             case deque():
                 return {"$": "deque", "items": items(node, path), "maxlen": node.maxlen}
             case bytes():
@@ -277,19 +331,26 @@ def flatten(
                     "state; keep tensors, numbers, strings and containers of them"
                 )
 
+    def join(path: str, key: Any) -> str:
+        return f"{path}.{key}" if path else str(key)
+
     def items(nodes: Any, path: str) -> list[Json]:
-        return [encode(node, f"{path}.{index}") for index, node in enumerate(nodes)]
+        return [encode(node, join(path, index)) for index, node in enumerate(nodes)]
 
     def pairs(node: Mapping[Any, Any], path: str) -> list[Json]:
         return [
-            [encode(key, f"{path}.key"), encode(value, f"{path}.{key}")]
+            [encode(key, join(path, "key")), encode(value, join(path, key))]
             for key, value in node.items()
         ]
 
     return encode(tree, prefix), tensors
 
 
-def unflatten(tree: Json, from_tensor: Callable[[str], Any]) -> Any:
+def unflatten(
+    tree: Json,
+    from_tensor: Callable[[str], Any],
+    from_array: Callable[[str], Any] | None = None,
+) -> Any:
     """Put together what `flatten` has parted.
 
     Parameters
@@ -298,6 +359,8 @@ def unflatten(tree: Json, from_tensor: Callable[[str], Any]) -> Any:
         The JSON half.
     from_tensor
         Gives the leaf for the name of a tensor.
+    from_array
+        Gives the leaf for the name of a tensor that was a NumPy array; `from_tensor` if left out.
     """
 
     def decode(node: Any) -> Any:
@@ -311,6 +374,8 @@ def unflatten(tree: Json, from_tensor: Callable[[str], Any]) -> Any:
                 return {key: decode(value) for key, value in node.items()}
             case "tensor":
                 return from_tensor(node["name"])
+            case "array":
+                return (from_array or from_tensor)(node["name"])
             case "numpy":
                 return np.dtype(node["dtype"]).type(node["value"])
             case "counter":

@@ -1,1 +1,14 @@
-"""What is kept: sharded data sets and the states of trials."""
+"""What is kept: sharded data sets and the states of trials, under any URL that fsspec knows.
+
+`ShardedDataset` is the data, `Batches` one way to pour it in, `CheckpointStore` holds states.
+Importing this package loads neither torch nor Dask.
+"""
+
+from __future__ import annotations
+
+from dagsel.storage.checkpoints import CheckpointStore
+from dagsel.storage.run_dir import RunDir
+from dagsel.storage.shards import ShardedDataset, ShardSize
+from dagsel.storage.sources import Batches
+
+__all__ = ["Batches", "CheckpointStore", "RunDir", "ShardSize", "ShardedDataset"]

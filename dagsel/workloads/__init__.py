@@ -1,0 +1,30 @@
+"""What to train: the `Workload` protocol and the two workloads that dagsel brings.
+
+Importing this package imports neither PyTorch nor scikit-learn: `TorchWorkload` and
+`SklearnWorkload` are loaded when they are first named.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dagsel.workloads.base import Evaluated, Trained, Visit, Workload
+
+if TYPE_CHECKING:
+    from dagsel.workloads.sklearn import SklearnWorkload
+    from dagsel.workloads.torch import TorchWorkload
+
+__all__ = ["Evaluated", "SklearnWorkload", "TorchWorkload", "Trained", "Visit", "Workload"]
+
+_LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,59 @@
+# What a user runs. CI runs `make test` and nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch churn clean
+
+help:
+	@echo "make demo            train a small search on scikit-learn's digits"
+	@echo "make test            lint, types, import contracts, doctests, tests"
+	@echo "make docs            build the documentation into site/"
+	@echo "make bench-dispatch  quality of dispatching against the bound"
+	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
+	@echo "make churn           the churn test with the oldest and the newest distributed"
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[examples]"
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	$(BIN)/python examples/digits.py
+
+test: lint types imports doctest tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+doctest: $(VENV)/.dev
+	$(BIN)/python -m pytest --doctest-modules -q dagsel
+
+tests: $(VENV)/.dev
+	$(BIN)/python -m pytest -q tests
+
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
+bench-dispatch: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/dispatch.py
+
+bench: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/write_memory.py
+	$(BIN)/python tests/benchmarks/vs_plain_torch.py --data $(DATA)
+
+clean:
+	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -1,0 +1,84 @@
+"""The cluster of a run: the user's, or one on this machine that is made and closed again."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dask.system import CPU_COUNT
+from distributed import Client, LocalCluster
+
+from dagsel.errors import ClusterError
+from dagsel.execution.worker_plugin import RESOURCE
+
+
+@contextmanager
+def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
+    """Give a client for a run.
+
+    Parameters
+    ----------
+    client
+        A client, or the address of a scheduler. Used and left as it was.
+    cluster
+        A cluster object of Dask. Used and left as it was.
+
+    Yields
+    ------
+    Client
+        With neither, the client of a new cluster on this machine: one worker process a core,
+        listening on loopback only, closed at the end.
+
+    Raises
+    ------
+    ClusterError
+        If there is no scheduler at the address, or the script lacks its main guard.
+    """
+    if isinstance(client, Client):
+        if client.asynchronous:
+            raise ClusterError("dagsel needs a synchronous client: Client(asynchronous=False)")
+        yield client
+        return
+    if client is not None or cluster is not None:
+        address = client if client is not None else cluster
+        try:
+            own = Client(address, set_as_default=False)
+        except (OSError, TypeError, ValueError) as error:
+            raise ClusterError(f"no scheduler at {address}: {error}") from error
+        with own:
+            yield own
+        return
+    with local_cluster() as here, Client(here, set_as_default=False) as own:
+        yield own
+
+
+def local_cluster(n_workers: int | None = None) -> LocalCluster:
+    """Make a cluster on this machine, fit for training.
+
+    Parameters
+    ----------
+    n_workers
+        Worker processes; None for one a core.
+
+    Returns
+    -------
+    LocalCluster
+        Each worker trains one unit at a time in one thread and has a second one to read shards.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ClusterError(
+            "dagsel makes worker processes, which import your script again: put the call of "
+            'dagsel.optimize under  if __name__ == "__main__":'
+        )
+    return LocalCluster(
+        n_workers=n_workers or CPU_COUNT,
+        threads_per_worker=2,
+        resources={RESOURCE: 1},
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0" if importlib.util.find_spec("bokeh") else None,
+        silence_logs=logging.ERROR,
+    )

@@ -1,0 +1,268 @@
+"""The driver's side of a run on a cluster: sends rounds, hears what became of them."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import queue
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TypeAlias
+
+import cloudpickle
+from distributed import Client, Future
+
+from dagsel.errors import (
+    ClusterError,
+    NoWorkersError,
+    VersionMismatchError,
+    WorkerMemoryError,
+    WorkloadTransportError,
+)
+from dagsel.execution.graph import Key, round_graph
+from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
+from dagsel.execution.worker_plugin import RunSpec, TrainingPlugin, load_shard, plugin_name
+from dagsel.planning.dispatch import DispatchConfig
+from dagsel.planning.rounds import Round
+
+Message: TypeAlias = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Engine:
+    """A run's plugins on a cluster, for as long as the ``with`` block lasts.
+
+    Parameters
+    ----------
+    client
+        Client of the cluster; left as it was.
+    spec
+        What the workers are given.
+    dispatch
+        What the dispatcher is told.
+    worker_timeout_s
+        How long to wait for the first worker.
+    """
+
+    client: Client
+    spec: RunSpec
+    dispatch: DispatchConfig
+    worker_timeout_s: float = 60.0
+    workers: set[str] = field(default_factory=set)
+    _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
+    _futures: dict[int, dict[Key, Future]] = field(default_factory=dict)
+    _loads: dict[tuple[str, int], Future] = field(default_factory=dict)
+    _n_loads: int = 0
+
+    def __enter__(self) -> Engine:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stop()
+
+    def _start(self) -> None:
+        run = self.spec.run
+        self.client.subscribe_topic(report_topic(run), self._hear)
+        check_versions(self.client)
+        try:
+            self.client.register_plugin(DispatchPlugin(run, self.dispatch, self.client.id))
+        except Exception as error:
+            raise ClusterError(
+                "the scheduler refuses dagsel's plugin; it must be allowed to unpickle "
+                "(distributed.scheduler.pickle) and have dagsel installed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self._wait_for_workers()
+
+    def _wait_for_workers(self) -> None:
+        deadline = time.monotonic() + self.worker_timeout_s
+        registered = set(self.client.register_plugin(TrainingPlugin(self.spec)))
+        refusals: list[str] = []
+        while not self.workers or not registered <= self.workers:
+            try:
+                message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            match message["op"]:
+                case "joined":
+                    self.workers.add(message["worker"])
+                case "left":
+                    registered.discard(message["worker"])
+                    self.workers.discard(message["worker"])
+                case "refused":
+                    registered.discard(message["worker"])
+                    refusals.append(message["reason"])
+                    if not registered:
+                        break
+        if refusals:
+            kind = WorkerMemoryError if "WorkerMemoryError" in refusals[0] else ClusterError
+            raise kind("; ".join(refusals))
+        if not self.workers:
+            raise NoWorkersError(
+                f"no worker came within {self.worker_timeout_s:g} s; start workers, scale the "
+                "cluster, or raise worker_timeout"
+            )
+
+    def _stop(self) -> None:
+        run = self.spec.run
+        for trial in list(self._futures):
+            self.release(trial)
+        self._loads.clear()
+        for leave in (
+            lambda: self.client.log_event(command_topic(run), {"op": "end"}),
+            lambda: self.client.unregister_scheduler_plugin(plugin_name(run)),
+            lambda: self.client.unregister_worker_plugin(plugin_name(run)),
+            lambda: self.client.unsubscribe_topic(report_topic(run)),
+        ):
+            try:
+                leave()
+            except Exception as error:  # noqa: BLE001 - the cluster may be gone; leave the rest too
+                self.leftovers = f"{type(error).__name__}: {error}"
+
+    def _hear(self, event: tuple[float, Message]) -> None:
+        """Take a message of the dispatcher; runs in the client's event loop."""
+        _, message = event
+        match message["op"]:
+            case "load":
+                self._load(message["worker"], message["shard"])
+            case "loaded":
+                self._loads.pop((message["worker"], message["shard"]), None)
+        self._messages.put(message)
+
+    def _load(self, worker: str, shard: int) -> None:
+        self._n_loads += 1
+        self._loads[worker, shard] = self.client.submit(
+            load_shard,
+            self.spec.run,
+            shard,
+            key=(f"load-{self.spec.run}", shard, worker, self._n_loads),
+            workers=[worker],
+            pure=False,
+            priority=1_000,
+        )
+
+    def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Send a round; the run's earlier rounds go on."""
+        chains = [
+            {
+                "trial": chain.trial,
+                "epochs": (chain.epochs.start, chain.epochs.stop),
+                "n_shards": chain.n_shards,
+                "cost": chain.cost,
+                "order": chain.order,
+                "evaluate": chain.evaluate,
+            }
+            for chain in round_.chains
+        ]
+        self._command("round", number=round_.number, chains=chains)
+        graph, wanted = round_graph(self.spec.run, round_, configs)
+        keys = [key for keys in wanted.values() for key in keys]
+        futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
+        for trial, trial_keys in wanted.items():
+            self._futures.setdefault(trial, {}).update({k: futures[k] for k in trial_keys})
+
+    def stop(self, trial: int) -> None:
+        """Withdraw a trial: what waits is forgotten, what runs ends at its next batch."""
+        self._command("stop", trial=trial)
+        self.release(trial)
+
+    def release(self, trial: int) -> None:
+        """Let the cluster forget the results of a trial's units."""
+        self._futures.pop(trial, None)
+
+    def prioritize(self, trial: int, priority: float) -> None:
+        """Serve trials of a higher priority first."""
+        self._command("priority", trial=trial, priority=priority)
+
+    def drain(self, worker: str) -> None:
+        """Give a worker no new unit and move what only it holds; a message says when it may go."""
+        self._command("drain", worker=worker)
+
+    def _command(self, op: str, **message: Any) -> None:
+        self.client.log_event(command_topic(self.spec.run), {"op": op, **message})
+
+    def messages(self, *, timeout_s: float) -> Iterator[Message]:
+        """Give what came from the cluster, waiting for the first one at most so long."""
+        try:
+            yield self._messages.get(timeout=timeout_s)
+            while True:
+                yield self._messages.get_nowait()
+        except queue.Empty:
+            return
+
+
+def pack_workload(workload: Any) -> bytes:
+    """Pickle a workload once for all workers.
+
+    Raises
+    ------
+    WorkloadTransportError
+        If a part of it cannot be pickled; names the part.
+    """
+    try:
+        return cloudpickle.dumps(workload)
+    except Exception as error:
+        for name, part in vars(workload).items():
+            try:
+                cloudpickle.dumps(part)
+            except Exception as reason:
+                raise WorkloadTransportError(
+                    f"{name!r} of the {type(workload).__name__} cannot be sent to a worker: {part!r} "
+                    f"({reason}); make what it needs inside the function instead of outside it"
+                ) from reason
+        raise WorkloadTransportError(f"the workload cannot be sent to a worker: {error}") from error
+
+
+def check_versions(client: Client) -> None:
+    """Check that client, scheduler and workers agree in what matters.
+
+    Raises
+    ------
+    VersionMismatchError
+        If dagsel, torch or Python differ, or are missing where they are needed.
+    """
+    # Functions of the standard library: they can be called where dagsel is missing.
+    def ask(package: str) -> dict[str, Any]:
+        version = importlib.metadata.version
+        answers = dict(client.run(version, package, on_error="return"))
+        if package != "torch":
+            try:
+                answers["scheduler"] = client.run_on_scheduler(version, package)
+            except Exception as error:  # noqa: BLE001 - the text below says what it means
+                answers["scheduler"] = error
+        return answers
+
+    here = {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
+    for package, version in here.items():
+        for place, answer in ask(package).items():
+            if isinstance(answer, importlib.metadata.PackageNotFoundError):
+                raise VersionMismatchError(
+                    f"{package} is not installed on {place}; install {package}=={version} there"
+                )
+            if isinstance(answer, Exception):
+                raise ClusterError(
+                    f"{place} does not run what dagsel asks of it ({answer}); the scheduler must "
+                    "allow pickle (distributed.scheduler.pickle: true)"
+                )
+            if answer != version:
+                raise VersionMismatchError(
+                    f"{package} is {version} here and {answer} on {place}; install {version} there"
+                )
+    python = ".".join(platform.python_version_tuple()[:2])
+    for place, answer in client.run(platform.python_version_tuple).items():
+        if ".".join(answer[:2]) != python:
+            raise VersionMismatchError(
+                f"Python is {python} here and {'.'.join(answer[:2])} on {place}; use the same one"
+            )

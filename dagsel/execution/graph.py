@@ -1,0 +1,97 @@
+"""A round becomes one Dask graph: every unit a task, every trial a chain.
+
+Key names read well on Dask's dashboard: ``("train-<run>", trial, epoch, position)``, so that tasks
+are grouped by kind, and a key says which unit it is without a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, cast
+
+from dask._task_spec import Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
+
+from dagsel.execution.worker_plugin import RESOURCE, evaluate_unit, train_unit
+from dagsel.planning.rounds import Chain, Round, Unit
+
+Key: TypeAlias = tuple[str, int, int, int]
+
+
+def unit_key(run: str, unit: Unit) -> Key:
+    """Dask key of a unit.
+
+    Examples
+    --------
+    >>> unit_key("3f9a", Unit("train", trial=0, epoch=1, position=2))
+    ('train-3f9a', 0, 1, 2)
+    """
+    return (f"{unit.kind}-{run}", unit.trial, unit.epoch, unit.position)
+
+
+def key_unit(run: str, key: Any) -> Unit | None:
+    """Unit of a Dask key; None if the key is none of this run's.
+
+    Examples
+    --------
+    >>> key_unit("3f9a", ("evaluate-3f9a", 0, 1, 2))
+    Unit(kind='evaluate', trial=0, epoch=1, position=2)
+    >>> key_unit("3f9a", "sum-3f9a")
+    """
+    if type(key) is not tuple or len(key) != 4 or type(key[0]) is not str:
+        return None
+    kind, _, owner = key[0].partition("-")
+    if owner != run or kind not in ("train", "evaluate"):
+        return None
+    return Unit(cast(Literal["train", "evaluate"], kind), *key[1:])
+
+
+def round_graph(
+    run: str, round_: Round, configs: Mapping[int, Mapping[str, Any]]
+) -> tuple[HighLevelGraph, dict[int, list[Key]]]:
+    """Compile a round.
+
+    Parameters
+    ----------
+    run
+        Identifier of the run.
+    round_
+        Its chains.
+    configs
+        Configuration of each trial.
+
+    Returns
+    -------
+    graph
+        One layer; each train unit depends on the one before it, each evaluating unit on the last
+        train unit of its epoch.
+    wanted
+        For each trial the keys that keep its chain alive, in the order of the epochs.
+    """
+    tasks: dict[Key, Task] = {}
+    wanted: dict[int, list[Key]] = {}
+    for chain in round_.chains:
+        wanted[chain.trial] = _compile_chain(run, chain, configs[chain.trial], tasks)
+    name = f"round-{run}-{round_.number}"
+    layer = MaterializedLayer(tasks, annotations={"resources": {RESOURCE: 1}, "dagsel": run})
+    return HighLevelGraph({name: layer}, {name: set()}), wanted
+
+
+def _compile_chain(
+    run: str, chain: Chain, config: Mapping[str, Any], tasks: dict[Key, Task]
+) -> list[Key]:
+    wanted: list[Key] = []
+    previous: Key | None = None
+    for unit in chain.units:
+        key = unit_key(run, unit)
+        state = None if previous is None else TaskRef(previous)
+        tasks[key] = Task(key, train_unit, run, tuple(unit), config, state)
+        previous = key
+        if unit.position == chain.n_shards - 1:
+            for evaluation in chain.evaluations(unit.epoch):
+                scoring = unit_key(run, evaluation)
+                tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, TaskRef(key))
+                wanted.append(scoring)
+    if not chain.evaluate and previous is not None:
+        wanted.append(previous)
+    return wanted

@@ -1,0 +1,64 @@
+"""A worker's memory: an allocator that keeps what training frees, and how many shards fit."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_GIGABYTE = 1 << 30
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next batch instead of giving it back to the kernel.
+
+    A Dask task runs in a side thread, whose malloc arena returns memory after every batch and
+    faults it in again for the next: training takes twice as long. Up to 1 GB that was freed stays
+    with the process.
+
+    Returns
+    -------
+    bool
+        Whether there was a glibc to tell.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL("libc.so.6").mallopt
+    return all(
+        mallopt(option, value) == 1
+        for option, value in (
+            (_M_TRIM_THRESHOLD, _GIGABYTE),
+            (_M_MMAP_THRESHOLD, _GIGABYTE),
+            (_M_TOP_PAD, 64 << 20),
+        )
+    )
+
+
+def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
+    """How many shards a worker may hold.
+
+    Parameters
+    ----------
+    memory_limit
+        The worker's memory limit in bytes; None or 0 for no limit.
+    shard_bytes
+        Bytes of the largest shard with its validation shard.
+    share
+        Share of the limit that shards may take; the rest is for states and training.
+
+    Returns
+    -------
+    int or None
+        None for any number.
+
+    Examples
+    --------
+    >>> shards_that_fit(1000, 150, share=0.5)
+    3
+    >>> shards_that_fit(None, 150, share=0.5)
+    """
+    if not memory_limit:
+        return None
+    return int(memory_limit * share) // max(shard_bytes, 1)

@@ -1,0 +1,299 @@
+"""A thin shell around the dispatcher inside Dask's scheduler.
+
+Every unit is parked when its graph arrives: it gets a worker restriction that no worker meets, so
+that Dask makes it ready and then leaves it alone. The shell tells the dispatcher what happens, and
+performs what it decides: a bound unit gets its worker as its one restriction and its shard in its
+annotations, and is sent on its way.
+
+This is the only file that touches what Dask does not promise to keep: ``TaskState.
+worker_restrictions``, ``TaskState.annotations``, ``TaskState.suspicious`` and
+``Scheduler.transitions``. The range of versions in ``pyproject.toml`` is the one it is tested with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from typing import Any, assert_never
+
+from distributed import Scheduler, SchedulerPlugin
+from distributed.scheduler import TaskState
+
+from dagsel.execution.graph import key_unit, unit_key
+from dagsel.execution.worker_plugin import Binding, plugin_name, worker_topic
+from dagsel.planning import dispatch, events
+from dagsel.planning.rounds import Chain, Round, Unit
+
+#: A worker restriction that no worker meets.
+PARKED = frozenset({"dagsel://parked"})
+#: Workers whose measured speeds differ by less than this factor count as equally fast.
+SAME_SPEED = 1.4
+
+
+def command_topic(run: str) -> str:
+    """Topic of what the driver tells the dispatcher."""
+    return f"dagsel-{run}-commands"
+
+
+def report_topic(run: str) -> str:
+    """Topic of what the dispatcher tells the driver."""
+    return f"dagsel-{run}-reports"
+
+
+class DispatchPlugin(SchedulerPlugin):
+    """Lets a run's dispatcher decide where and when each of its units runs.
+
+    Parameters
+    ----------
+    run
+        Identifier of the run.
+    config
+        What the dispatcher is told once.
+    client
+        Identifier of the driver's client; when it leaves, the run is over.
+    """
+
+    def __init__(self, run: str, config: dispatch.DispatchConfig, client: str) -> None:
+        self.run, self.config, self.client = run, config, client
+        self.name = plugin_name(run)
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Begin to listen."""
+        self.scheduler = scheduler
+        self.dispatcher = dispatch.Dispatcher(self.config)
+        self._loop = asyncio.get_running_loop()
+        self._events: list[events.Event] = []
+        self._turn_due = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._stimuli = itertools.count()
+        self._attempts: dict[Unit, int] = {}
+        self._done: dict[Unit, int] = {}  # unit: the shard it visited
+        self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
+        self._last_worker: dict[int, str] = {}  # trial: where its state was made
+        self._speeds: list[float] = []
+        self._closed = False
+
+    # What Dask tells
+
+    def update_graph(
+        self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any
+    ) -> None:
+        """Park the run's units before Dask can send them anywhere."""
+        for key in tasks:
+            if key_unit(self.run, key) is not None:
+                scheduler.tasks[key].worker_restrictions = set(PARKED)
+
+    def transition(
+        self, key: Any, start: str, finish: str, *args: Any, stimulus_id: str, **kwargs: Any
+    ) -> None:
+        """See units become ready, end, come back, and shards arrive."""
+        unit = key_unit(self.run, key)
+        if unit is not None:
+            self._unit_moved(unit, key, start, finish, kwargs)
+        elif type(key) is tuple and key[0] == f"load-{self.run}":
+            self._load_moved(key, start, finish, kwargs)
+
+    def _unit_moved(
+        self, unit: Unit, key: Any, start: str, finish: str, details: dict[str, Any]
+    ) -> None:
+        task = self.scheduler.tasks[key]
+        match start, finish:
+            case _, "no-worker":
+                task.worker_restrictions = set(PARKED)
+                self._push(events.UnitReady(unit))
+            case "processing", "memory":
+                self._unit_done(unit, task, details)
+            case "processing", "erred":
+                self._unit_failed(unit, details)
+            case "processing", "released":
+                self._unit_returned(unit, task)
+            case "released", "waiting" if unit in self._done:
+                self._push(events.UnitLost(unit))
+
+    def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
+        task.worker_restrictions = set(PARKED)
+        worker, report = details["worker"], details["metadata"]["dagsel"]
+        self._done[unit] = report["shard"]
+        self._partial.pop(unit, None)
+        seconds = 0.0 if report.get("recovered") else report["stop"] - report["start"]
+        self._push(events.UnitDone(unit, seconds, report["shard"]))
+        source = self._last_worker.get(unit.trial)
+        if unit.kind == "train":
+            self._last_worker[unit.trial] = worker
+        self._report(
+            "done", unit=list(unit), worker=worker, hop=source not in (None, worker), **report
+        )
+
+    def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
+        reason = details.get("exception_text") or "a unit raised"
+        self._report(
+            "failed",
+            trial=unit.trial,
+            reason=reason,
+            traceback=details.get("traceback_text") or "",
+        )
+        self._push(events.UnitFailed(unit, details.get("worker") or "", reason))
+
+    def _unit_returned(self, unit: Unit, task: TaskState) -> None:
+        # Dask takes a lost worker's tasks back before it says that the worker is lost, and the
+        # dispatcher has to know what ran there to give the strike to the right unit.
+        binding = self.dispatcher.bindings.get(unit)
+        if binding is not None and binding.worker not in self.scheduler.workers:
+            self._worker_removed(binding.worker, expected=not task.suspicious)
+        task.suspicious = 0
+        self._push(events.UnitReturned(unit, self._partial.get(unit)))
+
+    def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
+        _, shard, worker, _ = key
+        if start == "processing" and finish == "memory":
+            self._push(events.ShardLoaded(worker, shard))
+            self._report("loaded", worker=worker, shard=shard)
+        elif start == "processing" and finish == "erred":
+            reason = details.get("exception_text") or "a shard could not be read"
+            self._push(events.ShardFailed(worker, shard, reason))
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """See a worker go."""
+        self._worker_removed(worker, expected=False)
+
+    def _worker_removed(self, worker: str, *, expected: bool) -> None:
+        if worker in self.dispatcher.holdings.workers and not any(
+            isinstance(event, events.WorkerRemoved) and event.worker == worker
+            for event in self._events
+        ):
+            self._push(events.WorkerRemoved(worker, expected))
+            self._report("left", worker=worker)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """End the run when its driver has gone."""
+        if client == self.client and not self._closed:
+            self.end()
+            scheduler.remove_plugin(self.name)
+            self._loop.create_task(scheduler.unregister_worker_plugin(None, self.name))
+
+    # What workers and driver tell
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Hear the run's workers and its driver."""
+        if topic == worker_topic(self.run):
+            self._hear_worker(**msg)
+        elif topic == command_topic(self.run):
+            self._hear_driver(**msg)
+
+    def _hear_worker(self, op: str, worker: str, **msg: Any) -> None:
+        match op:
+            case "joined":
+                self._report("joined", worker=worker)
+                speed = self._comparable(msg["speed"])
+                self._push(events.WorkerAdded(worker, frozenset(), speed, msg["max_shards"]))
+            case "refused":
+                self._report("refused", worker=worker, reason=msg["reason"])
+            case "started":
+                self._push(events.UnitStarted(Unit(*msg["unit"]), worker))
+            case "preempted":
+                self._partial[Unit(*msg["unit"])] = msg["shard"]
+
+    def _hear_driver(self, op: str, **msg: Any) -> None:
+        match op:
+            case "round":
+                chains = (Chain(**{**c, "epochs": range(*c["epochs"])}) for c in msg["chains"])
+                self._push(events.RoundAdded(Round(msg["number"], tuple(chains))))
+            case "stop":
+                self._push(events.TrialStopped(msg["trial"]))
+            case "priority":
+                self._push(events.PriorityChanged(msg["trial"], msg["priority"]))
+            case "drain":
+                self._push(events.DrainRequested(msg["worker"]))
+            case "end":
+                self.end()
+
+    def _comparable(self, speed: float) -> float:
+        for known in self._speeds:
+            if 1 / SAME_SPEED < speed / known < SAME_SPEED:
+                return known
+        self._speeds.append(speed)
+        return speed
+
+    # What the dispatcher decides
+
+    def _push(self, event: events.Event) -> None:
+        self._events.append(event)
+        if not self._turn_due and not self._closed:
+            self._turn_due = True
+            # Dask must not be asked for transitions from within one.
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        if self._closed:
+            return
+        batch, self._events = self._events, []
+        self._perform(self.dispatcher.handle(*batch, now_s=time.monotonic()))
+        self._set_alarm()
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        wake_at = self.dispatcher.wake_at
+        if wake_at is not None:
+            delay = max(0.0, wake_at - time.monotonic())
+            self._alarm = self._loop.call_later(delay, self._push, events.Tick())
+
+    def _perform(self, instructions: list[events.Instruction]) -> None:
+        bound: dict[Any, str] = {}
+        for instruction in instructions:
+            match instruction:
+                case events.Bind(unit, worker, shard):
+                    self._bind(unit, worker, shard, bound)
+                case events.LoadShard(worker, shard):
+                    self._report("load", worker=worker, shard=shard)
+                case events.DropShard(worker, shard):
+                    self._send(worker, "drop", shard=shard)
+                case events.Preempt(unit, worker):
+                    self._send(worker, "preempt", unit=list(unit))
+                case events.Drained(worker):
+                    self._report("drained", worker=worker)
+                case events.FailTrial(trial, reason):
+                    self._report("failed", trial=trial, reason=reason, traceback="")
+                case events.RestartWorker(worker, reason):
+                    self._restart(worker, reason)
+                case events.FailRun(reason):
+                    self._report("fatal", reason=reason)
+                case _:
+                    assert_never(instruction)
+        if bound:
+            self.scheduler.transitions(bound, f"dagsel-bind-{next(self._stimuli)}")
+
+    def _bind(self, unit: Unit, worker: str, shard: int, bound: dict[Any, str]) -> None:
+        task = self.scheduler.tasks.get(unit_key(self.run, unit))
+        if task is None or task.state != "no-worker" or worker not in self.scheduler.workers:
+            # It was withdrawn, or its worker went, in this very turn of the loop; the event that
+            # says so is on its way.
+            return
+        attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
+        task.worker_restrictions = {worker}
+        task.annotations = {**(task.annotations or {}), "dagsel": {"shard": shard, "attempt": attempt}}
+        bound[task.key] = "processing"
+
+    def _send(self, worker: str, op: str, **message: Any) -> None:
+        if worker in self.scheduler.stream_comms:
+            self.scheduler.worker_send(worker, {"op": f"{self.name}-{op}", **message})
+
+    def _restart(self, worker: str, reason: str) -> None:
+        self._report("restarted", worker=worker, reason=reason)
+        self._loop.create_task(
+            self.scheduler.restart_workers([worker], timeout=30, on_error="return")
+        )
+
+    def _report(self, op: str, **message: Any) -> None:
+        self.scheduler.log_event(report_topic(self.run), {"op": op, **message})
+
+    def end(self) -> None:
+        """Stop listening and leave the scheduler as it was."""
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for workers in (self.scheduler.workers.values(),):
+            pass

@@ -1,0 +1,403 @@
+"""What a worker keeps for a run, and how it runs a unit.
+
+A worker holds the run's workload and its shards; states come and go as task results. The functions
+`train_unit`, `evaluate_unit` and `load_shard` are the tasks; they find everything else here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+from distributed import Reschedule, Worker, WorkerPlugin, get_worker
+
+from dagsel.errors import CheckpointError, ClusterError, DivergedError, WorkerMemoryError
+from dagsel.execution.memory import keep_freed_memory, shards_that_fit
+from dagsel.planning.rounds import Unit
+from dagsel.state import State
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.workloads.base import Visit, Workload
+
+#: The one resource that a unit takes, so that a worker runs one unit at a time.
+RESOURCE = "TRAIN"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What every worker of a run is given, once.
+
+    Parameters
+    ----------
+    run
+        Identifier of the run.
+    workload
+        The workload, pickled by cloudpickle.
+    data
+        The data set.
+    run_dir
+        Where states are stored.
+    seed
+        Seed of the run.
+    shard_share
+        Share of a worker's memory limit that its shards may take.
+    state_share
+        Share of a worker's memory limit past which states wait in the store alone.
+    """
+
+    run: str
+    workload: bytes
+    data: ShardedDataset
+    run_dir: RunDir
+    seed: int
+    shard_share: float = 0.5
+    state_share: float = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Stands for a state that waits in the store: the one after the unit, or a later one."""
+
+    trial: int
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What the dispatcher has decided for a unit; travels in the task's annotations.
+
+    Parameters
+    ----------
+    shard
+        The shard to visit.
+    attempt
+        From 1; a unit that was begun before looks for its stored result first.
+    bound_s
+        Seconds after which the unit stops at its next batch; None for no bound.
+    """
+
+    shard: int
+    attempt: int = 1
+    bound_s: float | None = None
+
+
+@dataclass(slots=True)
+class Held:
+    """A shard as a worker holds it: ready for training and for scoring."""
+
+    train: Any
+    validation: Any
+    n_bytes: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a worker has read and run."""
+
+    shard_bytes_read: int = 0
+    units_started: int = 0
+
+
+class TrainingPlugin(WorkerPlugin):
+    """Holds a run's workload and shards on a worker, and runs its units.
+
+    Parameters
+    ----------
+    spec
+        What the run is.
+    """
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.spec = spec
+        self.name = plugin_name(spec.run)
+        self.shards: dict[int, Held] = {}
+        self.counters = Counters()
+        self.owns_resource = False
+        self._stops: dict[Unit, threading.Event] = {}
+
+    async def setup(self, worker: Worker) -> None:
+        """Make the worker ready for units and tell the scheduler so, or why it cannot be."""
+        self._worker = worker
+        try:
+            self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
+            max_shards = self._room(worker)
+            await asyncio.to_thread(self._check_store)
+            keep_freed_memory()
+            speed = await asyncio.to_thread(measure_speed)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
+            text = f"worker {worker.name} at {worker.address}: {type(error).__name__}: {error}"
+            self._tell("refused", reason=text)
+            return
+        worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
+        worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
+        await self._take_resource(worker)
+        self._tell("joined", max_shards=max_shards, speed=speed)
+
+    async def teardown(self, worker: Worker) -> None:
+        """Leave the worker as it was."""
+        self.shards.clear()
+        worker.stream_handlers.pop(f"{self.name}-preempt", None)
+        worker.stream_handlers.pop(f"{self.name}-drop", None)
+        if self.owns_resource and not _other_runs(worker):
+            worker.state.total_resources.pop(RESOURCE, None)
+            worker.state.available_resources.pop(RESOURCE, None)
+
+    async def _take_resource(self, worker: Worker) -> None:
+        others = _other_runs(worker, self)
+        missing = RESOURCE not in worker.state.total_resources
+        self.owns_resource = missing or any(other.owns_resource for other in others)
+        if missing:
+            await worker.set_resources(**{RESOURCE: 1})
+
+    def _room(self, worker: Worker) -> int | None:
+        limit = worker.memory_manager.memory_limit
+        largest = max(size.nbytes for size in self.spec.data.shard_sizes)
+        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share)
+        if max_shards == 0:
+            raise WorkerMemoryError(
+                f"its memory limit is {limit:,} bytes, of which shards may take "
+                f"{self.spec.shard_share:.0%}; the largest shard takes {largest:,} bytes: give "
+                "workers more memory or write the data set with more shards"
+            )
+        return max_shards
+
+    def _check_store(self) -> None:
+        if not self.spec.run_dir.belongs_to(self.spec.run):
+            raise ClusterError(
+                f"cannot reach run_dir {self.spec.run_dir.url}: give run_dir= a URL that the driver "
+                "and all workers reach, such as a shared folder or s3://"
+            )
+
+    def _tell(self, op: str, **message: Any) -> None:
+        topic = worker_topic(self.spec.run)
+        self._worker.log_event(topic, {"op": op, "worker": self._worker.address, **message})
+
+    def _on_preempt(self, unit: list[Any]) -> None:
+        stop = self._stops.get(Unit(*unit))
+        if stop is not None:
+            stop.set()
+
+    def _on_drop(self, shard: int) -> None:
+        self.shards.pop(shard, None)
+
+    def load(self, shard: int) -> int:
+        """Read a shard and its validation shard from the data set and hold them."""
+        if shard not in self.shards:
+            train, validation = self.spec.data.shard(shard), self.spec.data.validation_shard(shard)
+            n_bytes = sum(array.nbytes for array in (*train.values(), *validation.values()))
+            self.shards[shard] = Held(
+                self.workload.prepare(train), self.workload.prepare(validation), n_bytes
+            )
+            self.counters.shard_bytes_read += n_bytes
+        return self.shards[shard].n_bytes
+
+    def train(
+        self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None
+    ) -> State | Stored:
+        """Run a training unit: a state in, the next one out."""
+        binding = self._binding()
+        stop = self._stops[unit] = threading.Event()
+        self._tell("started", unit=list(unit))
+        self.counters.units_started += 1
+        report: dict[str, Any] = {"start": time.time(), "recovered": False}
+        try:
+            found = self._recover(unit, binding.shard) if binding.attempt > 1 else None
+            if isinstance(found, Found):
+                report |= found.meta | {"recovered": True, "stop": time.time()}
+                self._report(report)
+                return found.state
+            before = found or self._input(unit, config, state)
+            ends_epoch = unit.position == self.spec.data.n_shards - 1
+            visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
+            bound = Leash(stop, binding.bound_s)
+            shard = self.shards[binding.shard].train
+            trained = self.workload.train(before, shard, config, visit=visit, should_stop=bound)
+            meta = {
+                "shard": binding.shard,
+                "n_samples": trained.n_samples,
+                "loss": trained.loss,
+                "state_bytes": trained.state.nbytes,
+            }
+            if not trained.finished:
+                self._save(unit, trained.state, meta, partial=True)
+                self._tell("preempted", unit=list(unit), shard=binding.shard)
+                raise Reschedule
+            if math.isnan(trained.loss) and "loss" in self.workload.metrics:
+                raise DivergedError(
+                    f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
+                )
+            self._save(unit, trained.state, meta)
+            self._report(report | meta | {"stop": time.time()})
+            return self._keep(unit, trained.state)
+        finally:
+            self._stops.pop(unit, None)
+
+    def evaluate(
+        self, unit: Unit, config: Mapping[str, Any], state: State | Stored
+    ) -> dict[str, float]:
+        """Run an evaluating unit: the metrics of a state on one validation shard."""
+        start = time.time()
+        self._tell("started", unit=list(unit))
+        loaded = self._load(state) if isinstance(state, Stored) else state
+        scores = self.workload.evaluate(loaded, self.shards[unit.position].validation, config)
+        report = {"start": start, "shard": unit.position, "n_samples": scores.n_samples}
+        self._report(report | {"metrics": scores.metrics, "stop": time.time()})
+        return scores.metrics
+
+    def _binding(self) -> Binding:
+        task = self._worker.state.tasks[self._worker.get_current_task()]
+        return Binding(**task.annotations["dagsel"])
+
+    def _report(self, report: dict[str, Any]) -> None:
+        # Metadata of a task travels in the message that says the task is done: one message, and
+        # none is lost or early.
+        task = self._worker.state.tasks[self._worker.get_current_task()]
+        task.metadata["dagsel"] = report
+
+    def _input(
+        self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None
+    ) -> State:
+        match state:
+            case State():
+                return state
+            case Stored():
+                return self._load(state)
+            case None if unit.epoch == 1 and unit.position == 0:
+                seeds = np.random.SeedSequence([self.spec.seed, unit.trial])
+                return self.workload.init(config, int(seeds.generate_state(1)[0]))
+            case None:
+                epoch, position = before(unit, self.spec.data.n_shards)
+                return self._load(Stored(unit.trial, epoch, position))
+
+    def _load(self, stored: Stored) -> State:
+        blob, _ = self.spec.run_dir.states.load(stored.trial, stored.epoch, stored.position)
+        return State(blob)
+
+    def _recover(self, unit: Unit, shard: int) -> State | Found | None:
+        """Find what an earlier attempt at a unit has left in the store."""
+        store, place = self.spec.run_dir.states, (unit.trial, unit.epoch, unit.position)
+        with contextlib.suppress(CheckpointError):
+            blob, meta = store.load(*place)
+            return Found(self._keep(unit, State(blob)), meta)
+        latest = store.latest(unit.trial)
+        if latest is not None and latest > (unit.epoch, unit.position):
+            return Found(Stored(unit.trial, *latest), {"shard": shard})
+        with contextlib.suppress(CheckpointError):
+            blob, meta = store.load(*place, partial=True)
+            return State(blob) if meta["shard"] == shard else None
+        return None
+
+    def _save(
+        self, unit: Unit, state: State, meta: dict[str, Any], *, partial: bool = False
+    ) -> None:
+        store, n_shards = self.spec.run_dir.states, self.spec.data.n_shards
+        store.save(unit.trial, unit.epoch, unit.position, state.buffer, meta, partial=partial)
+        old = before(unit, n_shards, by=2)
+        if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
+            store.delete(unit.trial, *old)
+
+    def _keep(self, unit: Unit, state: State) -> State | Stored:
+        """Keep a state in memory, or in the store alone when memory is short."""
+        manager = self._worker.memory_manager
+        if manager.memory_limit:
+            used = self._worker.monitor.get_process_memory()
+            if used > self.spec.state_share * manager.memory_limit:
+                return Stored(unit.trial, unit.epoch, unit.position)
+        return state
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A unit's result that was in the store."""
+
+    state: State | Stored
+    meta: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Leash:
+    """Says at each batch boundary whether a unit has to stop there."""
+
+    stop: threading.Event
+    bound_s: float | None
+    _end: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._end = math.inf if self.bound_s is None else time.monotonic() + self.bound_s
+
+    def __call__(self) -> bool:
+        return self.stop.is_set() or time.monotonic() >= self._end
+
+
+def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:
+    """Epoch and position of the unit that comes some units before in its trial's chain.
+
+    Examples
+    --------
+    >>> before(Unit("train", trial=0, epoch=2, position=0), n_shards=4)
+    (1, 3)
+    """
+    epoch, position = divmod((unit.epoch - 1) * n_shards + unit.position - by, n_shards)
+    return epoch + 1, position
+
+
+def plugin_name(run: str) -> str:
+    """Name of a run's plugins on scheduler and workers."""
+    return f"dagsel-{run}"
+
+
+def worker_topic(run: str) -> str:
+    """Topic of what workers tell the scheduler."""
+    return f"dagsel-{run}-workers"
+
+
+def measure_speed(*, repeats: int = 20, size: int = 256) -> float:
+    """Measure how fast this worker multiplies matrices, in GFLOP/s.
+
+    The best of several short runs, so that a busy neighbour does not count.
+    """
+    matrix = np.ones((size, size), np.float32)
+    best = math.inf
+    for _ in range(repeats):
+        start = time.perf_counter()
+        matrix @ matrix
+        best = min(best, time.perf_counter() - start)
+    return 2e-9 * size**3 / best
+
+
+def _other_runs(worker: Worker, this: TrainingPlugin | None = None) -> list[TrainingPlugin]:
+    plugins = worker.plugins.values()
+    return [p for p in plugins if isinstance(p, TrainingPlugin) and p is not this]
+
+
+def _plugin(run: str) -> TrainingPlugin:
+    plugin: TrainingPlugin = get_worker().plugins[plugin_name(run)]
+    return plugin
+
+
+def train_unit(
+    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | Stored | None
+) -> State | Stored:
+    """Task of a training unit."""
+    return _plugin(run).train(Unit(*unit), config, state)
+
+
+def evaluate_unit(
+    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | Stored
+) -> dict[str, float]:
+    """Task of an evaluating unit."""
+    return _plugin(run).evaluate(Unit(*unit), config, state)
+
+
+def load_shard(run: str, shard: int) -> int:
+    """Task that makes a worker hold a shard; gives its bytes."""
+    return _plugin(run).load(shard)

@@ -1,0 +1,167 @@
+"""Which worker holds which shards: in proportion to speed, within memory, with few moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagsel.planning.events import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker that can hold shards.
+
+    Parameters
+    ----------
+    worker
+        Its address.
+    speed
+        Relative to the others'.
+    max_shards
+        How many shards its memory takes; None for no limit.
+    held
+        What it holds, or loads, already.
+    refused
+        What it could not load.
+    """
+
+    worker: Worker
+    speed: float = 1.0
+    max_shards: int | None = None
+    held: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
+
+
+def quotas(n_shards: int, seats: Sequence[Seat], *, replicas: int = 1) -> list[int]:
+    """How many shards each worker shall hold: proportional to speed, largest remainders rounded up.
+
+    There are ``min(replicas, workers)`` copies of each shard, and at least one copy a worker where
+    there are more workers than that; fewer when memory does not suffice.
+
+    Examples
+    --------
+    >>> quotas(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)])
+    [6, 2]
+    >>> quotas(8, [Seat("a", speed=3.0, max_shards=4), Seat("b"), Seat("c")])
+    [4, 2, 2]
+    """
+    room = [
+        n_shards if seat.max_shards is None else max(0, min(n_shards, seat.max_shards))
+        for seat in seats
+    ]
+    copies = min(sum(room), max(n_shards * min(replicas, len(seats)), len(seats)))
+    full = [limit == 0 for limit in room]
+    while True:
+        open_copies = copies - sum(limit for limit, is_full in zip(room, full, strict=True) if is_full)
+        speed = sum(seat.speed for seat, is_full in zip(seats, full, strict=True) if not is_full)
+        share = [0.0 if f else open_copies * s.speed / speed for s, f in zip(seats, full, strict=True)]
+        over = [k for k, part in enumerate(share) if not full[k] and part >= room[k]]
+        if not over:
+            break
+        for k in over:
+            full[k] = True
+    counts = [limit if f else int(part) for limit, f, part in zip(room, full, share, strict=True)]
+    by_remainder = sorted(
+        (k for k, f in enumerate(full) if not f), key=lambda k: (counts[k] - share[k], k)
+    )
+    for k in by_remainder[: copies - sum(counts)]:
+        counts[k] += 1
+    return counts
+
+
+def place(
+    n_shards: int, seats: Sequence[Seat], *, replicas: int = 1
+) -> dict[Worker, frozenset[int]]:
+    """Place shards on workers.
+
+    Parameters
+    ----------
+    n_shards
+        Number of shards.
+    seats
+        The workers that may hold shards.
+    replicas
+        Copies of each shard, on distinct workers.
+
+    Returns
+    -------
+    placement
+        Shards of each worker: `quotas` of them, as many as possible of those that it holds. Where
+        memory, or refusals, leave no place for a shard it is in no worker's set.
+
+    Examples
+    --------
+    >>> sorted(len(s) for s in place(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)]).values())
+    [2, 6]
+    >>> place(2, [Seat("a", held=frozenset({0, 1})), Seat("b")])["b"]
+    frozenset({1})
+    """
+    if not seats:
+        return {}
+    left = quotas(n_shards, seats, replicas=replicas)
+    least, n_extra = divmod(sum(left), n_shards)
+    chosen: list[set[int]] = [set() for _ in seats]
+    copies = [0] * n_shards
+    for most in (least, least + 1):
+        n_extra -= _keep(seats, left, chosen, copies, most, n_extra if most > least else None)
+    # Each shard gets its first copy before any gets its last.
+    for level in range(1, least + 1):
+        for shard in range(n_shards):
+            if copies[shard] < level and _add(shard, seats, left, chosen):
+                copies[shard] += 1
+    for shard in sorted(range(n_shards), key=copies.__getitem__):
+        if n_extra > 0 and copies[shard] <= least and _add(shard, seats, left, chosen):
+            n_extra -= 1
+    return {seat.worker: frozenset(shards) for seat, shards in zip(seats, chosen, strict=True)}
+
+
+def _keep(
+    seats: Sequence[Seat],
+    left: list[int],
+    chosen: list[set[int]],
+    copies: list[int],
+    most: int,
+    limit: int | None,
+) -> int:
+    """Keep what is held, shards with few holders first, up to the quotas and `most` copies.
+
+    Returns how many of at most `limit` were kept, 0 without a limit.
+    """
+    holders = [sum(shard in seat.held for seat in seats) for shard in range(len(copies))]
+    kept = 0
+    for _, shard, k in sorted(
+        (holders[shard], shard, k)
+        for k, seat in enumerate(seats)
+        for shard in seat.held - seat.refused - chosen[k]
+    ):
+        if left[k] and copies[shard] < most and (limit is None or kept < limit):
+            chosen[k].add(shard)
+            copies[shard] += 1
+            left[k] -= 1
+            kept += limit is not None
+    return kept
+
+
+def _add(shard: int, seats: Sequence[Seat], left: list[int], chosen: list[set[int]]) -> bool:
+    """Give the shard to the worker with the most room, or make room by moving another one."""
+
+    def may_hold(k: int, s: int) -> bool:
+        return s not in chosen[k] and s not in seats[k].refused
+
+    open_seats = sorted((k for k in range(len(seats)) if left[k]), key=lambda k: -left[k])
+    for k in open_seats:
+        if may_hold(k, shard):
+            chosen[k].add(shard)
+            left[k] -= 1
+            return True
+    for k in open_seats:
+        for other in range(len(seats)):
+            if left[other] == 0 and may_hold(other, shard):
+                for moved in sorted(chosen[other], key=lambda s: s in seats[other].held):
+                    if may_hold(k, moved):
+                        chosen[other].symmetric_difference_update({shard, moved})
+                        chosen[k].add(moved)
+                        left[k] -= 1
+                        return True
+    return False

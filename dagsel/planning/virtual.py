@@ -1,0 +1,323 @@
+"""A model cluster in virtual time that drives a `Dispatcher`: for simulations, bars and tests.
+
+It plays the shell and the cluster at once: it answers each instruction with the events that a real
+cluster would send, after the times that it is given. Workers may come, die and be drained.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from math import inf
+
+from dagsel.planning.dispatch import Dispatcher
+from dagsel.planning.events import (
+    Bind,
+    Drained,
+    DrainRequested,
+    DropShard,
+    Event,
+    FailRun,
+    FailTrial,
+    Instruction,
+    LoadShard,
+    Preempt,
+    RestartWorker,
+    RoundAdded,
+    ShardFailed,
+    ShardLoaded,
+    Tick,
+    UnitDone,
+    UnitReady,
+    UnitReturned,
+    UnitStarted,
+    Worker,
+    WorkerAdded,
+    WorkerRemoved,
+)
+from dagsel.planning.rounds import Chain, Round, Unit
+
+UnitSeconds = Callable[[Unit, Worker, int], float]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run in virtual time came to.
+
+    Attributes
+    ----------
+    makespan_s
+        When the last unit was done.
+    visits
+        Of each trial and epoch the shards in the order of their visits.
+    n_started, n_done
+        Units started and done.
+    loads
+        How often each worker was asked to load a shard.
+    failed
+        Why trials failed, or (trial -1) the run.
+    timeline
+        ``(unit, worker, shard, start, end)`` of each done unit, if asked for.
+    """
+
+    makespan_s: float = 0.0
+    visits: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    n_started: int = 0
+    n_done: int = 0
+    loads: dict[tuple[Worker, int], int] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    timeline: list[tuple[Unit, Worker, int, float, float]] = field(default_factory=list)
+
+
+class VirtualCluster:
+    """Workers that take time for units and loads, and no more.
+
+    Parameters
+    ----------
+    dispatcher
+        What is driven.
+    seconds
+        True time of a unit on a worker with a shard.
+    load_seconds
+        Time to load a shard.
+    hop_seconds
+        Time to move a state to another worker.
+    limits
+        How many shards a worker really takes, where that is less than it says.
+    check
+        Whether to check all invariants after every step.
+    watch
+        Called with every list of instructions.
+
+    Examples
+    --------
+    >>> from dagsel.planning.dispatch import DispatchConfig
+    >>> cluster = VirtualCluster(Dispatcher(DispatchConfig(n_shards=2)), lambda u, w, s: 1.0)
+    >>> cluster.add_workers({"a": 1.0, "b": 1.0})
+    >>> cluster.add_round(Round(0, (Chain(0, range(1, 2), 2, evaluate=False),)))
+    >>> cluster.run().makespan_s
+    2.0
+    """
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        seconds: UnitSeconds,
+        *,
+        load_seconds: float = 0.0,
+        hop_seconds: float = 0.0,
+        limits: Mapping[Worker, int] | None = None,
+        check: bool = False,
+        watch: Callable[[list[Instruction]], None] | None = None,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.outcome = Outcome()
+        self.now_s = 0.0
+        self._seconds = seconds
+        self._load_seconds = load_seconds
+        self._hop_seconds = hop_seconds
+        self._limits = dict(limits or {})
+        self._check = check
+        self._watch = watch
+        self._agenda: list[tuple[float, int, Callable[[], list[Event]]]] = []
+        self._n_planned = 0
+        self._queues: dict[Worker, list[tuple[Unit, int]]] = {}
+        self._tokens: dict[Worker, int] = {}  # what a worker runs; changes when it starts or stops
+        self._held: dict[Worker, set[int]] = {}
+        self._made_at: dict[Unit, Worker] = {}
+        self._chains: dict[tuple[int, int], Chain] = {}
+        self._done: set[Unit] = set()
+        self._gone: set[int] = set()  # trials that were stopped or have failed
+
+    # ---- what happens from outside
+
+    def at(self, time_s: float, *events: Event) -> None:
+        """Let events happen at a time: rounds, workers that come, die or are to be drained."""
+        self._plan(time_s, lambda: [out for event in events for out in self._enter(event)])
+
+    def add_workers(
+        self, speeds: Mapping[Worker, float], *, shards: Mapping[Worker, Iterable[int]] | None = None
+    ) -> None:
+        """Add workers at the start, with what they hold."""
+        at = shards or {}
+        self.at(
+            0.0, *(WorkerAdded(w, frozenset(at.get(w, ())), speed) for w, speed in speeds.items())
+        )
+
+    def add_round(self, round_: Round, time_s: float = 0.0) -> None:
+        """Add a round at a time."""
+        self.at(time_s, RoundAdded(round_))
+
+    def run(self, until_s: float = inf) -> Outcome:
+        """Run until nothing happens any more, or the time is over."""
+        while self._agenda:
+            wake_at = self.dispatcher.wake_at
+            soonest = self._agenda[0][0]
+            if wake_at is not None and wake_at < soonest:
+                self.now_s = wake_at
+                self._tell([Tick()])
+                continue
+            if soonest > until_s:
+                break
+            self.now_s = soonest
+            batch: list[Event] = []
+            while self._agenda and self._agenda[0][0] <= self.now_s:
+                batch.extend(heapq.heappop(self._agenda)[2]())
+            if batch:
+                self._tell(batch)
+        return self.outcome
+
+    def _plan(self, time_s: float, step: Callable[[], list[Event]]) -> None:
+        heapq.heappush(self._agenda, (time_s, self._n_planned, step))
+        self._n_planned += 1
+
+    def _enter(self, event: Event) -> list[Event]:
+        match event:
+            case RoundAdded(round_):
+                return [event, *self._open(round_)]
+            case WorkerAdded(worker, shards):
+                self._queues[worker], self._held[worker] = [], set(shards)
+                self._tokens[worker] = 0
+            case WorkerRemoved(worker):
+                return self._kill(worker, expected=event.expected)
+            case DrainRequested(worker) if worker not in self._queues:
+                return []
+            case _:
+                pass
+        return [event]
+
+    def _open(self, round_: Round) -> list[Event]:
+        ready: list[Event] = []
+        for chain in round_.chains:
+            for epoch in chain.epochs:
+                self._chains[chain.trial, epoch] = chain
+                self.outcome.visits[chain.trial, epoch] = []
+            first = Unit("train", chain.trial, chain.epochs.start, 0)
+            before = (chain.trial, chain.epochs.start - 1)
+            if before not in self._chains or self._last(*before) in self._done:
+                ready.append(UnitReady(first))
+        return ready
+
+    def _last(self, trial: int, epoch: int) -> Unit:
+        return Unit("train", trial, epoch, self._chains[trial, epoch].n_shards - 1)
+
+    def _kill(self, worker: Worker, *, expected: bool) -> list[Event]:
+        queue = self._queues.pop(worker, None)
+        if queue is None:
+            return []
+        del self._tokens[worker], self._held[worker]
+        ready = [UnitReady(unit) for unit, _ in queue if unit.trial not in self._gone]
+        return [WorkerRemoved(worker, expected), *ready]
+
+    # ---- what the dispatcher says
+
+    def _tell(self, events: list[Event]) -> None:
+        instructions = self.dispatcher.handle(*events, now_s=self.now_s)
+        if self._watch is not None:
+            self._watch(instructions)
+        for instruction in instructions:
+            self._perform(instruction)
+        if self._check:
+            self.dispatcher.check()
+
+    def _perform(self, instruction: Instruction) -> None:
+        match instruction:
+            case Bind(unit, worker, shard):
+                assert shard in self._held[worker], f"{worker} does not hold {shard} for {unit}"
+                self._queues[worker].append((unit, shard))
+                if len(self._queues[worker]) == 1:
+                    self._start(worker)
+            case LoadShard(worker, shard):
+                key = (worker, shard)
+                self.outcome.loads[key] = self.outcome.loads.get(key, 0) + 1
+                self._plan(self.now_s + self._load_seconds, lambda: self._loaded(worker, shard))
+            case DropShard(worker, shard):
+                assert all(used != shard for _, used in self._queues[worker]), "dropped in use"
+                self._held[worker].discard(shard)
+            case Preempt(unit, worker):
+                self._plan(self.now_s, lambda: self._preempted(unit, worker))
+            case FailTrial(trial, reason):
+                self._gone.add(trial)
+                self.outcome.failed[trial] = reason
+            case FailRun(reason):
+                self.outcome.failed[-1] = reason
+            case RestartWorker(worker):
+                self._plan(self.now_s, lambda: self._kill(worker, expected=False))
+            case Drained(worker):
+                self._plan(self.now_s, lambda: self._kill(worker, expected=True))
+
+    def _loaded(self, worker: Worker, shard: int) -> list[Event]:
+        if worker not in self._held:
+            return []
+        if len(self._held[worker]) >= self._limits.get(worker, len(self._held[worker]) + 1):
+            return [ShardFailed(worker, shard, "out of memory")]
+        self._held[worker].add(shard)
+        return [ShardLoaded(worker, shard)]
+
+    def _preempted(self, unit: Unit, worker: Worker) -> list[Event]:
+        self._gone.update({unit.trial} - self.dispatcher.trials.keys())
+        queue = self._queues.get(worker, [])
+        place = next((k for k, (queued, _) in enumerate(queue) if queued == unit), None)
+        if place is None:
+            return []
+        shard = queue.pop(place)[1]
+        self._tokens[worker] += 1
+        if place == 0 and queue:
+            self._start(worker)
+        back: list[Event] = [UnitReturned(unit, shard if place == 0 else None)]
+        return back if unit.trial in self._gone else [*back, UnitReady(unit)]
+
+    def _start(self, worker: Worker) -> None:
+        unit, shard = self._queues[worker][0]
+        token = self._tokens[worker] = self._tokens[worker] + 1
+        self.outcome.n_started += 1
+        start = self.now_s
+        took = self._seconds(unit, worker, shard)
+        moved = self._source(unit) not in (None, worker)
+        self._plan(start, lambda: self._started(unit, worker, token))
+        end = start + took + (self._hop_seconds if moved else 0.0)
+        self._plan(end, lambda: self._finished(unit, worker, shard, token, start, took))
+
+    def _source(self, unit: Unit) -> Worker | None:
+        if unit.kind == "evaluate":
+            return self._made_at.get(self._last(unit.trial, unit.epoch))
+        if unit.position:
+            return self._made_at.get(unit._replace(position=unit.position - 1))
+        if (unit.trial, unit.epoch - 1) in self._chains:
+            return self._made_at.get(self._last(unit.trial, unit.epoch - 1))
+        return None
+
+    def _started(self, unit: Unit, worker: Worker, token: int) -> list[Event]:
+        if self._tokens.get(worker) != token:
+            return []
+        return [UnitStarted(unit, worker)]
+
+    def _finished(
+        self, unit: Unit, worker: Worker, shard: int, token: int, start: float, took: float
+    ) -> list[Event]:
+        if self._tokens.get(worker) != token:
+            return []
+        self._queues[worker].pop(0)
+        if self._queues[worker]:
+            self._start(worker)
+        self._done.add(unit)
+        self._made_at[unit] = worker
+        self.outcome.n_done += 1
+        self.outcome.makespan_s = self.now_s
+        self.outcome.timeline.append((unit, worker, shard, start, self.now_s))
+        if unit.kind == "train":
+            self.outcome.visits[unit.trial, unit.epoch].append(shard)
+        done: list[Event] = [UnitDone(unit, took, shard)]
+        return done if unit.trial in self._gone else done + self._followers(unit)
+
+    def _followers(self, unit: Unit) -> list[Event]:
+        if unit.kind == "evaluate":
+            return []
+        chain = self._chains[unit.trial, unit.epoch]
+        if unit.position + 1 < chain.n_shards:
+            return [UnitReady(unit._replace(position=unit.position + 1))]
+        ready: list[Event] = [UnitReady(scored) for scored in chain.evaluations(unit.epoch)]
+        if (unit.trial, unit.epoch + 1) in self._chains:
+            ready.append(UnitReady(Unit("train", unit.trial, unit.epoch + 1, 0)))
+        return ready

@@ -1,0 +1,209 @@
+"""`WorkloadSuite`: what every workload must keep, as tests to inherit."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.state import State
+from dagsel.workloads.base import Trained, Visit, Workload, never
+
+
+class WorkloadSuite:
+    """Laws of a `Workload`. Inherit it under a name that begins with ``Test``.
+
+    Give `make_workload` and `make_arrays`, and a `config` if your workload reads one. For the laws
+    about stopping to mean something, let the arrays hold several batches.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from dagsel.workloads import TorchWorkload
+    >>> class TestMine(WorkloadSuite):
+    ...     def make_workload(self):
+    ...         return TorchWorkload(
+    ...             model=lambda config: torch.nn.Linear(3, 1),
+    ...             loss=torch.nn.functional.mse_loss,
+    ...             optimizer=lambda parameters, config: torch.optim.Adam(parameters),
+    ...             batch_size=4,
+    ...         )
+    ...
+    ...     def make_arrays(self, seed):
+    ...         x = np.random.default_rng(seed).normal(size=(18, 3)).astype("float32")
+    ...         return {"x": x, "y": x[:, :1]}
+    >>> TestMine().test_cut_into_pieces_equals_uncut()
+    """
+
+    config: Mapping[str, Any] = {}
+
+    def make_workload(self) -> Workload:
+        """Make the workload under test."""
+        raise NotImplementedError
+
+    def make_arrays(self, seed: int) -> dict[str, NDArray[Any]]:
+        """Make the arrays of a shard, different ones for different seeds."""
+        raise NotImplementedError
+
+    def test_is_a_workload_and_accepts_its_config(self) -> None:
+        """It has the protocol's members, and its configuration is valid."""
+        workload = self.make_workload()
+        assert isinstance(workload, Workload)
+        workload.validate(self.config)
+
+    def test_survives_the_way_to_a_worker(self) -> None:
+        """A pickled workload begins and trains as the first one does."""
+        import cloudpickle
+
+        workload = self.make_workload()
+        twin = pickle.loads(cloudpickle.dumps(workload))  # noqa: S301
+        state = twin.init(self.config, 3)
+        assert state == workload.init(self.config, 3)
+        assert self._train(twin, state).state == self._train(workload, state).state
+
+    def test_init_is_deterministic(self) -> None:
+        """The same arguments give the same bytes, whatever was drawn before."""
+        workload = self.make_workload()
+        first = workload.init(self.config, 5)
+        random.random()  # noqa: S311
+        np.random.standard_normal()
+        assert workload.init(self.config, 5) == first
+
+    def test_training_is_deterministic_and_trains(self) -> None:
+        """A unit that is run again gives the same bytes, and other bytes than it began with."""
+        workload = self.make_workload()
+        state = workload.init(self.config, 0)
+        after = self._train(workload, state)
+        again = self._train(workload, state)
+        assert after.state == again.state
+        assert _same(after.loss, again.loss)
+        assert after.finished
+        assert _content(after.state) != _content(state)
+
+    def test_nothing_that_goes_in_is_changed(self) -> None:
+        """States and arrays keep their bytes."""
+        workload = self.make_workload()
+        arrays = self.make_arrays(0)
+        copies = {name: array.copy() for name, array in arrays.items()}
+        shard = workload.prepare(arrays)
+        state = self._train(workload, workload.init(self.config, 0)).state
+        before = bytes(state.buffer)
+        workload.train(state, shard, self.config, visit=_visit(2))
+        workload.train(state, shard, self.config, visit=_visit(2), should_stop=lambda: True)
+        workload.evaluate(state, shard, self.config)
+        workload.restore(state, self.config)
+        assert bytes(state.buffer) == before
+        assert all(np.array_equal(arrays[name], copies[name]) for name in arrays)
+
+    def test_cut_into_pieces_equals_uncut(self) -> None:
+        """A unit stopped at any batch boundary, or at all of them, ends with the same bytes."""
+        workload = self.make_workload()
+        state = self._train(workload, workload.init(self.config, 1)).state
+        polls: list[bool] = []
+        whole = self._train(workload, state, 2, lambda: bool(polls.append(True)))
+        for stops in [{stop} for stop in range(1, len(polls))] + [set(range(len(polls)))]:
+            pieces = self._train_in_pieces(workload, state, stops)
+            assert pieces.state == whole.state
+            assert pieces.n_samples == whole.n_samples
+            assert _same(pieces.loss, whole.loss)
+
+    def test_a_state_hops_and_is_stored(self) -> None:
+        """A state that was pickled, in either way, goes on as the one that stayed."""
+        workload = self.make_workload()
+        state = self._train(workload, workload.init(self.config, 1)).state
+        frames: list[pickle.PickleBuffer] = []
+        head = pickle.dumps(state, protocol=5, buffer_callback=frames.append)
+        assert len(head) < 1000
+        hopped = pickle.loads(head, buffers=[bytes(frame.raw()) for frame in frames])  # noqa: S301
+        stored = pickle.loads(pickle.dumps(state))  # noqa: S301
+        after = self._train(workload, state, 2).state
+        assert self._train(workload, hopped, 2).state == after
+        assert self._train(workload, stored, 2).state == after
+
+    def test_evaluation_gives_the_metrics_and_changes_nothing(self) -> None:
+        """Metrics are those that were promised, twice the same, and training does not see them."""
+        workload = self.make_workload()
+        state = self._train(workload, workload.init(self.config, 0)).state
+        expected = self._train(workload, state, 2).state
+        arrays = self.make_arrays(7)
+        shard = workload.prepare(arrays)
+        first = workload.evaluate(state, shard, self.config)
+        assert workload.evaluate(state, shard, self.config) == first
+        assert list(first.metrics) == list(workload.metrics)
+        assert all(type(value) is float for value in first.metrics.values())
+        assert first.n_samples == len(next(iter(arrays.values())))
+        assert self._train(workload, state, 2).state == expected
+
+    def test_a_state_is_safetensors_and_json(self) -> None:
+        """The safetensors library opens it; nothing in it is pickled."""
+        from safetensors import safe_open
+
+        workload = self.make_workload()
+        state = self._train(workload, workload.init(self.config, 0)).state
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "state.safetensors"
+            path.write_bytes(state.buffer)
+            with safe_open(path, framework="numpy") as file:
+                assert set(file.keys()) == set(state.tensors)
+                assert isinstance(json.loads(file.metadata()["dagsel"]), dict)
+        assert b"\x80\x05\x95" not in bytes(state.buffer)
+
+    def test_the_random_streams_of_the_process_are_left_alone(self) -> None:
+        """No method is seen in the global random numbers of others."""
+        workload = self.make_workload()
+        shard = workload.prepare(self.make_arrays(0))
+        before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
+        workload.validate(self.config)
+        state = workload.init(self.config, 0)
+        state = workload.train(state, shard, self.config, visit=_visit(1)).state
+        workload.evaluate(state, shard, self.config)
+        workload.restore(state, self.config)
+        after = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
+        assert after == before
+
+    def _train(
+        self,
+        workload: Workload,
+        state: State,
+        epoch: int = 1,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        shard = workload.prepare(self.make_arrays(0))
+        visit = _visit(epoch)
+        return workload.train(state, shard, self.config, visit=visit, should_stop=should_stop)
+
+    def _train_in_pieces(self, workload: Workload, state: State, stops: set[int]) -> Trained:
+        polls = 0
+
+        def should_stop() -> bool:
+            nonlocal polls
+            polls += 1
+            return polls in stops
+
+        trained = self._train(workload, state, 2, should_stop)
+        n_samples = 0
+        while not trained.finished:
+            assert trained.n_samples > n_samples, "a piece makes no progress"
+            n_samples = trained.n_samples
+            trained = self._train(workload, trained.state, 2, should_stop)
+        return trained
+
+
+def _visit(epoch: int) -> Visit:
+    return Visit(seed=0, trial=2, epoch=epoch, shard=1, ends_epoch=True)
+
+
+def _content(state: State) -> tuple[dict[str, bytes], dict[str, Any]]:
+    return {name: t.data.tobytes() for name, t in state.tensors.items()}, state.meta
+
+
+def _same(first: float, second: float) -> bool:
+    return first == second or (math.isnan(first) and math.isnan(second))

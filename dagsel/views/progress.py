@@ -1,0 +1,90 @@
+"""The one line that lives while a search runs, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from dagsel.record import Record
+
+
+class SearchProgress:
+    """Shows epochs done, trials alive, the best value and units per second.
+
+    Parameters
+    ----------
+    metric
+        Name of the metric that the search is about.
+    console
+        Where to show it; nothing is shown where nobody could watch it live.
+    """
+
+    def __init__(self, metric: str, *, console: Console | None = None) -> None:
+        self._metric = metric
+        self._console = console or Console(stderr=True)
+        live = self._console.is_terminal or self._console.is_jupyter
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+            console=self._console,
+            disable=not live,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("starting the workers", total=None)
+        self._window: list[tuple[float, int]] = []
+
+    def __enter__(self) -> SearchProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def update(self, record: Record, *, n_epochs: int | None = None) -> None:
+        """Show where the search is.
+
+        Parameters
+        ----------
+        record
+            What has been done.
+        n_epochs
+            Epochs decided so far.
+        """
+        self._progress.update(
+            self._task,
+            description=describe(record, self._metric, self._rate(len(record.units))),
+            completed=record.n_epochs,
+            total=n_epochs,
+        )
+
+    def _rate(self, n_units: int) -> float:
+        now = time.monotonic()
+        self._window = [(then, n) for then, n in self._window if now - then < 10] + [(now, n_units)]
+        then, before = self._window[0]
+        return (n_units - before) / (now - then) if now > then else 0.0
+
+
+def describe(record: Record, metric: str, units_per_second: float) -> str:
+    """Write the line.
+
+    Examples
+    --------
+    >>> describe(Record("r", 0.0), "accuracy", 12.34)
+    '0 epochs · 0 trials alive · 12.3 units/s'
+    """
+    parts = [f"{record.n_epochs} epochs", f"{record.n_live} trials alive"]
+    if record.failures:
+        parts.append(f"{len(record.failures)} failed")
+    if record.best is not None:
+        parts.append(f"best {metric} {record.best.value:.4g}")
+    return " · ".join([*parts, f"{units_per_second:.1f} units/s"])

@@ -1,0 +1,68 @@
+"""The random streams of a process: Python's, NumPy's and PyTorch's.
+
+A trial has streams of its own. They are set before a unit and read after it, and the process gets
+its own ones back, so that no method of a workload is seen in the random numbers of others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+
+def seed_streams(seed: int, *, torch: bool = False) -> None:
+    """Begin the streams anew, as a script does with ``random.seed`` and its like."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch:
+        _torch().manual_seed(seed % 2**63)
+
+
+def read_streams(device: Device | None = None) -> dict[str, Any]:
+    """Read the streams: those of Python and NumPy, and of PyTorch on a device if one is named."""
+    version, words, gauss = random.getstate()
+    streams: dict[str, Any] = {
+        "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
+        "numpy": np.random.get_state(legacy=False),
+    }
+    if device is not None:
+        streams["torch"] = _torch().get_rng_state()
+    if device == "cuda":
+        streams["cuda"] = _torch().cuda.get_rng_state()
+    return streams
+
+
+def write_streams(streams: dict[str, Any]) -> None:
+    """Set all streams that were read."""
+    python = streams["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state(streams["numpy"])
+    if "torch" in streams:
+        _torch().set_rng_state(streams["torch"])
+    if "cuda" in streams:
+        _torch().cuda.set_rng_state(streams["cuda"])
+
+
+@contextmanager
+def preserved_streams(*, torch: bool = False) -> Iterator[None]:
+    """Give the process its streams back at the end."""
+    device: Device | None = None
+    if torch:
+        device = "cuda" if _torch().cuda.is_initialized() else "cpu"
+    streams = read_streams(device)
+    try:
+        yield
+    finally:
+        write_streams(streams)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch

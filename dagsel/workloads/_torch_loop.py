@@ -1,0 +1,233 @@
+"""The way through a shard: batches by index, a loop, and a stop at a batch boundary."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
+_FOLD = 4096  # losses kept as tensors before they are added up
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The place inside a shard at which a unit stopped, and the losses so far."""
+
+    trial: int
+    epoch: int
+    shard: int
+    n_batches: int = 0
+    n_samples: int = 0
+    loss_sum: float = 0.0
+    n_logged: int = 0
+
+
+class Batches:
+    """The batches of one pass over a shard, as a training loop of the user's own sees them.
+
+    One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
+    the unit is told to stop, and the trial's next unit goes on at the next batch; a loop does not
+    have to know. A boundary at which gradients wait for an ``optimizer.step()`` that is still to
+    come is no place to stop.
+
+    Parameters
+    ----------
+    order
+        Indices of the samples in the order of the visit, on the shard's device.
+    make
+        Gives inputs and targets for indices.
+    batch_size
+        Samples in a batch.
+    drop_last
+        Leave out a last, smaller batch.
+    cursor
+        Where to begin.
+    should_stop
+        Asked after every batch but the last.
+    """
+
+    def __init__(
+        self,
+        order: torch.Tensor,
+        make: MakeBatch,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        cursor: Cursor,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
+        self._parts = order[:n_kept].split(batch_size) if n_kept else ()
+        self._sizes = [batch_size] * len(self._parts)
+        if n_kept % batch_size:
+            self._sizes[-1] = n_kept % batch_size
+        self._make, self._should_stop, self._cursor = make, should_stop, cursor
+        self._done = cursor.n_batches
+        self._losses: dict[int, Any] = {}
+        self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
+        self.stopped = False
+        self.after_batch: Callable[[], object] | None = None
+        self.may_stop: Callable[[], bool] | None = None
+
+    def __len__(self) -> int:
+        """Count the batches of the whole shard."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        n_batches, make, should_stop = len(self._parts), self._make, self._should_stop
+        for part in self._parts[self._done :]:
+            yield make(part)
+            self._done += 1
+            if self.after_batch is not None:
+                self.after_batch()
+            if should_stop() and self._done < n_batches and self._may_stop_here():
+                self.stopped = True
+                return
+
+    def log(self, loss: torch.Tensor | float) -> None:
+        """Report the mean loss of the present batch; costs no synchronization with a GPU."""
+        self._losses[self._done] = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        if len(self._losses) >= _FOLD:
+            self._fold()
+
+    def _may_stop_here(self) -> bool:
+        return self.may_stop is None or self.may_stop()
+
+    def _fold(self) -> None:
+        # One after the other in float64, so that a unit cut into pieces has the same sum.
+        for index, loss in zip(self._losses, _numbers([*self._losses.values()]), strict=True):
+            size = self._sizes[min(index, len(self._sizes) - 1)]
+            self._loss_sum += loss * size
+            self._n_logged += size
+        self._losses.clear()
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place that has been reached."""
+        self._fold()
+        start = self._cursor
+        return Cursor(
+            start.trial, start.epoch, start.shard, self._done, sum(self._sizes[: self._done]),
+            self._loss_sum, self._n_logged,
+        )  # fmt: skip
+
+    @property
+    def loss(self) -> float:
+        """Mean of the losses reported, NaN if there were none."""
+        self._fold()
+        return self._loss_sum / self._n_logged if self._n_logged else math.nan
+
+
+def _numbers(values: list[Any]) -> list[float]:
+    if values and all(isinstance(value, torch.Tensor) and value.dim() == 0 for value in values):
+        numbers: list[float] = torch.stack(values).tolist()
+        return numbers
+    return [float(value) for value in values]
+
+
+def standard_loop(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    loss_of: Callable[[Any, Any], torch.Tensor],
+) -> None:
+    """Train on the batches: forward, backward, step."""
+    if _needs_closure(type(optimizer)):
+        return _closure_loop(model, optimizer, batches, loss_of)
+    zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
+    for inputs, targets in batches:
+        zero_grad(set_to_none=True)
+        loss = loss_of(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        step()
+        log(loss)
+    return None
+
+
+def _closure_loop(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+    loss_of: Callable[[Any, Any], torch.Tensor],
+) -> None:
+    for inputs, targets in batches:
+
+        def closure(inputs: Any = inputs, targets: Any = targets) -> Any:
+            optimizer.zero_grad(set_to_none=True)
+            loss = loss_of(model(inputs), targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        batches.log(optimizer.step(closure))  # type: ignore[arg-type]
+
+
+@functools.lru_cache(maxsize=64)
+def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+    # LBFGS and its like evaluate the loss themselves, more than once a step.
+    step = inspect.unwrap(kind.step)
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def track_steps(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches
+) -> Callable[[], None]:
+    """Let a user's loop be stopped only where no gradient waits for a later step.
+
+    Returns
+    -------
+    untrack
+        Ends the tracking.
+    """
+    stepped = -1
+
+    def note(*_: Any) -> None:
+        nonlocal stepped
+        stepped = batches._done
+
+    def may_stop() -> bool:
+        # The boundary after batch i is seen as i + 1 batches done.
+        return stepped == batches._done - 1 or all(p.grad is None for p in model.parameters())
+
+    batches.may_stop = may_stop
+    handle = optimizer.register_step_post_hook(note)
+    return handle.remove
+
+
+def mean_metrics(
+    model: torch.nn.Module,
+    parts: Iterator[tuple[int, Any, Any]],
+    metrics: Mapping[str, Callable[[Any, Any], Any]],
+) -> tuple[int, dict[str, float]]:
+    """Average metrics over samples.
+
+    Parameters
+    ----------
+    model
+        In evaluation mode.
+    parts
+        Number of samples, inputs and targets of each batch.
+    metrics
+        Each gives the mean over a batch.
+    """
+    values: dict[str, list[Any]] = {name: [] for name in metrics}
+    sizes: list[int] = []
+    for size, inputs, targets in parts:
+        output = model(inputs)
+        sizes.append(size)
+        for name, metric in metrics.items():
+            values[name].append(metric(output, targets))
+    total = sum(sizes)
+    means = {
+        name: math.fsum(n * value for n, value in zip(sizes, _numbers(column), strict=True)) / total
+        if total
+        else math.nan
+        for name, column in values.items()
+    }
+    return total, means

@@ -1,0 +1,39 @@
+"""Grid search: every point of a finite space, each trained to the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagsel.flow import Sampling
+from dagsel.flows.full_training import FullTraining
+
+
+@dataclass(frozen=True)
+class Grid(FullTraining):
+    """Train every point of a finite search space to the end.
+
+    The space may branch: a parameter that is suggested only under one choice adds points under
+    that choice alone.
+
+    Parameters
+    ----------
+    max_epochs
+        Epochs of each trial.
+    n_trials
+        Stop after so many points; None for all of them.
+    n_concurrent
+        How many of them train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If one of them is below 1; by `dagsel.optimize`, if a parameter of the space is continuous.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Context
+    >>> Grid(max_epochs=5).start(Context(n_workers=2))
+    [Ask(n=8, sampling='grid')]
+    """
+
+    sampling: Sampling = field(default="grid", init=False, repr=False)

@@ -1,0 +1,45 @@
+"""Random search: the space's own distributions, every trial trained to the end.
+
+Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagsel.flow import Sampling
+from dagsel.flows.full_training import FullTraining
+
+
+@dataclass(frozen=True)
+class RandomSearch(FullTraining):
+    """Draw trials at random and train each to the end.
+
+    The study's own sampler is not asked; it stays as it is.
+
+    Parameters
+    ----------
+    max_epochs
+        Epochs of each trial.
+    n_trials
+        How many trials to draw.
+    n_concurrent
+        How many of them train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If one of them is below 1.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context
+    >>> flow = RandomSearch(max_epochs=5, n_trials=8)
+    >>> flow.start(Context(n_workers=1))
+    [Ask(n=4, sampling='random')]
+    >>> flow.handle(Asked(trials=(0,)))
+    [Train(trial=0, epochs=5, priority=0.0)]
+    """
+
+    n_trials: int = 10
+    sampling: Sampling = field(default="random", init=False, repr=False)

@@ -1,0 +1,330 @@
+"""How a data set is laid out: its manifest, its shards' boundaries, its keys. Pure.
+
+::
+
+    dagsel.json                              the manifest: makes the data set exist
+    zarr.json                                a Zarr v3 group
+    data-1f0c…/train/00000/x/zarr.json       a Zarr v3 array, one for each shard and name
+    data-1f0c…/train/00000/x/c/0/0/0         its only object: a Zarr shard of inner chunks
+    data-1f0c…/validation/00000/x/…
+
+Shards are arrays of their own, since their lengths differ by up to one sample and the shards of
+one Zarr array may not. The folder's name is new with each write, so that a data set can be
+replaced while the old one stays whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from dagsel.errors import DatasetFormatError, DatasetInputError
+
+Split: TypeAlias = Literal["train", "validation"]
+
+MANIFEST = "dagsel.json"
+UNFINISHED = "dagsel.unfinished.json"
+FORMAT = "dagsel.dataset"
+VERSION = 1
+SPLITS: tuple[Split, ...] = get_args(Split)
+CHUNK_BYTES = 1 << 20
+MAX_SHARDS = 1_000_000
+_MAX_BYTES = 1 << 60
+_NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_FOLDER = re.compile(r"data-[0-9a-f]{8,64}")
+_DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """One array of a data set: what each sample of it is, and how it is stored.
+
+    Parameters
+    ----------
+    name
+        Its name.
+    dtype
+        NumPy's string for its dtype, such as ``"<f4"``.
+    shape
+        Shape of one sample; ``()`` where a sample is one number.
+    train_chunk
+        Samples in an inner chunk of a training shard.
+    validation_chunk
+        The same for validation shards.
+
+    Examples
+    --------
+    >>> spec = ArraySpec(name="x", dtype="<f4", shape=(8, 8), train_chunk=90, validation_chunk=90)
+    >>> spec.sample_bytes, spec.chunk("train")
+    (256, 90)
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    train_chunk: int
+    validation_chunk: int
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if not _is_text(self.dtype, _DTYPE):
+            raise DatasetInputError(f"array {self.name!r}: dtype {self.dtype!r} cannot be stored")
+        try:
+            itemsize = np.dtype(self.dtype).itemsize
+        except (TypeError, ValueError):
+            raise DatasetInputError(
+                f"array {self.name!r}: NumPy has no dtype {self.dtype!r}"
+            ) from None
+        if len(self.shape) > 31 or not all(_is_count(size, 1) for size in self.shape):
+            raise DatasetInputError(
+                f"array {self.name!r}: samples of shape {self.shape} cannot be stored"
+            )
+        if not 0 < math.prod(self.shape) * itemsize <= _MAX_BYTES:
+            raise DatasetInputError(
+                f"array {self.name!r}: a sample of shape {self.shape} and dtype {self.dtype} has "
+                "no sensible size"
+            )
+        if not (_is_count(self.train_chunk, 1) and _is_count(self.validation_chunk, 1)):
+            raise DatasetInputError(f"array {self.name!r}: a chunk has at least one sample")
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """The dtype as NumPy's object."""
+        return np.dtype(self.dtype)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    def chunk(self, split: Split) -> int:
+        """Give the samples in an inner chunk of the shards of a split."""
+        return self.train_chunk if split == "train" else self.validation_chunk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All that there is to know of a stored data set. Its existence is the data set's.
+
+    Parameters
+    ----------
+    folder
+        Name of the folder that holds the shards.
+    seed
+        Seed of the shuffle.
+    n_shards
+        Number of training shards, and of validation shards.
+    n_train, n_validation
+        Number of samples in all training shards, in all validation shards.
+    arrays
+        The arrays, in the order in which they were given.
+
+    Examples
+    --------
+    >>> spec = ArraySpec(name="y", dtype="<i8", shape=(), train_chunk=4, validation_chunk=1)
+    >>> manifest = Manifest(
+    ...     folder="data-00c0ffee", seed=0, n_shards=3, n_train=10, n_validation=4, arrays=(spec,)
+    ... )
+    >>> manifest.sizes("train"), manifest.sizes("validation")
+    ((4, 3, 3), (2, 1, 1))
+    >>> Manifest.from_json(manifest.to_json(), "file.zarr") == manifest
+    True
+    """
+
+    folder: str
+    seed: int
+    n_shards: int
+    n_train: int
+    n_validation: int
+    arrays: tuple[ArraySpec, ...]
+
+    def __post_init__(self) -> None:
+        if not _is_text(self.folder, _FOLDER):
+            raise DatasetInputError(f"{self.folder!r} is no folder of a data set")
+        if not _is_count(self.seed, 0):
+            raise DatasetInputError(f"seed {self.seed!r} is no non-negative integer")
+        if not (_is_count(self.n_shards, 1) and self.n_shards <= MAX_SHARDS):
+            raise DatasetInputError(
+                f"n_shards is {self.n_shards!r}: it must lie in 1 to {MAX_SHARDS}"
+            )
+        for split in SPLITS:
+            n_samples = self.n_train if split == "train" else self.n_validation
+            if not (_is_count(n_samples, self.n_shards) and n_samples <= _MAX_BYTES):
+                raise DatasetInputError(
+                    f"{n_samples} {split} samples cannot be divided into {self.n_shards} shards"
+                )
+        check_names(spec.name for spec in self.arrays)
+        if self.n_samples * sum(spec.sample_bytes for spec in self.arrays) > _MAX_BYTES:
+            raise DatasetInputError("the arrays' declared shapes are larger than any store")
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples, training and validation together."""
+        return self.n_train + self.n_validation
+
+    def sizes(self, split: Split) -> tuple[int, ...]:
+        """Give the number of samples of each shard of a split."""
+        n_samples = self.n_train if split == "train" else self.n_validation
+        return shard_sizes(n_samples, self.n_shards)
+
+    def key(self, split: Split, shard: int, name: str) -> str:
+        """Folder of one array of one shard."""
+        return f"{self.folder}/{split}/{shard:05d}/{name}"
+
+    def to_json(self) -> bytes:
+        """Write it as JSON."""
+        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        return json.dumps(body, indent=1).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, url: str) -> Manifest:
+        """Read it from JSON, trusting nothing.
+
+        Parameters
+        ----------
+        data
+            What stands in the file.
+        url
+            Of the data set, for the error.
+
+        Raises
+        ------
+        DatasetFormatError
+            If it is not ours, damaged, or of a newer version.
+        """
+        body = parse_header(data, url)
+        try:
+            arrays = tuple(_spec_from_json(entry) for entry in body.pop("arrays"))
+            return cls(arrays=arrays, **body)
+        except (TypeError, KeyError, ValueError) as error:
+            raise DatasetFormatError(
+                f"{url}: {MANIFEST} is damaged ({error}); write the data set again"
+            ) from None
+
+
+def parse_header(data: bytes, url: str) -> dict[str, Any]:
+    """Read a JSON file of ours and check that it is one, of a version that is understood.
+
+    Parameters
+    ----------
+    data
+        What stands in the file.
+    url
+        Of the data set, for the error.
+
+    Returns
+    -------
+    body
+        What it says besides.
+    """
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise DatasetFormatError(
+            f"{url}: {MANIFEST} is no JSON: the data set is damaged or is not dagsel's"
+        ) from None
+    if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
+        raise DatasetFormatError(f"{url} is not a data set of dagsel")
+    version = body.pop("version", None)
+    if not _is_count(version, 1):
+        raise DatasetFormatError(f"{url}: {MANIFEST} is damaged: its version is {version!r}")
+    if version > VERSION:
+        raise DatasetFormatError(
+            f"{url} was written by a newer dagsel (format {version}; this one reads up to "
+            f"{VERSION}); upgrade dagsel to read it"
+        )
+    return body
+
+
+def check_name(name: object) -> None:
+    """Raise if a name cannot be part of a key.
+
+    Raises
+    ------
+    DatasetInputError
+        For names that are empty, odd, too long, or that Zarr keeps for itself.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
+        raise DatasetInputError(
+            f"{name!r} cannot be an array's name: use letters, digits, '_', '-' and '.', at most "
+            "100, not beginning with '-', '.' or '__'"
+        )
+
+
+def check_names(names: Iterable[object]) -> None:
+    """Raise if names cannot stand beside one another in one data set."""
+    seen: dict[str, str] = {}
+    for name in names:
+        check_name(name)
+        assert isinstance(name, str)
+        other = seen.setdefault(name.casefold(), name)
+        if other is not name:
+            # Some file systems do not tell them apart.
+            raise DatasetInputError(f"arrays {other!r} and {name!r} differ at most in case")
+    if not seen:
+        raise DatasetInputError("no arrays were given: pass a mapping of names to arrays")
+
+
+def shard_sizes(n_samples: int, n_shards: int) -> tuple[int, ...]:
+    """Divide samples among shards so that sizes differ by at most one, larger ones first.
+
+    Parameters
+    ----------
+    n_samples
+        At least `n_shards`.
+    n_shards
+        At least one.
+
+    Examples
+    --------
+    >>> shard_sizes(11, 4)
+    (3, 3, 3, 2)
+    """
+    size, n_larger = divmod(n_samples, n_shards)
+    return (size + 1,) * n_larger + (size,) * (n_shards - n_larger)
+
+
+def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int = CHUNK_BYTES) -> int:
+    """Choose how many samples make an inner chunk.
+
+    Chunks are about `target_bytes` large: large enough that Python's share of their handling
+    vanishes, small enough to be still in the processor's cache when the checksum has been taken.
+    They divide the shard as evenly as can be, since the last one is padded to full length.
+
+    Parameters
+    ----------
+    n_samples
+        Samples in the shard.
+    sample_bytes
+        Bytes of one sample.
+    target_bytes
+        Size of a chunk.
+
+    Examples
+    --------
+    >>> chunk_samples(1000, 4096)
+    250
+    """
+    n_chunks = min(n_samples, math.ceil(n_samples * sample_bytes / target_bytes))
+    return math.ceil(n_samples / max(1, n_chunks))
+
+
+def _spec_from_json(entry: Mapping[str, Any]) -> ArraySpec:
+    unknown = set(entry) - {field.name for field in fields(ArraySpec)}
+    if unknown:
+        raise TypeError(f"unknown entries {sorted(unknown)}")
+    return ArraySpec(**{**entry, "shape": tuple(entry["shape"])})
+
+
+def _is_text(value: object, pattern: re.Pattern[str]) -> bool:
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

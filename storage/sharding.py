@@ -1,0 +1,197 @@
+"""The bytes of a Zarr v3 shard object, in pieces.
+
+Zarr's sharding codec lays inner chunks one after the other, each followed by its CRC32C, and ends
+with an index of their offsets and lengths, which has a CRC32C too. zarr-python builds and opens
+such an object whole, with a few copies; a shard of a large data set has to be written while little
+of it is in memory, and should be read straight into the array that it becomes. So both stand
+here. The tests hold them against zarr-python in both directions.
+
+Chunks are not compressed: every one has the same length, the object's length is known before it is
+read, and reading costs one checksum on top of the copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+_CRC_BYTES = 4
+
+
+class DamagedError(Exception):
+    """Bytes are not a shard as it was written; its text says what was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFormat:
+    """One array of one shard as an object of bytes.
+
+    Parameters
+    ----------
+    n_samples
+        Samples in the shard.
+    dtype
+        NumPy's string for the dtype, little-endian.
+    shape
+        Shape of one sample.
+    chunk
+        Samples in an inner chunk; the last chunk is padded to it.
+
+    Examples
+    --------
+    >>> import io
+    >>> import numpy as np
+    >>> form = ShardFormat(n_samples=5, dtype="<i2", shape=(), chunk=2)
+    >>> stream, rows = io.BytesIO(), np.arange(5, dtype="<i2")
+    >>> form.encode(stream, [rows[:4], rows[4:]])
+    >>> stream.tell() == form.object_bytes, form.decode(io.BytesIO(stream.getvalue()))
+    (True, array([0, 1, 2, 3, 4], dtype=int16))
+    """
+
+    n_samples: int
+    dtype: str
+    shape: tuple[int, ...]
+    chunk: int
+
+    @property
+    def n_chunks(self) -> int:
+        """Number of inner chunks."""
+        return math.ceil(self.n_samples / self.chunk)
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of an inner chunk, without its checksum."""
+        return self.chunk * math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of the whole object."""
+        return self.n_chunks * (self.chunk_bytes + _CRC_BYTES + 16) + _CRC_BYTES
+
+    @property
+    def key(self) -> str:
+        """Where the object is in the folder of its array."""
+        return "/".join(["c", *["0"] * (1 + len(self.shape))])
+
+    def encode(self, stream: BinaryIO, runs: Any) -> None:
+        """Write the object.
+
+        Parameters
+        ----------
+        stream
+            Where to.
+        runs
+            Iterable of arrays of shape ``(n, *shape)``: the shard's samples in order. Each but the
+            last holds whole chunks.
+        """
+        n_left = self.n_samples
+        for rows in runs:
+            for start in range(0, len(rows), self.chunk):
+                data = self._padded(rows[start : start + self.chunk])
+                stream.write(data.data)
+                stream.write(_crc(data))
+            n_left -= len(rows)
+        assert n_left == 0
+        stream.write(self._index())
+
+    def decode(self, stream: BinaryIO) -> NDArray[Any]:
+        """Read an object of `object_bytes` bytes.
+
+        Returns
+        -------
+        rows
+            A new array, shape ``(n_samples, *shape)``.
+
+        Raises
+        ------
+        DamagedError
+            If a checksum does not match or the stream ends early.
+        """
+        out = np.empty((self.n_samples, *self.shape), self.dtype)
+        flat = out.reshape(-1).view(np.uint8)
+        for start in range(0, self.n_chunks * self.chunk_bytes, self.chunk_bytes):
+            data = flat[start : start + self.chunk_bytes]
+            whole = data if data.nbytes == self.chunk_bytes else np.empty(self.chunk_bytes, "u1")
+            _read_into(stream, whole)
+            if stream.read(_CRC_BYTES) != _crc(whole):
+                raise DamagedError("checksum mismatch")
+            if whole is not data:
+                data[:] = whole[: data.nbytes]
+        index = self._index()
+        if stream.read(len(index)) != index:
+            raise DamagedError("damaged index")
+        return out
+
+    def metadata(self) -> bytes:
+        """Zarr's ``zarr.json`` of the array, made by zarr-python.
+
+        Raises
+        ------
+        ValueError
+            If Zarr has no such dtype.
+        """
+        return _array_metadata(self.dtype, self.shape, self.n_samples, self.chunk)
+
+    def _padded(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
+        data = np.ascontiguousarray(rows, self.dtype).reshape(-1).view(np.uint8)
+        if data.nbytes == self.chunk_bytes:
+            return data
+        padded = np.zeros(self.chunk_bytes, np.uint8)
+        padded[: data.nbytes] = data
+        return padded
+
+    def _index(self) -> bytes:
+        stride = self.chunk_bytes + _CRC_BYTES
+        index = np.empty((self.n_chunks, 2), "<u8")
+        index[:, 0] = np.arange(self.n_chunks, dtype="<u8") * stride
+        index[:, 1] = stride
+        return index.tobytes() + _crc(index.reshape(-1).view(np.uint8))
+
+
+@functools.lru_cache(maxsize=256)
+def group_metadata() -> bytes:
+    """Zarr's ``zarr.json`` of a group."""
+    body = {"zarr_format": 3, "node_type": "group", "attributes": {}}
+    return json.dumps(body, indent=2).encode()
+
+
+@functools.lru_cache(maxsize=256)
+def _array_metadata(dtype: str, shape: tuple[int, ...], n_samples: int, chunk: int) -> bytes:
+    # Readers of shards have no need of zarr-python, which takes a quarter of a second to import.
+    import zarr
+    from zarr.codecs import Crc32cCodec
+    from zarr.core.buffer import Buffer
+    from zarr.storage import MemoryStore
+
+    stored: dict[str, Buffer] = {}
+    with warnings.catch_warnings():
+        # Strings: zarr-python stores them in a way that the specification does not name yet.
+        warnings.simplefilter("ignore")
+        zarr.create_array(
+            MemoryStore(stored),
+            shape=(n_samples, *shape),
+            dtype=dtype,
+            chunks=(chunk, *shape),
+            shards=(math.ceil(n_samples / chunk) * chunk, *shape),
+            compressors=[Crc32cCodec()],
+            filters=None,
+        )
+    return stored["zarr.json"].to_bytes()
+
+
+def _crc(data: NDArray[np.uint8]) -> bytes:
+    value: int = google_crc32c.value(data)
+    return value.to_bytes(_CRC_BYTES, "little")
+
+
+def _read_into(stream: BinaryIO, data: NDArray[np.uint8]) -> None:
+    if stream.readinto(data.data) != data.nbytes:  # type: ignore[attr-defined]
+        raise DamagedError("unexpected end")

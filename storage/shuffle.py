@@ -1,0 +1,102 @@
+"""The one shuffle of a data set, in no memory at all. Pure.
+
+A permutation kept as an array costs 8 bytes a sample, and twice that with its inverse: more than
+the write of a large data set may hold. `Shuffle` computes both directions for any samples on
+demand: a Feistel network (each round changes one half of a number's bits by a hash of the other
+half, hence is its own inverse) permutes the numbers below a power of two, and numbers that leave
+the range are sent through it again until they come back into it ("cycle walking"; Black and
+Rogaway, "Ciphers with arbitrary finite domains", 2002).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ROUNDS = 10
+# A network of few bits reaches few of its permutations; walking back from 256 is cheap.
+_LEAST_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """A random permutation of ``range(n_samples)``, computed where it is needed.
+
+    Parameters
+    ----------
+    n_samples
+        How many samples are permuted.
+    seed
+        One number or several; equal ones give equal permutations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> shuffle = Shuffle(6, seed=0)
+    >>> places = shuffle.destinations(np.arange(6))
+    >>> sorted(places.tolist())
+    [0, 1, 2, 3, 4, 5]
+    >>> shuffle.sources(places)
+    array([0, 1, 2, 3, 4, 5])
+    """
+
+    n_samples: int
+    seed: int | Sequence[int]
+    _keys: tuple[int, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        words = np.random.SeedSequence(self.seed).generate_state(_ROUNDS, np.uint64)
+        object.__setattr__(self, "_keys", tuple(words.tolist()))
+
+    def destinations(self, sources: NDArray[Any]) -> NDArray[np.int64]:
+        """Say where samples go.
+
+        Parameters
+        ----------
+        sources
+            Places in the input, shape ``(n,)``.
+
+        Returns
+        -------
+        destinations
+            Places in the data set, shape ``(n,)``.
+        """
+        return self._walk(sources, range(_ROUNDS))
+
+    def sources(self, destinations: NDArray[Any]) -> NDArray[np.int64]:
+        """Say where samples come from: the inverse of `destinations`."""
+        return self._walk(destinations, range(_ROUNDS - 1, -1, -1))
+
+    def _walk(self, numbers: NDArray[Any], rounds: range) -> NDArray[np.int64]:
+        out = self._network(numbers.astype(np.uint64), rounds)
+        (outside,) = np.nonzero(out >= self.n_samples)
+        while outside.size:
+            out[outside] = self._network(out[outside], rounds)
+            outside = outside[out[outside] >= self.n_samples]
+        return out.astype(np.int64)
+
+    def _network(self, numbers: NDArray[np.uint64], rounds: range) -> NDArray[np.uint64]:
+        bits = max(_LEAST_BITS, (self.n_samples - 1).bit_length())
+        low_bits = bits // 2
+        low_mask = np.uint64((1 << low_bits) - 1)
+        high_mask = np.uint64((1 << (bits - low_bits)) - 1)
+        shift = np.uint64(low_bits)
+        for index in rounds:
+            key = np.uint64(self._keys[index])
+            if index % 2:
+                numbers = numbers ^ (_hash(numbers >> shift, key) & low_mask)
+            else:
+                numbers = numbers ^ ((_hash(numbers & low_mask, key) & high_mask) << shift)
+        return numbers
+
+
+def _hash(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+    """Mix 64 bits as SplitMix64's finalizer does (Steele, Lea and Flood 2014)."""
+    mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))

@@ -1,0 +1,48 @@
+"""A real cluster of two worker processes, and real data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import optuna
+import pytest
+from distributed import Client, LocalCluster
+from sklearn.datasets import load_digits
+
+from dagsel.execution.cluster import local_cluster
+from dagsel.storage import ShardedDataset
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Client]:
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
+    """Scikit-learn's digits: 1,437 training and 360 validation samples in 4 shards."""
+    bunch = load_digits()
+    arrays = {"x": (bunch.data / 16).astype(np.float32), "y": bunch.target.astype(np.int64)}
+    url = str(tmp_path_factory.mktemp("data") / "digits.zarr")
+    return ShardedDataset.write(url, arrays, n_shards=4)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> str:
+    return str(tmp_path / "run")
+
+
+@pytest.fixture
+def study() -> optuna.Study:
+    return optuna.create_study(study_name="test", direction="maximize")

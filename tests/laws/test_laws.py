@@ -1,0 +1,212 @@
+"""The laws of a run (docs/how-it-works.md), on a real cluster with a real model.
+
+One search of 16 trials (two optimizers, dropout and batch norm, with and without a learning-rate
+schedule) runs on two worker processes; what it recorded is held against the laws, and each trial's
+final state against a plain PyTorch loop that is written here and uses nothing of dagsel's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import optuna
+import pandas as pd
+import pytest
+import torch
+from distributed import Client, LocalCluster
+
+import dagsel
+from dagsel.flows import Grid
+from dagsel.state import State
+from dagsel.storage import CheckpointStore, ShardedDataset
+
+EPOCHS = 3
+SEED = 7
+SPACE = {
+    "optimizer": ["sgd", "adam"],
+    "layer": ["dropout", "batch norm"],
+    "scheduled": [False, True],
+    "batch_size": [32, 50],
+}
+
+
+def build_model(config: Mapping[str, Any]) -> torch.nn.Module:
+    layer = torch.nn.Dropout(0.3) if config["layer"] == "dropout" else torch.nn.BatchNorm1d(32)
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 32), layer, torch.nn.ReLU(), torch.nn.Linear(32, 10)
+    )
+
+
+def build_optimizer(parameters: Any, config: Mapping[str, Any]) -> torch.optim.Optimizer:
+    if config["optimizer"] == "sgd":
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+    return torch.optim.Adam(parameters, lr=0.003)
+
+
+def build_schedule(optimizer: torch.optim.Optimizer, config: Mapping[str, Any]) -> Any:
+    gamma = 0.5 if config["scheduled"] else 1.0
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+
+
+def suggest(trial: optuna.Trial) -> dict[str, Any]:
+    return {name: trial.suggest_categorical(name, values) for name, values in SPACE.items()}
+
+
+@dataclass
+class Search:
+    run: dagsel.Run
+    states: dict[int, State]
+
+
+@pytest.fixture(scope="module")
+def search(
+    cluster: LocalCluster, digits: ShardedDataset, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Search]:
+    run_dir = str(tmp_path_factory.mktemp("laws") / "run")
+    states = {}
+
+    def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        blob, _ = CheckpointStore(run_dir).load(trial.number, EPOCHS, digits.n_shards - 1)
+        states[trial.number] = State(blob)
+
+    workload = dagsel.TorchWorkload(
+        build_model,
+        torch.nn.functional.cross_entropy,
+        build_optimizer,
+        batch_size=lambda config: config["batch_size"],
+        lr_scheduler=build_schedule,
+        metrics={"accuracy": dagsel.metrics.accuracy},
+    )
+    study = optuna.create_study(study_name="laws", direction="maximize")
+    with Client(cluster, set_as_default=False) as client:
+        run = dagsel.optimize(
+            study,
+            workload,
+            digits,
+            space=suggest,
+            flow=Grid(max_epochs=EPOCHS),
+            metric="accuracy",
+            client=client,
+            run_dir=run_dir,
+            seed=SEED,
+            callbacks=[keep],
+        )
+    yield Search(run, states)
+
+
+def overlaps(units: pd.DataFrame) -> int:
+    """Count the units that begin before the one before them has ended."""
+    ordered = units.sort_values("start")
+    return int((ordered.start.iloc[1:].to_numpy() < ordered.stop.iloc[:-1].to_numpy()).sum())
+
+
+def test_completeness(search: Search, digits: ShardedDataset) -> None:
+    timeline = search.run.timeline()
+    trained = timeline[timeline.kind == "train"]
+    n_trials = len(list(itertools.product(*SPACE.values())))
+    visits = trained.groupby(["trial", "epoch"]).shard.apply(sorted)
+    assert len(visits) == n_trials * EPOCHS
+    assert all(shards == list(range(digits.n_shards)) for shards in visits)
+
+
+def test_isolation(search: Search) -> None:
+    timeline = search.run.timeline()
+    for _, units in timeline[timeline.kind == "train"].groupby("trial"):
+        assert overlaps(units) == 0
+
+
+def test_exclusivity(search: Search) -> None:
+    timeline = search.run.timeline()
+    assert timeline.worker.nunique() == 2
+    for _, units in timeline.groupby("worker"):
+        assert overlaps(units) == 0
+
+
+def test_locality(search: Search, digits: ShardedDataset) -> None:
+    timeline = search.run.timeline()
+    holders = timeline[timeline.kind == "train"].groupby("shard").worker.nunique()
+    assert holders.tolist() == [1] * digits.n_shards
+    n_trials = len(search.run.record.trials)
+    assert timeline.hop.sum() <= 1.05 * EPOCHS * digits.n_shards * n_trials
+
+
+def plain_pytorch(
+    config: Mapping[str, Any], visits: list[list[int]], trial: int, data: ShardedDataset
+) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Train as a script does, on one core, visiting the shards in the given orders."""
+    seed = int(np.random.SeedSequence([SEED, trial]).generate_state(1)[0])
+    torch.manual_seed(seed)
+    model = build_model(config)
+    optimizer = build_optimizer(model.parameters(), config)
+    schedule = build_schedule(optimizer, config)
+    shards = [
+        {name: torch.from_numpy(array) for name, array in data.shard(index).items()}
+        for index in range(data.n_shards)
+    ]
+    for epoch, order in enumerate(visits, start=1):
+        for index in order:
+            x, y = shards[index]["x"], shards[index]["y"]
+            key = [SEED, trial, epoch, index]
+            samples = torch.from_numpy(np.random.default_rng(key).permutation(len(x)))
+            for batch in samples.split(config["batch_size"]):
+                optimizer.zero_grad()
+                torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                optimizer.step()
+        schedule.step()
+    return model, optimizer
+
+
+def test_sequential_equivalence(search: Search, digits: ShardedDataset) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    timeline = search.run.timeline()
+    trained = timeline[timeline.kind == "train"].sort_values(["trial", "epoch", "position"])
+    orders = trained.groupby(["trial", "epoch"]).shard.apply(list)
+    try:
+        for trial, state in search.states.items():
+            config = search.run.record.trials[trial].config
+            model, optimizer = plain_pytorch(config, list(orders[trial]), trial, digits)
+            found = search.run.workload.restore(state, config).state_dict()
+            for name, tensor in model.state_dict().items():
+                assert torch.equal(found[name], tensor), (trial, config, name)
+            moments = [
+                value.numpy().tobytes()
+                for slots in optimizer.state_dict()["state"].values()
+                for value in slots.values()
+                if torch.is_tensor(value) and value.numel() > 1
+            ]
+            stored = {tensor.data.tobytes() for tensor in state.tensors.values()}
+            assert moments
+            assert all(moment in stored for moment in moments), (trial, config)
+    finally:
+        torch.set_num_threads(threads)
+    assert orders.map(tuple).nunique() > 1
+
+
+def test_the_study_knows_everything(search: Search) -> None:
+    study, run = search.run.study, search.run
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
+    assert all(set(trial.intermediate_values) == set(range(1, EPOCHS + 1)) for trial in study.trials)
+    assert study.best_value == run.best_value > 0.9
+    assert study.best_params == run.best_params
+    assert set(run.metrics.split) == {"train", "validation"}
+    frame = run.metrics.query("split == 'validation' and name == 'accuracy'")
+    assert frame.value.max() == pytest.approx(max(
+        max(trial.intermediate_values.values()) for trial in study.trials
+    ))
+
+
+def test_the_best_model_scores_what_was_reported(search: Search, digits: ShardedDataset) -> None:
+    model = search.run.best_model()
+    hits = total = 0
+    for index in range(digits.n_shards):
+        shard = digits.validation_shard(index)
+        with torch.inference_mode():
+            output = model(torch.from_numpy(shard["x"]))
+        hits += (output.argmax(1).numpy() == shard["y"]).sum()
+        total += len(shard["y"])
+    assert hits / total == pytest.approx(search.run.best_value, abs=1e-12)

@@ -1,0 +1,99 @@
+"""The families of instances on which dispatch quality is measured (see the scheduling notes)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RATES = (12.1, 5.6, 11.3, 18.7)  # TFLOP/s
+MEAN, DEVIATION, LEAST, MOST = 5939.0, 5671.0, 360.0, 21000.0  # MFLOP
+
+
+def trial_costs(rng, n_trials):
+    """Log-normal costs with the stated mean and standard deviation, clipped."""
+    variance = np.log1p((DEVIATION / MEAN) ** 2)
+    draws = rng.lognormal(np.log(MEAN) - variance / 2, np.sqrt(variance), n_trials)
+    return np.clip(draws, LEAST, MOST) / MEAN
+
+
+def het(n_trials, n_workers, seed):
+    """Costs of the trials and rates of the workers."""
+    rng = np.random.default_rng(seed)
+    costs = trial_costs(rng, n_trials)
+    return costs, rng.choice(RATES, n_workers) / np.mean(RATES)
+
+
+def times_of(family, n_trials, n_workers, seed):
+    """Unit times of the family, shape ``(n_trials, n_workers)``."""
+    rng = np.random.default_rng(seed)
+    match family:
+        case "equal":
+            return np.ones((n_trials, n_workers))
+        case "het":
+            costs, rates = het(n_trials, n_workers, seed)
+            return costs[:, None] / rates[None, :]
+        case "hetC":
+            return np.repeat(trial_costs(rng, n_trials)[:, None], n_workers, axis=1)
+        case "eq":
+            return np.repeat(rng.uniform(0.95, 1.05, n_trials)[:, None], n_workers, axis=1)
+    raise ValueError(family)
+
+
+# Taillard 1993, Benchmarks for basic scheduling problems, section 5: time seed, machine seed and
+# the optimum (proved since) of his ten open-shop instances of each size.
+TAILLARD = {
+    4: [
+        (1166510396, 164000672, 193), (1624514147, 1076870026, 236), (1116611914, 1729673136, 271),
+        (410579806, 1453014524, 250), (1036100146, 375655500, 295), (597897640, 322140729, 189),
+        (1268670769, 556009645, 201), (307928077, 421384574, 217), (667545295, 485515899, 261),
+        (35780816, 492238933, 217),
+    ],
+    5: [
+        (527556884, 1343124817, 300), (1046824493, 1973406531, 262), (1165033492, 86711717, 323),
+        (476292817, 24463110, 310), (1181363416, 606981348, 326), (897739730, 513119113, 312),
+        (577107303, 2046387124, 303), (1714191910, 1928475945, 300), (1813128617, 2091141708, 353),
+        (808919936, 183753764, 326),
+    ],
+    7: [
+        (1840686215, 1827454623, 435), (1026771938, 1312166461, 443), (609471574, 670843185, 468),
+        (1022295947, 398226875, 463), (1513073047, 1250759651, 416), (1612211197, 95606345, 451),
+        (435024109, 1118234860, 422), (1760865440, 1099909092, 424), (122574075, 10979313, 458),
+        (248031774, 1685251301, 398),
+    ],
+    10: [
+        (1344106948, 1868311537, 637), (425990073, 1111853152, 588), (666128954, 1750328066, 598),
+        (442723456, 1369177184, 577), (2033800800, 1344077538, 640), (964467313, 1735817385, 538),
+        (1004528509, 967002400, 616), (1667495107, 818777384, 595), (1806968543, 1561913259, 595),
+        (938376228, 344628625, 596),
+    ],
+}  # fmt: skip
+
+
+class TaillardRandom:
+    """His linear congruential generator (Bratley, Fox and Schrage 1983)."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def integer(self, low, high):
+        high_part, low_part = divmod(self.seed, 127773)
+        self.seed = 16807 * low_part - 2836 * high_part
+        if self.seed < 0:
+            self.seed += 2**31 - 1
+        return int(low + self.seed / (2**31 - 1) * (high - low + 1))
+
+
+def taillard(size, index):
+    """Times of an open-shop instance, shape ``(size, size)``, and its optimum."""
+    time_seed, machine_seed, optimum = TAILLARD[size][index]
+    draw = TaillardRandom(time_seed)
+    durations = [[draw.integer(1, 99) for _ in range(size)] for _ in range(size)]
+    draw = TaillardRandom(machine_seed)
+    times = np.zeros((size, size))
+    for job in range(size):
+        machines = list(range(size))
+        for k in range(size):
+            other = draw.integer(k + 1, size) - 1
+            machines[k], machines[other] = machines[other], machines[k]
+        for k, machine in enumerate(machines):
+            times[job, machine] = durations[job][k]
+    return times, optimum

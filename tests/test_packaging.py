@@ -1,0 +1,56 @@
+"""What a wheel would hold, and what an import costs."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_packages_list_is_the_tree() -> None:
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {"dagsel": "dagsel", "dagsel.flows": "flows", "dagsel.storage": "storage"}
+    for name, folder in list(found.items()):
+        for init in (ROOT / folder).rglob("__init__.py"):
+            inner = init.parent.relative_to(ROOT / folder)
+            if inner.parts and not any((ROOT / folder / part).is_symlink() for part in inner.parts):
+                found[".".join([name, *inner.parts])] = str(init.parent.relative_to(ROOT))
+    assert set(config["packages"]) == set(found)
+    assert all(found[name] == folder for name, folder in config["package-dir"].items())
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("dagsel", ["torch", "distributed", "zarr", "optuna"]),
+        ("dagsel.storage", ["torch", "dask", "optuna"]),
+        ("dagsel.flows", ["torch", "dask", "optuna", "zarr"]),
+        ("dagsel.planning.dispatch", ["torch", "dask", "optuna", "zarr"]),
+        ("dagsel.execution.scheduler_plugin", ["torch", "optuna"]),
+        ("dagsel.run", ["torch", "sklearn"]),
+    ],
+)
+def test_an_import_stays_light(module: str, absent: list[str]) -> None:
+    code = f"import sys, {module}; print(*sorted(set({absent}) & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
+
+
+def test_what_is_exported() -> None:
+    import dagsel
+
+    assert dagsel.__all__ == [
+        "Run",
+        "SklearnWorkload",
+        "TorchWorkload",
+        "Workload",
+        "metrics",
+        "optimize",
+    ]
+    for name in dagsel.__all__:
+        assert getattr(dagsel, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'optimise'"):
+        _ = dagsel.optimise
