@@ -278,9 +278,11 @@ class StudyDriver:
         self._end(number, TrialState.FAIL)
 
     def fail_live(self, reason: str) -> None:
-        """Leave no trial of this run in the state RUNNING."""
-        for number in list(self._live):
-            self.fail(number, reason)
+        """Leave no trial of this run in the state RUNNING; no callback can keep that from it."""
+        for number, trial in list(self._live.items()):
+            trial.set_user_attr("dagsel:reason", reason)
+            del self._live[number]
+            self.study.tell(number, state=TrialState.FAIL)
 
     def is_better(self, value: float, than: float | None) -> bool:
         """Whether a value is better than another; NaN never is."""

@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster
 import dagsel
 from dagsel.flows import Grid
 from dagsel.state import State
-from dagsel.storage import CheckpointStore, ShardedDataset
+from dagsel.storage import RunDir, ShardedDataset
 
 EPOCHS = 3
 SEED = 7
@@ -70,7 +70,8 @@ def search(
     states = {}
 
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        blob, _ = CheckpointStore(run_dir).load(trial.number, EPOCHS, digits.n_shards - 1)
+        blob, _ = RunDir(run_dir).states.load(
+            trial.number, EPOCHS, digits.n_shards - 1)
         states[trial.number] = State(blob)
 
     workload = dagsel.TorchWorkload(
