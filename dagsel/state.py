@@ -13,10 +13,10 @@ import base64
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,11 +145,10 @@ class State:
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
             offset = end
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        text = text.ljust(len(text) + -len(text) % 8)
         start = 8 + len(text)
         buffer = np.empty(start + offset, np.uint8)
-        buffer[:8] = np.frombuffer(len(text).to_bytes(8, "little"), np.uint8)
-        buffer[8:start] = np.frombuffer(text, np.uint8)
+        buffer[:start] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
         state = cls(buffer.data)
         return state, state._views(buffer)
 
@@ -279,50 +278,45 @@ def flatten(
     >>> unflatten(json, lambda name: tensors[name].numpy())
     {'w': array([0., 0.]), 'betas': (0.9, 0.99)}
     """
-    tensors: dict[str, Leaf] = {}
-    names: dict[Hashable, str] = {}
+    flattening = _Flattening(as_tensor, same)
+    return flattening.encode(tree, prefix), flattening.tensors
 
-    def leaf(tensor: Leaf, path: str) -> str:
-        key = same(tensor)
-        if key is not None and key in names:
-            return names[key]
-        while path in tensors:
-            path += "'"
-        tensors[path] = tensor
-        if key is not None:
-            names[key] = path
-        return path
 
-    def encode(node: Any, path: str) -> Json:
+class _Flattening(Generic[Leaf]):
+    def __init__(
+        self, as_tensor: Callable[[Any], Leaf | None], same: Callable[[Leaf], Hashable]
+    ) -> None:
+        self.tensors: dict[str, Leaf] = {}
+        self._as_tensor, self._same = as_tensor, same
+        self._names: dict[Hashable, str] = {}
+
+    def encode(self, node: Any, path: str) -> Json:
         if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
             return node  # type: ignore[no-any-return]
-        tensor = as_tensor(node)
+        tensor = self._as_tensor(node)
         if tensor is not None:
             kind = "array" if isinstance(node, np.ndarray) else "tensor"
-            return {"$": kind, "name": leaf(tensor, path)}
-        if isinstance(node, np.generic):
-            return {"$": "numpy", "dtype": node.dtype.name, "value": node.item()}
+            return {"$": kind, "name": self._name(tensor, path)}
         match node:
+            case np.generic():
+                return {"$": "numpy", "dtype": node.dtype.name, "value": node.item()}
             case Counter():
-                return {"$": "counter", "items": pairs(node, path)}
+                return {"$": "counter", "items": self._pairs(node, path)}
+            case OrderedDict():
+                return {"$": "ordered", "items": self._pairs(node, path)}
             case defaultdict():
                 raise WorkloadError(f"{path}: a defaultdict cannot be in a state; use a dict")
-            case dict() if all(isinstance(key, str) and key != "$" for key in node) and not (
-                isinstance(node, OrderedDict)
-            ):
-                return {key: encode(value, join(path, key)) for key, value in node.items()}
-            case OrderedDict():
-                return {"$": "ordered", "items": pairs(node, path)}
+            case dict() if all(isinstance(key, str) and key != "$" for key in node):
+                return {key: self.encode(value, _join(path, key)) for key, value in node.items()}
             case dict():
-                return {"$": "dict", "items": pairs(node, path)}
+                return {"$": "dict", "items": self._pairs(node, path)}
             case list():
-                return items(node, path)
-            case tuple() if type(node) is tuple:
-                return {"$": "tuple", "items": items(node, path)}
-            case set() | frozenset():
-                return {"$": type(node).__name__, "items": items(sorted(node, key=repr), path)}
+                return self._items(node, path)
+            case tuple() | set() | frozenset() if type(node) in (tuple, set, frozenset):
+                items = node if isinstance(node, tuple) else sorted(node, key=repr)
+                return {"$": type(node).__name__, "items": self._items(items, path)}
             case deque():
-                return {"$": "deque", "items": items(node, path), "maxlen": node.maxlen}
+                return {"$": "deque", "items": self._items(node, path), "maxlen": node.maxlen}
             case bytes():
                 return {"$": "bytes", "base64": base64.b64encode(node).decode()}
             case _:
@@ -331,19 +325,27 @@ def flatten(
                     "state; keep tensors, numbers, strings and containers of them"
                 )
 
-    def join(path: str, key: Any) -> str:
-        return f"{path}.{key}" if path else str(key)
+    def _name(self, tensor: Leaf, path: str) -> str:
+        key = self._same(tensor)
+        if key is not None and key in self._names:
+            return self._names[key]
+        while path in self.tensors:
+            path += "'"
+        self.tensors[path], self._names[key] = tensor, path
+        return path
 
-    def items(nodes: Any, path: str) -> list[Json]:
-        return [encode(node, join(path, index)) for index, node in enumerate(nodes)]
+    def _items(self, nodes: Iterable[Any], path: str) -> list[Json]:
+        return [self.encode(node, _join(path, index)) for index, node in enumerate(nodes)]
 
-    def pairs(node: Mapping[Any, Any], path: str) -> list[Json]:
+    def _pairs(self, node: Mapping[Any, Any], path: str) -> list[Json]:
         return [
-            [encode(key, join(path, "key")), encode(value, join(path, key))]
+            [self.encode(key, _join(path, "key")), self.encode(value, _join(path, key))]
             for key, value in node.items()
         ]
 
-    return encode(tree, prefix), tensors
+
+def _join(path: str, key: Any) -> str:
+    return f"{path}.{key}" if path else str(key)
 
 
 def unflatten(
@@ -384,12 +386,8 @@ def unflatten(
                 return OrderedDict(decode(items))
             case "dict":
                 return dict(decode(items))
-            case "tuple":
-                return tuple(decode(items))
-            case "set":
-                return set(decode(items))
-            case "frozenset":
-                return frozenset(decode(items))
+            case "tuple" | "set" | "frozenset" as kind:
+                return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](decode(items))
             case "deque":
                 return deque(decode(items), node["maxlen"])
             case "bytes":

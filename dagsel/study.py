@@ -194,12 +194,13 @@ class StudyDriver:
         probe = optuna.Study("probe", storage, sampler=sampler)
         for _ in range(MAX_GRID_POINTS):
             trial = probe.ask()
-            yield self._config(trial)
+            config = self._config(trial)
             if not trial.params:
                 raise SearchError(
                     "the space suggests nothing: call trial.suggest_float, suggest_int or "
                     "suggest_categorical in it, and return the configuration as a dict"
                 )
+            yield config
             if not (isinstance(sampler, GridWalk) and sampler.advance()):
                 return
         raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")

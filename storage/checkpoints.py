@@ -2,7 +2,6 @@
 
 ::
 
-    dagsel-run.json                                                 whose states these are
     trial-000012/epoch-000003-position-000004.json                  makes the checkpoint exist
     trial-000012/epoch-000003-position-000004.9a3e01c7.safetensors  the state that it names
     trial-000012/epoch-000003-position-000005.partial.json          of a unit stopped in its shard
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import json
 import re
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -36,8 +34,6 @@ Bytes: TypeAlias = "bytes | bytearray | memoryview"
 Place: TypeAlias = "tuple[int, int]"
 
 FORMAT = "dagsel.checkpoint"
-RUN_FORMAT = "dagsel.run"
-RUN = "dagsel-run.json"
 VERSION = 1
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
@@ -94,40 +90,11 @@ class CheckpointStore:
     ) -> None:
         self._folder = Folder(url, storage_options, error=CheckpointError)
         self.sync = sync
-        self._claim: str | None = None
 
     @property
     def url(self) -> str:
         """Its URL, without credentials."""
         return self._folder.url
-
-    def claim(self, about: Mapping[str, Any]) -> None:
-        """Take the store for one run: from now on it is known whose it is.
-
-        Parameters
-        ----------
-        about
-            JSON to write down about the run.
-
-        Raises
-        ------
-        CheckpointError
-            If anything is there already: the states of two runs must not mix.
-        """
-        if self._folder.is_file() or (names := self._folder.names()):
-            found = "a file" if self._folder.is_file() else f"not empty ({names[0]!r} is there)"
-            raise CheckpointError(f"{self.url} is {found}; give a run a folder of its own")
-        self._claim = uuid.uuid4().hex
-        body = {**about, "format": RUN_FORMAT, "version": VERSION, "claim": self._claim}
-        self._folder.replace(RUN, json.dumps(body, indent=1).encode(), sync=self.sync)
-
-    def reachable(self) -> bool:
-        """Whether what was claimed is what is seen from here: a folder of one machine is not."""
-        try:
-            body = json.loads(self._folder.read(RUN) or b"null")
-        except (OSError, ValueError):
-            return False
-        return isinstance(body, dict) and body.get("claim") == self._claim
 
     def save(
         self,
@@ -329,15 +296,15 @@ class CheckpointStore:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._folder, self.sync, self._claim)
+        return _restore, (self._folder, self.sync)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
 
 
-def _restore(folder: Folder, sync: bool, claim: str | None) -> CheckpointStore:
+def _restore(folder: Folder, sync: bool) -> CheckpointStore:
     store = CheckpointStore.__new__(CheckpointStore)
-    store._folder, store.sync, store._claim = folder, sync, claim
+    store._folder, store.sync = folder, sync
     return store
 
 

@@ -24,7 +24,9 @@ from dagsel.errors import DatasetInputError
 
 Url: TypeAlias = "str | os.PathLike[str]"
 
-_USER = re.compile(r"(?<=://)(?:[^/@]*|[^@]*:[^@]*)@")
+# Keys may contain "/" and passwords "@"; better to hide too much of a URL than too little.
+_USER = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
+_S3_USER = re.compile(r"(s3a?://)([^/@:]*):([^@]*)@")
 _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "memory"}
 _PART_BYTES = 16 << 20  # of a multipart upload: the most that an open remote file buffers
 
@@ -263,8 +265,8 @@ def _sync_directory(path: str) -> None:
 
 def _options_from_url(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Move the credentials of an S3 URL into the options: s3fs would take them for the bucket."""
-    user = _USER.search(url)
-    if not url.startswith(("s3://", "s3a://")) or user is None or ":" not in user[0]:
+    match = _S3_USER.match(url)
+    if match is None:
         return url, options
-    key, _, secret = user[0][:-1].partition(":")
-    return _USER.sub("", url), {"key": unquote(key), "secret": unquote(secret), **options}
+    own = {"key": unquote(match[2]), "secret": unquote(match[3])}
+    return match[1] + url[match.end() :], own | options

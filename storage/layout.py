@@ -263,10 +263,10 @@ def check_names(names: Iterable[object]) -> None:
     for name in names:
         check_name(name)
         assert isinstance(name, str)
-        other = seen.setdefault(name.casefold(), name)
-        if other is not name:
+        if (other := seen.get(name.casefold())) is not None:
             # Some file systems do not tell them apart.
             raise DatasetInputError(f"arrays {other!r} and {name!r} differ at most in case")
+        seen[name.casefold()] = name
     if not seen:
         raise DatasetInputError("no arrays were given: pass a mapping of names to arrays")
 
@@ -290,7 +290,7 @@ def shard_sizes(n_samples: int, n_shards: int) -> tuple[int, ...]:
     return (size + 1,) * n_larger + (size,) * (n_shards - n_larger)
 
 
-def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int = CHUNK_BYTES) -> int:
+def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int) -> int:
     """Choose how many samples make an inner chunk.
 
     Chunks are about `target_bytes` large: large enough that Python's share of their handling
@@ -308,7 +308,7 @@ def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int = CHUNK_B
 
     Examples
     --------
-    >>> chunk_samples(1000, 4096)
+    >>> chunk_samples(1000, 4096, CHUNK_BYTES)
     250
     """
     n_chunks = min(n_samples, math.ceil(n_samples * sample_bytes / target_bytes))

@@ -10,6 +10,7 @@ import numpy as np
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.layout import (
+    CHUNK_BYTES,
     SPLITS,
     ArraySpec,
     Manifest,
@@ -134,8 +135,12 @@ def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tu
             name=name,
             dtype=column.dtype,
             shape=column.shape,
-            train_chunk=chunk_samples(math.ceil(n_train / n_shards), column.sample_bytes),
-            validation_chunk=chunk_samples(math.ceil(n_validation / n_shards), column.sample_bytes),
+            train_chunk=chunk_samples(
+                math.ceil(n_train / n_shards), column.sample_bytes, CHUNK_BYTES
+            ),
+            validation_chunk=chunk_samples(
+                math.ceil(n_validation / n_shards), column.sample_bytes, CHUNK_BYTES
+            ),
         )
         for name, column in source.columns.items()
     )

@@ -1,11 +1,12 @@
-"""The one shuffle of a data set, in no memory at all. Pure.
+"""The one shuffle of a data set, in next to no memory. Pure.
 
 A permutation kept as an array costs 8 bytes a sample, and twice that with its inverse: more than
-the write of a large data set may hold. `Shuffle` computes both directions for any samples on
-demand: a Feistel network (each round changes one half of a number's bits by a hash of the other
-half, hence is its own inverse) permutes the numbers below a power of two, and numbers that leave
-the range are sent through it again until they come back into it ("cycle walking"; Black and
-Rogaway, "Ciphers with arbitrary finite domains", 2002).
+the write of a large data set may hold. `Shuffle` keeps
+those of few samples and computes others, in both directions and for any samples, on demand: a
+Feistel network (each round changes one half of a number's bits by a hash of the other half, hence
+is its own inverse) permutes the numbers below a power of two, and numbers that leave the range are
+sent through it again until they come back into it ("cycle walking"; Black and Rogaway, "Ciphers
+with arbitrary finite domains", 2002).
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 10
-# A network of few bits reaches few of its permutations; walking back from 256 is cheap.
-_LEAST_BITS = 8
+_N_KEPT = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,12 @@ class Shuffle:
     n_samples: int
     seed: int | Sequence[int]
     _keys: tuple[int, ...] = field(init=False, repr=False)
+    _kept: NDArray[np.int64] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        is_small = self.n_samples <= _N_KEPT
+        kept = np.random.default_rng(self.seed).permutation(self.n_samples) if is_small else None
+        object.__setattr__(self, "_kept", kept)
         words = np.random.SeedSequence(self.seed).generate_state(_ROUNDS, np.uint64)
         object.__setattr__(self, "_keys", tuple(words.tolist()))
 
@@ -65,10 +69,16 @@ class Shuffle:
         destinations
             Places in the data set, shape ``(n,)``.
         """
+        if self._kept is not None:
+            places: NDArray[np.int64] = self._kept[sources]
+            return places
         return self._walk(sources, range(_ROUNDS))
 
     def sources(self, destinations: NDArray[Any]) -> NDArray[np.int64]:
         """Say where samples come from: the inverse of `destinations`."""
+        if self._kept is not None:
+            places: NDArray[np.int64] = np.argsort(self._kept)[destinations]
+            return places
         return self._walk(destinations, range(_ROUNDS - 1, -1, -1))
 
     def _walk(self, numbers: NDArray[Any], rounds: range) -> NDArray[np.int64]:
@@ -80,7 +90,7 @@ class Shuffle:
         return out.astype(np.int64)
 
     def _network(self, numbers: NDArray[np.uint64], rounds: range) -> NDArray[np.uint64]:
-        bits = max(_LEAST_BITS, (self.n_samples - 1).bit_length())
+        bits = (self.n_samples - 1).bit_length()
         low_bits = bits // 2
         low_mask = np.uint64((1 << low_bits) - 1)
         high_mask = np.uint64((1 << (bits - low_bits)) - 1)

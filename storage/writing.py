@@ -68,11 +68,13 @@ def write(
         if marked(folder.read(UNFINISHED))[:1] != (new,):
             raise DatasetExistsError(f"another write to {folder.url} has begun meanwhile")
         folder.replace(MANIFEST, plan.manifest.to_json())
-    except BaseException:
+    except BaseException as error:
         if not _is_current(folder, new):
             _withdraw(folder, new, site)
             raise
         # The last step got through although it raised: the data set is whole.
+        if not isinstance(error, Exception):
+            raise
     # What is left of the old one costs room, nothing else, and as long as the mark names it the
     # next write clears it away.
     with contextlib.suppress(Exception):

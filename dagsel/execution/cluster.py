@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import multiprocessing
 from collections.abc import Iterator
@@ -79,6 +78,6 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
         threads_per_worker=2,
         resources={RESOURCE: 1},
         host="127.0.0.1",
-        dashboard_address="127.0.0.1:0" if importlib.util.find_spec("bokeh") else None,
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.ERROR,
     )

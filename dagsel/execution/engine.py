@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import platform
 import queue
 import time
@@ -28,6 +29,7 @@ from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Round
 
 Message: TypeAlias = dict[str, Any]
+logger = logging.getLogger("dagsel")
 
 
 @dataclass(slots=True)
@@ -128,8 +130,8 @@ class Engine:
         ):
             try:
                 leave()
-            except Exception as error:  # noqa: BLE001 - the cluster may be gone; leave the rest too
-                self.leftovers = f"{type(error).__name__}: {error}"
+            except Exception:  # noqa: BLE001 - the cluster may be gone; leave the rest too
+                logger.debug("leaving the cluster", exc_info=True)
 
     def _hear(self, event: tuple[float, Message]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""

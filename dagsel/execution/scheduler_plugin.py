@@ -15,20 +15,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from dataclasses import asdict
 from typing import Any, assert_never
 
 from distributed import Scheduler, SchedulerPlugin
 from distributed.scheduler import TaskState
 
 from dagsel.execution.graph import key_unit, unit_key
-from dagsel.execution.worker_plugin import Binding, plugin_name, worker_topic
+from dagsel.execution.worker_plugin import RESOURCE, Binding, plugin_name, worker_topic
 from dagsel.planning import dispatch, events
 from dagsel.planning.rounds import Chain, Round, Unit
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
 #: Workers whose measured speeds differ by less than this factor count as equally fast.
-SAME_SPEED = 1.4
+SAME_SPEED = 1.8
 
 
 def command_topic(run: str) -> str:
@@ -52,10 +53,18 @@ class DispatchPlugin(SchedulerPlugin):
         What the dispatcher is told once.
     client
         Identifier of the driver's client; when it leaves, the run is over.
+    bound_s
+        Seconds after which a unit stops at its next batch and waits for its turn; None for none.
     """
 
-    def __init__(self, run: str, config: dispatch.DispatchConfig, client: str) -> None:
-        self.run, self.config, self.client = run, config, client
+    def __init__(
+        self,
+        run: str,
+        config: dispatch.DispatchConfig,
+        client: str,
+        bound_s: float | None = None,
+    ) -> None:
+        self.run, self.config, self.client, self.bound_s = run, config, client, bound_s
         self.name = plugin_name(run)
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -72,6 +81,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
         self._last_worker: dict[int, str] = {}  # trial: where its state was made
         self._speeds: list[float] = []
+        self._with_our_resource: set[str] = set()
         self._closed = False
 
     # What Dask tells
@@ -106,7 +116,7 @@ class DispatchPlugin(SchedulerPlugin):
                 self._unit_done(unit, task, details)
             case "processing", "erred":
                 self._unit_failed(unit, details)
-            case "processing", "released":
+            case "processing" | "no-worker", "released":
                 self._unit_returned(unit, task)
             case "released", "waiting" if unit in self._done:
                 self._push(events.UnitLost(unit))
@@ -186,6 +196,8 @@ class DispatchPlugin(SchedulerPlugin):
             case "joined":
                 self._report("joined", worker=worker)
                 speed = self._comparable(msg["speed"])
+                if msg["owns_resource"]:
+                    self._with_our_resource.add(worker)
                 self._push(events.WorkerAdded(worker, frozenset(), speed, msg["max_shards"]))
             case "refused":
                 self._report("refused", worker=worker, reason=msg["reason"])
@@ -269,12 +281,13 @@ class DispatchPlugin(SchedulerPlugin):
     def _bind(self, unit: Unit, worker: str, shard: int, bound: dict[Any, str]) -> None:
         task = self.scheduler.tasks.get(unit_key(self.run, unit))
         if task is None or task.state != "no-worker" or worker not in self.scheduler.workers:
-            # It was withdrawn, or its worker went, in this very turn of the loop; the event that
-            # says so is on its way.
+            # It was withdrawn, lost its input, or its worker went, in this very turn of the loop.
+            self._push(events.UnitReturned(unit, self._partial.get(unit)))
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {worker}
-        task.annotations = {**(task.annotations or {}), "dagsel": {"shard": shard, "attempt": attempt}}
+        binding = Binding(shard, attempt, self.bound_s)
+        task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
         bound[task.key] = "processing"
 
     def _send(self, worker: str, op: str, **message: Any) -> None:
@@ -292,8 +305,33 @@ class DispatchPlugin(SchedulerPlugin):
 
     def end(self) -> None:
         """Stop listening and leave the scheduler as it was."""
+        if self._closed:
+            return
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
-        for workers in (self.scheduler.workers.values(),):
-            pass
+        self._withdraw_all()
+        if not any(p for p in self.scheduler.plugins.values() if self._is_other(p)):
+            self._give_resources_back()
+
+    def _is_other(self, plugin: SchedulerPlugin) -> bool:
+        return isinstance(plugin, DispatchPlugin) and plugin is not self
+
+    def _withdraw_all(self) -> None:
+        driver = self.scheduler.clients.get(self.client)
+        if driver is not None:
+            ours = [task.key for task in driver.wants_what if self._is_ours(task.key)]
+            self.scheduler.client_releases_keys(keys=ours, client=self.client)
+
+    def _is_ours(self, key: Any) -> bool:
+        return key_unit(self.run, key) is not None or (
+            type(key) is tuple and key[0] == f"load-{self.run}"
+        )
+
+    def _give_resources_back(self) -> None:
+        for worker in self._with_our_resource:
+            state = self.scheduler.workers.get(worker)
+            if state is not None:
+                state.resources.pop(RESOURCE, None)
+                state.used_resources.pop(RESOURCE, None)
+                self.scheduler.resources.get(RESOURCE, {}).pop(worker, None)

@@ -140,10 +140,14 @@ class TrainingPlugin(WorkerPlugin):
         worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
         worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
         await self._take_resource(worker)
-        self._tell("joined", max_shards=max_shards, speed=speed)
+        self._tell(
+            "joined", max_shards=max_shards, speed=speed, owns_resource=self.owns_resource
+        )
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
+        for stop in list(self._stops.values()):
+            stop.set()
         self.shards.clear()
         worker.stream_handlers.pop(f"{self.name}-preempt", None)
         worker.stream_handlers.pop(f"{self.name}-drop", None)
@@ -216,6 +220,7 @@ class TrainingPlugin(WorkerPlugin):
                 self._report(report)
                 return found.state
             before = found or self._input(unit, config, state)
+            self._tell("trains", unit=list(unit))
             ends_epoch = unit.position == self.spec.data.n_shards - 1
             visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
             bound = Leash(stop, binding.bound_s)

@@ -23,6 +23,8 @@ class Binding:
     ----------
     seconds
         Expected duration.
+    ahead_s
+        So long before its end its worker may get another unit.
     began_s
         When it became the first of its worker's units; None while another runs there.
     started
@@ -37,6 +39,7 @@ class Binding:
     worker: Worker
     shard: int
     seconds: float
+    ahead_s: float
     began_s: float | None = None
     started: bool = False
     preempted_s: float | None = None

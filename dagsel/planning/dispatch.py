@@ -162,6 +162,7 @@ class Dispatcher:
 
     def __init__(self, config: DispatchConfig) -> None:
         self.config = config
+        self.depth = 2  # units on a worker: one that runs, one that waits
         self.wake_at: float | None = None
         self.tally = Tally()
         self.trials: dict[int, Trial] = {}
@@ -177,7 +178,9 @@ class Dispatcher:
         self._failures: dict[Unit, int] = {}
         self._early: dict[int, list[Unit]] = {}
         self._moving = False
+        self._has_begun = False  # shards are placed once there is a round
         self._members_changed = False
+        self._homes_changed = False
         self._homeless_since: float | None = None
         self._has_failed = False
         self._now = 0.0
@@ -276,6 +279,7 @@ class Dispatcher:
                 if unit.kind == "train" and unit.trial == chain.trial:
                     trial.active = unit
         trial.add(chain)
+        self._has_begun = True
         self.times.add_trial(chain.trial, chain.cost)
         self._accounts.is_stale = True
         for unit in self._early.pop(chain.trial, ()):
@@ -327,6 +331,8 @@ class Dispatcher:
         repeat = trial.is_repeat(unit)
         if unit in trial.ready:
             trial.ready.remove(unit)
+            if trial.active is None:
+                self.shop.leave(unit.trial)
         trial.partial.pop(unit, None)
         if not trial.record(unit, event.shard):
             self._fail(unit.trial, f"{unit} visited shard {event.shard} for the second time")
@@ -370,8 +376,19 @@ class Dispatcher:
     def _on_returned(self, unit: Unit, shard: int | None) -> None:
         self._give_back(unit)
         trial = self.trials.get(unit.trial)
-        if trial is None or unit.epoch not in trial.epochs or unit.kind == "evaluate":
+        if unit.trial in self._early and unit in self._early[unit.trial]:
+            self._early[unit.trial].remove(unit)
+        if trial is None or unit.epoch not in trial.epochs:
             return
+        if unit.kind == "evaluate":
+            if self._evaluations[unit.position].pop(unit, unit) is None:
+                self._n_evaluations -= 1
+            return
+        if unit in trial.ready:
+            trial.ready.remove(unit)
+            if trial.active is None:
+                self.shop.leave(unit.trial)
+                self._requeue(trial)
         if shard is not None and not trial.is_repeat(unit):
             trial.partial[unit] = shard
 
@@ -418,6 +435,7 @@ class Dispatcher:
         seat = self.holdings.workers.get(worker)
         if seat is None:
             return
+        self._homes_changed = True
         seat.loading &= ~(1 << shard)
         if refusal is None:
             seat.held |= 1 << shard
@@ -455,7 +473,9 @@ class Dispatcher:
         self.tally.looked_ahead += ahead
         seat.bound.append(unit)
         began = None if ahead else self._now
-        self.bindings[unit] = Binding(unit, worker, shard, seconds, began)
+        self.bindings[unit] = Binding(
+            unit, worker, shard, seconds, self._ahead_s(seconds), began
+        )
         self._out.append(Bind(unit, worker, shard))
 
     def _unit_seconds(self, unit: Unit, worker: Worker, shard: int) -> float:
@@ -543,10 +563,10 @@ class Dispatcher:
 
     def _settle(self) -> None:
         self.wake_at = None
-        if self._members_changed and self.trials:
+        if self._members_changed and self._has_begun:
             self._members_changed = False
             self.holdings.replace(self._speeds())
-            self._moving = True
+            self._moving = self._homes_changed = True
         if self._moving:
             self._move_shards()
         if self._accounts.is_stale:
@@ -569,8 +589,9 @@ class Dispatcher:
             in_use[binding.worker] = in_use.get(binding.worker, 0) | 1 << binding.shard
         self._out.extend(self.holdings.moves(in_use))
         for worker, seat in self.holdings.workers.items():
-            if self.shop.held[worker] != seat.held:
-                self.shop.held[worker] = seat.held
+            offered = 0 if seat.draining else seat.held
+            if self.shop.held[worker] != offered:
+                self.shop.held[worker] = offered
                 self._accounts.is_stale = True
         self.shop.holders_changed()
         self._moving = any(
@@ -588,7 +609,8 @@ class Dispatcher:
         seats = [s for s in self.holdings.workers.values() if not s.bound and not s.draining]
         rank = self.shop.speed if self.shop.replicated else self.shop.load
         for seat in sorted(seats, key=lambda s: -rank[s.worker]):
-            self._serve(seat, self._now, blocked=0)
+            if self._n_evaluations or not self.shop.is_dry(seat.worker):
+                self._serve(seat, self._now, blocked=0)
 
     def _serve(self, seat: Seated, start: float, *, blocked: int) -> None:
         """Bind a unit to the seat, an evaluating one first."""
@@ -623,27 +645,26 @@ class Dispatcher:
             return
         blocked = 0
         for seat in self.holdings.workers.values():
-            if not seat.bound and not seat.draining:
+            if not (seat.bound or seat.draining or self.shop.is_dry(seat.worker)):
                 blocked |= seat.held
         for seat in self.holdings.workers.values():
-            if len(seat.bound) != 1 or seat.draining:
+            if not 0 < len(seat.bound) < self.depth or seat.draining:
                 continue
-            binding = self.bindings[seat.bound[0]]
+            binding = self.bindings[seat.bound[-1]]
             end = self.shop.free_at[seat.worker]
-            ahead_s = self._ahead_s(binding)
-            if end - self._now > ahead_s:
-                self._wake(end - ahead_s)
+            if end - self._now > binding.ahead_s:
+                self._wake(end - binding.ahead_s)
             elif self._may_bind_behind(binding, seat):
                 self._serve(seat, end, blocked=blocked)
 
-    def _ahead_s(self, binding: Binding) -> float:
+    def _ahead_s(self, seconds: float) -> float:
         least = LOOKAHEAD_OVERHEADS * self.config.overhead_s
-        return min(self.config.lookahead_s, max(least, LOOKAHEAD_SHARE * binding.seconds))
+        return min(self.config.lookahead_s, max(least, LOOKAHEAD_SHARE * seconds))
 
     def _may_bind_behind(self, binding: Binding, seat: Seated) -> bool:
         if binding.began_s is None or binding.preempted_s is not None:
             return False
-        if self._now > binding.began_s + binding.seconds + self._ahead_s(binding):
+        if self._now > binding.began_s + binding.seconds + binding.ahead_s:
             return False  # overdue: who knows when it ends
         if binding.unit.kind == "train" and binding.unit.trial in self.trials:
             long = binding.seconds >= LONG_UNIT * self.config.overhead_s
@@ -687,6 +708,9 @@ class Dispatcher:
                 self._out.append(Drained(seat.worker))
 
     def _watch_homeless(self) -> None:
+        if not self._homes_changed and self._homeless_since is None:
+            return
+        self._homes_changed = False
         stay = [seat for seat in self.holdings.workers.values() if not seat.draining]
         homeless = self.holdings.homeless() if stay and self.trials else []
         if not homeless:

@@ -63,6 +63,7 @@ class UnitDone:
 class UnitReturned:
     """The unit came back from its worker without failing: preempted, rescheduled or cancelled.
 
+    Said of a unit that is ready but not bound, it takes back `UnitReady`: its input is lost.
     `UnitReady` follows when it is to be bound again.
 
     Parameters

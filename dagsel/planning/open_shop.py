@@ -1,4 +1,4 @@
-"""Bounds and plans of a round: n trials, p workers, each trial on each worker once (open shop).
+"""Plans of a round: n trials, p workers, each trial on each worker once (open shop).
 
 The planner is the dispatcher's rule (`dagsel.planning.rule.Shop`) in virtual time, repeated with
 other targets, weights and random skips. Plans are for previews, reports and references: a run
@@ -14,11 +14,9 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dagsel.planning.bounds import Times, lower_bound
 from dagsel.planning.rule import Shop
-
-Times = Sequence[Sequence[float]] | NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +66,6 @@ class Plan:
             for before, after in pairwise(rows):
                 if getattr(before, axis) == getattr(after, axis):
                     assert after.start >= before.end - slack, f"two at once: {before}, {after}"
-
-
-def lower_bound(times: Times) -> float:
-    """Largest load of a worker or chain of a trial: no schedule ends earlier.
-
-    Examples
-    --------
-    >>> lower_bound([[1, 2], [3, 1]])
-    4.0
-    """
-    table = np.asarray(times, dtype=np.float64)
-    if table.size == 0:
-        return 0.0
-    return float(max(table.sum(axis=0).max(), table.sum(axis=1).max()))
 
 
 def dispatch_once(
@@ -213,7 +197,7 @@ def _another_pass(
 
     def skips() -> bool:
         nonlocal draws
-        draw = next(draws, None)
+        draw: float | None = next(draws, None)
         if draw is None:
             draws = iter(rng.random(4096).tolist())
             draw = next(draws)

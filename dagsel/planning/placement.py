@@ -110,6 +110,9 @@ def place(
         for shard in range(n_shards):
             if copies[shard] < level and _add(shard, seats, left, chosen):
                 copies[shard] += 1
+    for shard in range(n_shards):
+        if least and not copies[shard]:
+            _add_beyond_quota(shard, seats, chosen)
     for shard in sorted(range(n_shards), key=copies.__getitem__):
         if n_extra > 0 and copies[shard] <= least and _add(shard, seats, left, chosen):
             n_extra -= 1
@@ -165,3 +168,15 @@ def _add(shard: int, seats: Sequence[Seat], left: list[int], chosen: list[set[in
                         left[k] -= 1
                         return True
     return False
+
+
+def _add_beyond_quota(shard: int, seats: Sequence[Seat], chosen: list[set[int]]) -> None:
+    """Where refusals leave a shard without a copy, somebody with memory takes one more."""
+    able = [
+        (len(chosen[k]) / seat.speed, k)
+        for k, seat in enumerate(seats)
+        if shard not in seat.refused
+        and (seat.max_shards is None or len(chosen[k]) < seat.max_shards)
+    ]
+    if able:
+        chosen[min(able)[1]].add(shard)

@@ -85,6 +85,7 @@ class Shop(Generic[W]):
         self._lims: list[tuple[float, int]] = []
         self._lim: dict[int, float] = {}
         self._here: dict[W, set[int]] = {}
+        self._dry: set[W] = set()  # workers that no idle trial needs
 
     # ---- who is idle, who runs
 
@@ -100,6 +101,8 @@ class Shop(Generic[W]):
         rank = self.rem[trial] * self.weight.get(trial, 1.0)
         key = self._key[trial] = (-self.priority.get(trial, 0.0), -rank, trial)
         insort(self._idle, key)
+        if self._dry:
+            self._dry = {worker for worker in self._dry if not need & self.held[worker]}
         if self.stay and (home := self.home.get(trial)) is not None:
             self._here.setdefault(home, set()).add(trial)
 
@@ -159,11 +162,13 @@ class Shop(Generic[W]):
         for table in (self.held, self.load, self.free_at, self.speed):
             table.pop(worker, None)
         self._here.pop(worker, None)
+        self._dry.discard(worker)
         for trial in [trial for trial, home in self.home.items() if home == worker]:
             del self.home[trial]
 
     def holders_changed(self) -> None:
-        """See anew whether a shard has several holders."""
+        """See anew what is held, and whether a shard has several holders."""
+        self._dry.clear()
         once = twice = 0
         for mask in self.held.values():
             twice |= once & mask
@@ -185,12 +190,18 @@ class Shop(Generic[W]):
             Trials that could take one of these shards are left to others.
         """
         self.wait_until = inf
+        if worker in self._dry:
+            return None
         if self.replicated:
             return self._pick_by_pressure(worker, now, blocked)
         trial = self._pick_guarded(worker, now, blocked)
         if trial is None:
             return None
         return trial, self._shard(trial, self.need[trial] & self.held[worker])
+
+    def is_dry(self, worker: W) -> bool:
+        """Whether no idle trial is known to need the worker."""
+        return worker in self._dry
 
     def would_stay(self, trial: int, worker: W) -> bool:
         """Whether a trial that runs on the worker may well take its next unit there."""
@@ -214,21 +225,6 @@ class Shop(Generic[W]):
                 return key[2]
         return None
 
-    def _candidates(self, worker: W, blocked: int) -> Iterator[int]:
-        """Idle trials that need the worker, most remaining work first, a home-comer before."""
-        held, need = self.held[worker], self.need
-        stayer = self._stayer(worker, blocked) if self.stay else None
-        if stayer is not None:
-            yield stayer
-        skips = self.skips
-        for key in self._idle:
-            trial = key[2]
-            if not need[trial] & held or need[trial] & blocked or trial == stayer:
-                continue
-            if skips is not None and skips():
-                continue
-            yield trial
-
     def _stayer(self, worker: W, blocked: int) -> int | None:
         here = self._here.get(worker)
         if not here:
@@ -240,15 +236,28 @@ class Shop(Generic[W]):
                 key = self._key[trial]
                 if best is None or key < best:
                     best = key
+        if best is None:
+            return None
         first = self._first(worker)
-        if best is None or first is None or self._key[first][0] < best[0]:
+        if first is None or self._key[first][0] < best[0]:
             return None
         return best[2] if -best[1] >= -self._key[first][1] * (1.0 - self.stay) else None
 
     def _pick_guarded(self, worker: W, now: float, blocked: int) -> int | None:
-        first: int | None = None
+        held, need, skips = self.held[worker], self.need, self.skips
+        first = self._stayer(worker, blocked) if self.stay else None
         limit = inf
-        for trial in self._candidates(worker, blocked):
+        if first is not None:
+            end = now + self.time(first, worker, 0)
+            limit = self._limit(first, worker, now, end)
+            if end <= limit:
+                return first
+        for key in self._idle:
+            trial = key[2]
+            if not need[trial] & held or (blocked and need[trial] & blocked):
+                continue
+            if skips is not None and skips():
+                continue
             end = now + self.time(trial, worker, 0)
             if first is None:
                 first = trial
@@ -256,6 +265,8 @@ class Shop(Generic[W]):
             if end <= limit:
                 return trial
         if first is None:
+            if not blocked and skips is None:
+                self._dry.add(worker)
             return None
         slack = self.target - self.load[worker]
         if limit > slack or self.target - self.rem[first] < limit:
@@ -267,7 +278,9 @@ class Shop(Generic[W]):
         """When the first critical running trial needs this worker and has no other to go to."""
         held = self.held[worker]
         priority = self.priority.get(first, 0.0)
-        for lim, trial in self._lims[bisect_right(self._lims, (now, sys.maxsize)) :]:
+        lims = self._lims
+        for k in range(bisect_right(lims, (now, sys.maxsize)), len(lims)):
+            lim, trial = lims[k]
             if lim >= end:
                 break
             need = self.need[trial]
@@ -287,7 +300,7 @@ class Shop(Generic[W]):
     def _pick_by_pressure(self, worker: W, now: float, blocked: int) -> tuple[int, int] | None:
         held = self.held[worker]
         pressure = self._pressures()
-        rem, need = self.rem, self.need
+        rem = self.rem
         top_rem = max((rem[t] for t in self._likely_longest()), default=0.0) or 1.0
         top_pressure = max(pressure.values(), default=0.0) or 1.0
         ranked: list[tuple[float, float, int, int]] = []
@@ -299,6 +312,8 @@ class Shop(Generic[W]):
             for shard in bits(mask):
                 part = PRESSURE_WEIGHT * pressure.get(shard, 0.0) / top_pressure
                 ranked.append((-rank, -score - part, trial, shard))
+        if not ranked and not blocked:
+            self._dry.add(worker)
         ranked.sort()
         for _, _, trial, shard in ranked:
             end = now + self.time(trial, worker, shard)

@@ -107,9 +107,15 @@ class WorkloadSuite:
         """A unit stopped at any batch boundary, or at all of them, ends with the same bytes."""
         workload = self.make_workload()
         state = self._train(workload, workload.init(self.config, 1)).state
-        polls: list[bool] = []
-        whole = self._train(workload, state, 2, lambda: bool(polls.append(True)))
-        for stops in [{stop} for stop in range(1, len(polls))] + [set(range(len(polls)))]:
+        n_polls = 0
+
+        def count() -> bool:
+            nonlocal n_polls
+            n_polls += 1
+            return False
+
+        whole = self._train(workload, state, 2, count)
+        for stops in [{stop} for stop in range(1, n_polls)] + [set(range(n_polls))]:
             pieces = self._train_in_pieces(workload, state, stops)
             assert pieces.state == whole.state
             assert pieces.n_samples == whole.n_samples
@@ -160,13 +166,13 @@ class WorkloadSuite:
         """No method is seen in the global random numbers of others."""
         workload = self.make_workload()
         shard = workload.prepare(self.make_arrays(0))
-        before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
+        before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
         workload.validate(self.config)
         state = workload.init(self.config, 0)
         state = workload.train(state, shard, self.config, visit=_visit(1)).state
         workload.evaluate(state, shard, self.config)
         workload.restore(state, self.config)
-        after = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index,union-attr]
+        after = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
         assert after == before
 
     def _train(

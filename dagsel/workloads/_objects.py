@@ -23,7 +23,7 @@ from dagsel.state import NUMPY, Json, Tensor
 _HOMES = ("sklearn", "scipy.sparse")
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _PLAIN = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, object)}
-_global_random_state: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+_global_random_state: Any = np.random.mtrand._rand
 
 
 class Encoder:
@@ -49,6 +49,9 @@ class Encoder:
         self._classes = frozenset(classes)
         self._ids: dict[int, int] = {}
         self._alive: list[Any] = []
+        self._memory: dict[
+            int, NDArray[Any]
+        ] = {}  # by its owner, the first array that is all of it
 
     def register(self, node: Any) -> int:
         """Give a node a number, so that it is known when it occurs again."""
@@ -99,19 +102,21 @@ class Encoder:
         ]
 
     def _array(self, node: NDArray[Any], path: str) -> Json:
+        if type(node) is not np.ndarray:
+            raise _cannot(node, path)
         owner = node
         while isinstance(owner.base, np.ndarray):
             owner = owner.base
-        whole = owner.flags.c_contiguous or owner.flags.f_contiguous
-        if type(node) is not np.ndarray:
-            raise _cannot(node, path)
-        if owner is not node and owner.nbytes == node.nbytes and whole and node.size:
-            offset = _address(node) - _address(owner)
+        if id(owner) in self._memory:
+            first = self._memory[id(owner)]
             return {
-                "$": "view", "of": self.encode(owner, path), "id": self.register(node),
+                "$": "view", "of": self.encode(first, path), "id": self.register(node),
                 "dtype": _describe(node.dtype), "shape": list(node.shape),
-                "strides": list(node.strides), "offset": offset,
+                "strides": list(node.strides), "offset": _address(node) - _address(first),
             }  # fmt: skip
+        whole = node.nbytes == owner.nbytes and not node.dtype.hasobject
+        if whole and (node.flags.c_contiguous or node.flags.f_contiguous):
+            self._memory[id(owner)] = node
         number = self.register(node)
         if node.dtype == object:
             items = self._items(node.reshape(-1).tolist(), path)
@@ -137,8 +142,10 @@ class Encoder:
             number, state = self.register(node), node.get_state(legacy=False)
             return {"$": "random state", "id": number, "state": self.encode(state, path)}
         if isinstance(node, np.random.Generator):
-            number, state = self.register(node), node.bit_generator.state
+            number, state = self.register(node), dict(node.bit_generator.state)
             return {"$": "generator", "id": number, "state": self.encode(state, path)}
+        if type(node) in _PLAIN.values():
+            raise _cannot(node, path)
         self._class(type(node), path)
         reduced = node.__reduce_ex__(4)
         if not isinstance(reduced, tuple):
@@ -244,8 +251,10 @@ class Decoder:
             owner = self.decode(node["of"])
             memory = owner if owner.flags.c_contiguous else owner.T
             return np.ndarray(shape, dtype, memory, node["offset"], tuple(node["strides"]))
-        data = self._tensors[node["name"]].data.copy().view(dtype)
-        return data.reshape(shape[::-1]).T if node["order"] == "F" else data.reshape(shape)
+        made = np.empty(shape, dtype, order=node["order"])
+        target = made.T if node["order"] == "F" else made
+        target[...] = self._tensors[node["name"]].data.view(dtype).reshape(target.shape)
+        return made
 
     def _object(self, node: Any) -> Any:
         match node["$"]:
@@ -270,7 +279,7 @@ class Decoder:
                 self._keep(node, made)
             case "unpickle":
                 module, name = node["class"]
-                function = getattr(import_module(module), name) if _at_home(module) else None
+                function: Any = getattr(import_module(module), name) if _at_home(module) else None
                 if not _is_cython_unpickle(function):
                     raise CheckpointCorruptError(f"a state names {module}.{name}")
                 made = self._keep(node, function(*map(self.decode, node["args"])))

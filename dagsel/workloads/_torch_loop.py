@@ -63,7 +63,7 @@ class Batches:
         should_stop: Callable[[], bool],
     ) -> None:
         n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
-        self._parts = order[:n_kept].split(batch_size) if n_kept else ()
+        self._parts = torch.split(order[:n_kept], batch_size) if n_kept else ()
         self._sizes = [batch_size] * len(self._parts)
         if n_kept % batch_size:
             self._sizes[-1] = n_kept % batch_size
@@ -81,12 +81,14 @@ class Batches:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         n_batches, make, should_stop = len(self._parts), self._make, self._should_stop
+        wanted = False
         for part in self._parts[self._done :]:
             yield make(part)
             self._done += 1
             if self.after_batch is not None:
                 self.after_batch()
-            if should_stop() and self._done < n_batches and self._may_stop_here():
+            wanted = wanted or should_stop()
+            if wanted and self._done < n_batches and self._may_stop_here():
                 self.stopped = True
                 return
 
@@ -119,9 +121,17 @@ class Batches:
 
     @property
     def loss(self) -> float:
-        """Mean of the losses reported, NaN if there were none."""
+        """Mean of the losses reported; NaN if none was, 0 if there was nothing to report on."""
         self._fold()
-        return self._loss_sum / self._n_logged if self._n_logged else math.nan
+        if self._n_logged:
+            return self._loss_sum / self._n_logged
+        return math.nan if self._done else 0.0
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss reported was NaN."""
+        self._fold()
+        return math.isnan(self._loss_sum)
 
 
 def _numbers(values: list[Any]) -> list[float]:
@@ -138,7 +148,7 @@ def standard_loop(
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> None:
     """Train on the batches: forward, backward, step."""
-    if _needs_closure(type(optimizer)):
+    if _needs_closure(type(optimizer).step):
         return _closure_loop(model, optimizer, batches, loss_of)
     zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
     for inputs, targets in batches:
@@ -164,14 +174,13 @@ def _closure_loop(
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        batches.log(optimizer.step(closure))  # type: ignore[arg-type]
+        batches.log(optimizer.step(closure))
 
 
 @functools.lru_cache(maxsize=64)
-def _needs_closure(kind: type[torch.optim.Optimizer]) -> bool:
+def _needs_closure(step: Callable[..., Any]) -> bool:
     # LBFGS and its like evaluate the loss themselves, more than once a step.
-    step = inspect.unwrap(kind.step)
-    closure = inspect.signature(step).parameters.get("closure")
+    closure = inspect.signature(inspect.unwrap(step)).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
@@ -227,7 +236,7 @@ def mean_metrics(
     means = {
         name: math.fsum(n * value for n, value in zip(sizes, _numbers(column), strict=True)) / total
         if total
-        else math.nan
+        else 0.0
         for name, column in values.items()
     }
     return total, means

@@ -183,8 +183,8 @@ def load_optimizer(
     if (
         type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
         or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
-        or optimizer._optimizer_load_state_dict_pre_hooks  # type: ignore[attr-defined]
-        or optimizer._optimizer_load_state_dict_post_hooks  # type: ignore[attr-defined]
+        or optimizer._optimizer_load_state_dict_pre_hooks
+        or optimizer._optimizer_load_state_dict_post_hooks
     ):
         optimizer.load_state_dict(saved)
         return

@@ -78,15 +78,18 @@ class Trained:
     n_samples
         Samples trained on in this visit so far, over all pieces of a unit cut into pieces.
     loss
-        Mean training loss over these samples; NaN where the workload has none.
+        Mean training loss over these samples; NaN where the workload has none; 0 for no samples.
     finished
         False if the unit was stopped at a batch boundary before the end of its shard.
+    diverged
+        Whether a training loss was NaN. A workload without a loss has not diverged.
     """
 
     state: State
     n_samples: int
     loss: float
     finished: bool = True
+    diverged: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class Evaluated:
     n_samples
         Samples in the shard.
     metrics
-        The mean of each metric over these samples.
+        The mean of each metric over these samples; 0 for no samples.
     """
 
     n_samples: int

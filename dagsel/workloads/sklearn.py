@@ -173,6 +173,8 @@ class SklearnWorkload:
         """Score a state on one validation shard."""
         samples, targets = _parts(shard)
         names = self.metrics
+        if not len(samples):
+            return Evaluated(0, dict.fromkeys(names, 0.0))
         with preserved_streams():
             estimator, _, _ = self._restore(state, config)
             values: dict[str, float] = {}

@@ -202,7 +202,13 @@ class TorchWorkload:
             if not batches.stopped:
                 del meta["cursor"]
             after = _capture(module, optimizer, schedule, meta, _device_of(shard).type)
-        return Trained(after, reached.n_samples, batches.loss, finished=not batches.stopped)
+        return Trained(
+            after,
+            reached.n_samples,
+            batches.loss,
+            finished=not batches.stopped,
+            diverged=batches.diverged,
+        )
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import numpy as np
 
 RATES = (12.1, 5.6, 11.3, 18.7)  # TFLOP/s
 MEAN, DEVIATION, LEAST, MOST = 5939.0, 5671.0, 360.0, 21000.0  # MFLOP
 
 
-def trial_costs(rng, n_trials):
-    """Log-normal costs with the stated mean and standard deviation, clipped."""
-    variance = np.log1p((DEVIATION / MEAN) ** 2)
-    draws = rng.lognormal(np.log(MEAN) - variance / 2, np.sqrt(variance), n_trials)
+def trial_costs(draw, n_trials):
+    """Log-normal costs with the stated mean and standard deviation, clipped; 1 is the mean."""
+    variance = math.log1p((DEVIATION / MEAN) ** 2)
+    draws = [draw.lognormvariate(math.log(MEAN) - variance / 2, variance**0.5) for _ in range(n_trials)]
     return np.clip(draws, LEAST, MOST) / MEAN
 
 
 def het(n_trials, n_workers, seed):
-    """Costs of the trials and rates of the workers."""
-    rng = np.random.default_rng(seed)
-    costs = trial_costs(rng, n_trials)
-    return costs, rng.choice(RATES, n_workers) / np.mean(RATES)
+    """Costs of the trials and rates of the workers, both with mean 1."""
+    draw = random.Random(seed)
+    rates = np.array([draw.choice(RATES) for _ in range(n_workers)])
+    return trial_costs(draw, n_trials), rates / np.mean(RATES)
 
 
 def times_of(family, n_trials, n_workers, seed):
     """Unit times of the family, shape ``(n_trials, n_workers)``."""
-    rng = np.random.default_rng(seed)
+    draw = random.Random(seed)
     match family:
         case "equal":
             return np.ones((n_trials, n_workers))
@@ -32,9 +35,10 @@ def times_of(family, n_trials, n_workers, seed):
             costs, rates = het(n_trials, n_workers, seed)
             return costs[:, None] / rates[None, :]
         case "hetC":
-            return np.repeat(trial_costs(rng, n_trials)[:, None], n_workers, axis=1)
+            return np.repeat(trial_costs(draw, n_trials)[:, None], n_workers, axis=1)
         case "eq":
-            return np.repeat(rng.uniform(0.95, 1.05, n_trials)[:, None], n_workers, axis=1)
+            costs = np.array([draw.uniform(0.95, 1.05) for _ in range(n_trials)])
+            return np.repeat(costs[:, None], n_workers, axis=1)
     raise ValueError(family)
 
 

@@ -90,6 +90,8 @@ class Crash(BaseException):
 class Faults:
     """Lets a number of operations pass; then one fails, or all do."""
 
+    Crash = Crash
+
     def __init__(self) -> None:
         self.n_left: int | None = None
         self.is_crash = False
@@ -133,9 +135,9 @@ class FaultyFileSystem(MemoryFileSystem):
         return super()._strip_protocol(path.replace("faulty://", "memory://"))
 
     def open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
-        FAULTS.operation()
-        if mode != "wb":
+        if mode != "wb" or "data" in kwargs:  # as `pipe_file` calls it
             return super().open(path, mode, **kwargs)
+        FAULTS.operation()
         file = FaultyFile(self, self._strip_protocol(path))
         self.store[self._strip_protocol(path)] = file
         return file
@@ -162,6 +164,7 @@ def faults() -> Iterator[Faults]:
     """What makes ``faulty://`` URLs fail."""
     fsspec.register_implementation("faulty", FaultyFileSystem, clobber=True)
     FaultyFileSystem.store.clear()
+    FaultyFileSystem.pseudo_dirs[:] = [""]
     FAULTS.off()
     yield FAULTS
     FAULTS.off()
@@ -172,7 +175,6 @@ def crash_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
     """Give a context in which the process crashes after n local file operations."""
     import contextlib
     import os
-    import pathlib
 
     @contextlib.contextmanager
     def crashing(n: int) -> Iterator[Faults]:
@@ -187,10 +189,8 @@ def crash_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
             return call
 
         with monkeypatch.context() as patch:
-            for name in ("open", "write", "close", "fsync"):
+            for name in ("open", "write", "close", "fsync", "replace", "unlink", "mkdir", "rmdir"):
                 patch.setattr(os, name, counted(getattr(os, name)))
-            for name in ("replace", "unlink", "mkdir"):
-                patch.setattr(pathlib.Path, name, counted(getattr(pathlib.Path, name)))
             with contextlib.suppress(Crash):
                 yield faults
 

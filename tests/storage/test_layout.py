@@ -66,7 +66,7 @@ def test_shard_sizes_differ_by_at_most_one_sample(n_more: int, n_shards: int) ->
 
 @given(st.integers(1, 10**6), st.integers(1, 10**8))
 def test_chunks_cover_a_shard_with_little_padding(n_samples: int, sample_bytes: int) -> None:
-    chunk = chunk_samples(n_samples, sample_bytes)
+    chunk = chunk_samples(n_samples, sample_bytes, CHUNK_BYTES)
     n_chunks = -(-n_samples // chunk)
     assert 1 <= chunk <= n_samples
     assert chunk == 1 or (chunk - 1) * sample_bytes <= CHUNK_BYTES
@@ -76,7 +76,12 @@ def test_chunks_cover_a_shard_with_little_padding(n_samples: int, sample_bytes: 
 def body() -> dict[str, Any]:
     spec = ArraySpec(name="x", dtype="<f4", shape=(2,), train_chunk=3, validation_chunk=1)
     manifest = Manifest(
-        folder="data-0123456789abcdef", seed=0, n_shards=2, n_train=9, n_validation=3, arrays=(spec,)
+        folder="data-0123456789abcdef",
+        seed=0,
+        n_shards=2,
+        n_train=9,
+        n_validation=3,
+        arrays=(spec,),
     )
     return dict(json.loads(manifest.to_json()))
 
@@ -156,8 +161,26 @@ def test_a_changed_entry_is_refused_or_understood(entry: str, value: Any) -> Non
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "a/b", "/a", "a\\b", "__x", "-x", "ä", "a b", "x\n", "x" * 101, 7, None]
-    + ["zarr.json", ".hidden", "a\0b"],
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "a/b",
+        "/a",
+        "a\\b",
+        "__x",
+        "-x",
+        "ä",
+        "a b",
+        "x\n",
+        "x" * 101,
+        7,
+        None,
+        "zarr.json",
+        ".hidden",
+        "a\0b",
+    ],
 )
 def test_odd_names_are_refused(name: object) -> None:
     with pytest.raises(DatasetInputError, match="cannot be an array's name"):

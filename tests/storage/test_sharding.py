@@ -90,14 +90,12 @@ def test_any_flipped_bit_is_found(
     whole = bytearray(encoded(form, rows))
     place = data.draw(st.integers(0, len(whole) * 8 - 1))
     whole[place // 8] ^= 1 << place % 8
-    with pytest.raises(DamagedError, match="checksum mismatch|damaged index"):
+    with pytest.raises(DamagedError, match=r"checksum mismatch|damaged index"):
         form.decode(io.BytesIO(bytes(whole)))
 
 
 @given(shards(), st.data())
-def test_any_lost_end_is_found(
-    shard: tuple[ShardFormat, np.ndarray], data: st.DataObject
-) -> None:
+def test_any_lost_end_is_found(shard: tuple[ShardFormat, np.ndarray], data: st.DataObject) -> None:
     form, rows = shard
     whole = encoded(form, rows)
     n_left = data.draw(st.integers(0, len(whole) - 1))

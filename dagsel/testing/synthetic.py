@@ -1,0 +1,124 @@
+"""A workload that trains nothing: it takes a stated time and remembers what it saw.
+
+For trying a flow, a cluster or a new machine without a model, and for tests of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import WorkloadError
+from dagsel.state import State, Tensor
+from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+
+
+@dataclass(frozen=True)
+class SyntheticWorkload:
+    """Sleep instead of training, and count every batch that was seen.
+
+    Parameters
+    ----------
+    seconds
+        How long a training unit takes: a number, or a function of the configuration.
+    evaluation_seconds
+        How long an evaluating unit takes.
+    n_batches
+        Batches of a visit; the unit may be stopped between two of them.
+    state_bytes
+        Extra bytes in the state, so that hops cost what they would with a model.
+    value
+        The metric after an epoch, as a function of configuration and epoch.
+
+    Examples
+    --------
+    >>> workload = SyntheticWorkload(seconds=0.0, n_batches=2)
+    >>> state = workload.init({}, seed=0)
+    >>> for shard in (1, 0):
+    ...     visit = Visit(seed=0, trial=0, epoch=1, shard=shard)
+    ...     state = workload.train(state, None, {}, visit=visit).state
+    >>> seen(state)
+    [(1, 1, 0), (1, 1, 1), (1, 0, 0), (1, 0, 1)]
+    """
+
+    seconds: float | Callable[[Config], float] = 0.0
+    evaluation_seconds: float = 0.0
+    n_batches: int = 1
+    state_bytes: int = 0
+    value: Callable[[Config, int], float] = lambda config, epoch: 1 - 1 / (1 + epoch)
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """``"loss"`` and ``"value"``."""
+        return {"loss": "minimize", "value": "maximize"}
+
+    def validate(self, config: Config) -> None:
+        """Check that the stated time is one."""
+        if not self._seconds(config) >= 0:
+            raise WorkloadError(f"seconds must be 0 or more, got {self._seconds(config)}")
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> int:
+        """Keep the number of samples alone."""
+        return len(next(iter(arrays.values())))
+
+    def init(self, config: Config, seed: int) -> State:
+        """Begin with nothing seen."""
+        return self._pack(np.zeros((0, 3), np.int64), epoch=0)
+
+    def train(
+        self,
+        state: State,
+        shard: int | None,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        """Sleep through the batches that are left of the visit."""
+        before = state.tensors["seen"].numpy()
+        first = int((before[-1, 2] + 1) % self.n_batches) if len(before) else 0
+        pause = self._seconds(config) / self.n_batches
+        batches = []
+        for batch in range(first, self.n_batches):
+            if batches and should_stop():
+                break
+            _sleep(pause)
+            batches.append((visit.epoch, visit.shard, batch))
+        seen_now = np.concatenate([before, np.array(batches, np.int64).reshape(-1, 3)])
+        finished = first + len(batches) == self.n_batches
+        n_samples = (shard or 1) * (first + len(batches)) // self.n_batches
+        loss = 1 - self.value(config, visit.epoch)
+        return Trained(self._pack(seen_now, visit.epoch), n_samples, loss, finished)
+
+    def evaluate(self, state: State, shard: int | None, config: Config) -> Evaluated:
+        """Give the stated value of the state's epoch."""
+        _sleep(self.evaluation_seconds)
+        value = float(self.value(config, state.meta["epoch"]))
+        return Evaluated(shard or 1, {"loss": 1 - value, "value": value})
+
+    def restore(self, state: State, config: Config) -> list[tuple[int, int, int]]:
+        """Give what was seen in place of a model."""
+        return seen(state)
+
+    def _seconds(self, config: Config) -> float:
+        return self.seconds(config) if callable(self.seconds) else self.seconds
+
+    def _pack(self, batches: NDArray[np.int64], epoch: int) -> State:
+        extra = np.zeros(self.state_bytes, np.uint8)
+        tensors = {"seen": Tensor.from_numpy(batches), "extra": Tensor.from_numpy(extra)}
+        return State.pack(tensors, {"epoch": epoch})
+
+
+def seen(state: State) -> list[tuple[int, int, int]]:
+    """List the (epoch, shard, batch) that a state has seen, in order."""
+    return [tuple(row) for row in state.tensors["seen"].numpy().tolist()]
+
+
+def _sleep(seconds: float) -> None:
+    if seconds > 0:
+        time.sleep(seconds)

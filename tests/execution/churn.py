@@ -1,0 +1,134 @@
+"""A search whose workers are killed, added and drained while it runs, for one seed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import uuid
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+from distributed import Client, LocalCluster
+
+from dagsel.execution.engine import Engine
+from dagsel.execution.worker_plugin import RESOURCE, RunSpec
+from dagsel.planning.dispatch import DispatchConfig
+from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.state import State
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload, seen
+
+N_TRIALS, N_SHARDS, N_EPOCHS = 8, 6, 2
+
+
+@dataclass
+class Outcome:
+    """What a churned search came to."""
+
+    visits: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
+    n_started: int = 0
+    n_kills: int = 0
+    failed: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def n_needed(self) -> int:
+        return N_TRIALS * N_SHARDS * N_EPOCHS
+
+
+def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
+    """Run a search of sleeping units; after every few units something happens to a worker."""
+    chance = random.Random(seed)
+    outcome = Outcome()
+    run = uuid.uuid4().hex[:8]
+    run_dir = RunDir(f"{folder}/{run}")
+    run_dir.claim(run, {})
+    workload = SyntheticWorkload(seconds=lambda config: config["s"], n_batches=3, state_bytes=1000)
+    spec = RunSpec(run, cloudpickle.dumps(workload), data, run_dir, seed)
+    configs = {trial: {"s": chance.uniform(0.01, 0.06)} for trial in range(N_TRIALS)}
+    with (
+        LocalCluster(
+            n_workers=3,
+            threads_per_worker=2,
+            resources={RESOURCE: 1},
+            host="127.0.0.1",
+            dashboard_address=":0",
+            silence_logs=50,
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+        Engine(client, spec, DispatchConfig(n_shards=N_SHARDS)) as engine,
+    ):
+        epochs = range(1, N_EPOCHS + 1)
+        chains = tuple(Chain(t, epochs, N_SHARDS, evaluate=t % 2 == 0) for t in configs)
+        engine.submit(Round(1, chains), configs)
+        wanted = {unit for chain in chains for unit in chain.units}
+        wanted |= {unit for chain in chains for epoch in epochs for unit in chain.evaluations(epoch)}
+        due = chance.randint(8, 20)
+        done: set[Unit] = set()
+        while done < wanted:
+            for message in engine.messages(timeout_s=60):
+                if message["op"] == "done":
+                    done.add(Unit(*message["unit"]))
+                    due -= 1
+                elif message["op"] in ("failed", "fatal"):
+                    outcome.failed.append(message)
+                    return outcome
+                elif message["op"] == "drained":
+                    client.retire_workers([message["worker"]], close_workers=True)
+                    cluster.scale(3)
+            if due <= 0 and outcome.n_kills < 4:
+                due = chance.randint(8, 20)
+                disturb(client, cluster, engine, chance, outcome)
+        for trial in configs:
+            blob, _ = run_dir.states.load(trial, N_EPOCHS, N_SHARDS - 1)
+            outcome.visits[trial] = seen(State(blob))
+        outcome.n_started = started_units(client, run)
+    return outcome
+
+
+def disturb(
+    client: Client, cluster: LocalCluster, engine: Engine, chance: random.Random, outcome: Outcome
+) -> None:
+    workers = client.scheduler_info(n_workers=-1)["workers"]
+    if not workers:
+        return
+    victim = chance.choice(sorted(workers))
+    match chance.choice(["kill", "kill", "kill", "drain", "add"]):
+        case "kill":
+            pids = client.run(os.getpid)
+            if victim in pids:
+                outcome.n_kills += 1
+                os.kill(pids[victim], signal.SIGKILL)
+        case "drain" if len(workers) > 1:
+            engine.drain(victim)
+        case "add":
+            cluster.scale(4)
+
+
+def started_units(client: Client, run: str) -> int:
+    """Count the training units that workers said they had begun; a found result is no start."""
+
+    def count(dask_scheduler: Any) -> int:
+        events = dask_scheduler.get_events(f"dagsel-{run}-workers")
+        return sum(1 for _, message in events if message["op"] == "trains")
+
+    return int(client.run_on_scheduler(count))
+
+
+def broken_laws(outcome: Outcome) -> list[str]:
+    """Say what is wrong with an outcome."""
+    wrong = [f"failed: {message}" for message in outcome.failed]
+    batches = {(shard, batch) for shard in range(N_SHARDS) for batch in range(3)}
+    for trial, visits in outcome.visits.items():
+        for epoch in range(1, N_EPOCHS + 1):
+            count = Counter((shard, batch) for e, shard, batch in visits if e == epoch)
+            if count != Counter(batches):
+                wrong.append(f"trial {trial}, epoch {epoch}: {count}")
+    if not outcome.failed and outcome.n_started - outcome.n_needed > outcome.n_kills:
+        wrong.append(
+            f"{outcome.n_started} units began, {outcome.n_needed} were needed, "
+            f"{outcome.n_kills} workers were killed"
+        )
+    return wrong

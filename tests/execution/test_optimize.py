@@ -1,0 +1,284 @@
+"""`dagsel.optimize` on a real cluster: what bad input gets, and what becomes of bad trials."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import numpy as np
+import optuna
+import pytest
+import torch
+from distributed import Client, LocalCluster
+
+import dagsel
+from dagsel import errors
+from dagsel.flows import Grid, RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+FLOW = RandomSearch(max_epochs=2, n_trials=3)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1), "bad": trial.number % 2}
+
+
+def torch_workload(**changes: Any) -> dagsel.TorchWorkload:
+    parts: dict[str, Any] = {
+        "model": lambda config: torch.nn.Linear(64, 10),
+        "loss": torch.nn.functional.cross_entropy,
+        "optimizer": lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+        "batch_size": 32,
+        "metrics": {"accuracy": dagsel.metrics.accuracy},
+    }
+    return dagsel.TorchWorkload(**{**parts, **changes})
+
+
+@pytest.fixture
+def optimize(
+    client: Client, digits: ShardedDataset, study: optuna.Study, run_dir: str
+) -> Callable[..., dagsel.Run]:
+    def call(workload: Any = None, **changes: Any) -> dagsel.Run:
+        arguments = {
+            "study": study,
+            "data": digits,
+            "space": space,
+            "flow": FLOW,
+            "metric": "accuracy",
+            "client": client,
+            "run_dir": run_dir,
+        }
+        return dagsel.optimize(workload=workload or torch_workload(), **{**arguments, **changes})
+
+    return call
+
+
+def nothing(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": 0.1}
+
+
+def no_config(trial: optuna.Trial) -> Any:
+    trial.suggest_float("lr", 0.01, 0.1)
+
+
+BAD_INPUT = {
+    "a space that suggests nothing": (
+        {"space": nothing}, errors.SearchError, "suggests nothing"),
+    "a space that returns nothing": (
+        {"space": no_config}, errors.SearchError, "as a dict, got NoneType"),
+    "a metric that is not there": (
+        {"metric": "f1"}, errors.SearchError, "no metric 'f1'; it gives loss, accuracy"),
+    "a direction that is not the metric's": (
+        {"metric": "loss"}, errors.SearchError, "create the study with direction='minimize'"),
+    "a grid over a continuous space": (
+        {"flow": Grid(max_epochs=1)}, errors.SearchError, "'lr' is continuous"),
+    "no flow": (
+        {"flow": "asha"}, errors.SearchError, "must be a search procedure"),
+    "a model that cannot be pickled": (
+        {"workload": torch_workload(model=lambda c, lock=threading.Lock(): torch.nn.Linear(64, 10))},
+        errors.WorkloadTransportError, "'model' of the TorchWorkload cannot be sent"),
+    "a loss that cannot be pickled": (
+        {"workload": torch_workload(loss=lambda o, t, lock=threading.Lock(): o.sum())},
+        errors.WorkloadTransportError, "'loss' of the TorchWorkload cannot be sent"),
+    "a batch size below one": (
+        {"workload": torch_workload(batch_size=0)}, errors.WorkloadError, "batch_size is 0"),
+    "a data set that is not there": (
+        {"data": "nowhere.zarr"}, errors.DatasetNotFoundError, "nowhere.zarr"),
+    "a scheduler that is not there": (
+        {"client": "tcp://127.0.0.1:9"}, errors.ClusterError, "no scheduler at"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_refused_before_any_unit_runs(
+    name: str, optimize: Callable[..., dagsel.Run], study: optuna.Study
+) -> None:
+    changes, error, text = BAD_INPUT[name]
+    with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
+        with pytest.raises(error, match=text):
+            optimize(**changes)
+    assert study.trials == []
+
+
+def test_a_study_of_several_directions_is_refused(optimize: Callable[..., dagsel.Run]) -> None:
+    study = optuna.create_study(study_name="two", directions=["maximize", "minimize"])
+    with pytest.raises(errors.SearchError, match="has 2 directions"):
+        optimize(study=study)
+
+
+def test_a_run_dir_that_holds_a_run_is_refused(
+    optimize: Callable[..., dagsel.Run], tmp_path: Path
+) -> None:
+    optimize(SyntheticWorkload(), metric="value")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(errors.RunDirError, match="holds run .* already"):
+        optimize(SyntheticWorkload(), metric="value")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def explode(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("this loss is broken")
+
+
+def test_a_trial_that_raises_fails_alone(
+    optimize: Callable[..., dagsel.Run], study: optuna.Study
+) -> None:
+    def fragile(config: Any) -> torch.nn.Module:
+        class Fragile(torch.nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                if config["bad"]:
+                    raise RuntimeError("this model is broken")
+                return super().forward(x)
+
+        return Fragile(64, 10)
+
+    run = optimize(torch_workload(model=fragile), flow=RandomSearch(max_epochs=2, n_trials=6))
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL"] * 3
+    assert [t.number for t in run.failures] == [1, 3, 5]
+    for failure in run.failures:
+        assert "this model is broken" in failure.reason
+        assert "in forward" in failure.traceback
+        assert failure.traceback == study.trials[failure.number].user_attrs["dagsel:traceback"]
+    assert run.best.trial in (0, 2, 4)
+    assert "3 complete, 3 failed" in repr(run)
+
+
+def test_a_trial_that_becomes_nan_fails_alone(
+    optimize: Callable[..., dagsel.Run], study: optuna.Study
+) -> None:
+    def value(config: Any, epoch: int) -> float:
+        return math.nan if config["bad"] and epoch == 2 else 0.5
+
+    run = optimize(SyntheticWorkload(value=value), metric="value")
+    assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert "NaN" in run.failures[0].reason
+
+
+def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dagsel.Run]) -> None:
+    run = optimize(torch_workload(loss=explode))
+    assert len(run.failures) == 3
+    with pytest.raises(errors.NoCompletedTrialError, match="this loss is broken"):
+        _ = run.best_value
+    assert "3 failed" in run._repr_html_()
+
+
+def test_the_cluster_is_left_as_it_was(
+    client: Client, optimize: Callable[..., dagsel.Run]
+) -> None:
+    def traces(dask_scheduler: Any) -> Any:
+        return (
+            sorted(dask_scheduler.plugins),
+            sorted(dask_scheduler.worker_plugins),
+            sorted(map(str, dask_scheduler.tasks)),
+            {w: dict(ws.resources) for w, ws in dask_scheduler.workers.items()},
+        )
+
+    def on_worker(dask_worker: Any) -> Any:
+        return sorted(dask_worker.plugins), dict(dask_worker.state.total_resources)
+
+    before = client.run_on_scheduler(traces), client.run(on_worker)
+    optimize(SyntheticWorkload(), metric="value")
+    assert (client.run_on_scheduler(traces), client.run(on_worker)) == before
+
+
+def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
+    digits: ShardedDataset, study: optuna.Study, run_dir: str
+) -> None:
+    def resources(dask_scheduler: Any) -> Any:
+        return {w: dict(ws.resources) for w, ws in dask_scheduler.workers.items()}
+
+    with (
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        before = client.run_on_scheduler(resources)
+        run = dagsel.optimize(
+            study,
+            SyntheticWorkload(seconds=0.01),
+            digits,
+            space=space,
+            flow=FLOW,
+            metric="value",
+            client=client,
+            run_dir=run_dir,
+        )
+        assert client.run_on_scheduler(resources) == before
+    timeline = run.timeline().sort_values("start")
+    assert (timeline.start.to_numpy()[1:] >= timeline.stop.to_numpy()[:-1]).all()
+
+
+def test_no_worker_is_an_error_that_says_so(
+    digits: ShardedDataset, study: optuna.Study, run_dir: str
+) -> None:
+    with LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1") as cluster:
+        with pytest.raises(errors.NoWorkersError, match="no worker came within 0.5 s"):
+            dagsel.optimize(
+                study,
+                SyntheticWorkload(),
+                digits,
+                space=space,
+                flow=FLOW,
+                metric="value",
+                cluster=cluster,
+                run_dir=run_dir,
+                worker_timeout=0.5,
+            )
+
+
+def test_a_worker_that_is_too_small_is_named_with_its_numbers(
+    study: optuna.Study, run_dir: str
+) -> None:
+    arrays = {"x": np.zeros((1000, 5_000), np.float32)}
+    data = ShardedDataset.write("memory://too-large.zarr", arrays, n_shards=1, overwrite=True)
+    with LocalCluster(
+        n_workers=1, processes=False, memory_limit="30 MB", dashboard_address=":0"
+    ) as cluster:
+        with pytest.raises(errors.WorkerMemoryError, match="30,000,000 bytes.*20,000,000 bytes"):
+            dagsel.optimize(
+                study,
+                SyntheticWorkload(),
+                data,
+                space=space,
+                flow=FLOW,
+                metric="value",
+                cluster=cluster,
+                run_dir=run_dir,
+            )
+
+
+def test_a_run_dir_out_of_the_workers_reach_is_named(
+    optimize: Callable[..., dagsel.Run],
+) -> None:
+    with pytest.raises(errors.ClusterError, match=r"cannot reach run_dir memory://only-here"):
+        optimize(SyntheticWorkload(), metric="value", run_dir="memory://only-here")
+
+
+def test_callbacks_get_what_optuna_gives_them(
+    optimize: Callable[..., dagsel.Run], study: optuna.Study
+) -> None:
+    heard: list[tuple[str, int, str]] = []
+    optimize(
+        SyntheticWorkload(),
+        metric="value",
+        callbacks=[lambda s, trial: heard.append((s.study_name, trial.number, trial.state.name))],
+    )
+    assert sorted(heard) == [("test", n, "COMPLETE") for n in range(3)]
+
+
+def test_a_run_that_is_interrupted_leaves_no_trial_running(
+    optimize: Callable[..., dagsel.Run], study: optuna.Study, client: Client
+) -> None:
+    def interrupt(study: optuna.Study, trial: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        optimize(SyntheticWorkload(), metric="value", callbacks=[interrupt])
+    assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
+    assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))

@@ -1,0 +1,392 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from dagsel.storage import CheckpointStore
+
+
+@pytest.fixture
+def store(place: Any) -> CheckpointStore:
+    return CheckpointStore(place.url, place.options)
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_what_was_saved_is_loaded(store: CheckpointStore, kind: Callable[[bytes], Any]) -> None:
+    store.save(3, 1, 2, kind(b"state"), {"loss": 0.5, "shards": [1, 2]})
+    assert store.load(3, 1, 2) == (b"state", {"loss": 0.5, "shards": [1, 2]})
+    assert store.latest(3) == (1, 2)
+    assert store.trials() == (3,)
+
+
+def test_an_empty_state_and_a_large_one(store: CheckpointStore) -> None:
+    large = np.random.default_rng(0).bytes(3_000_001)
+    store.save(0, 0, 0, b"", {})
+    store.save(0, 0, 1, memoryview(np.frombuffer(large, "u1")), {})
+    assert store.load(0, 0, 0) == (b"", {})
+    assert store.load(0, 0, 1)[0] == large
+
+
+def test_nothing_there(store: CheckpointStore) -> None:
+    assert (store.latest(1), store.list(1), store.trials(), store.pinned(1)) == (None, (), (), ())
+    with pytest.raises(CheckpointNotFoundError, match="trial-000001/epoch-000002-position-000003"):
+        store.load(1, 2, 3)
+    with pytest.raises(CheckpointNotFoundError, match="trial 1 has no state"):
+        store.pin(1)
+    store.delete(1, 2, 3)
+    store.prune(1)
+    store.drop(1)
+    store.unpin(1)
+
+
+def test_keys_sort_as_numbers_do(store: CheckpointStore) -> None:
+    places = [(10, 0), (2, 11), (2, 9), (1, 1_234_567), (0, 0)]
+    for place in places:
+        store.save(1, *place, b"", {})
+    assert store.list(1) == tuple(sorted(places))
+    assert store.latest(1) == (10, 0)
+
+
+def test_the_same_key_again_replaces(store: CheckpointStore, place: Any) -> None:
+    store.save(1, 0, 0, b"old", {"n": 1})
+    store.save(1, 0, 0, b"new", {"n": 2})
+    assert store.load(1, 0, 0) == (b"new", {"n": 2})
+    store.save(1, 0, 0, b"new", {"n": 3})
+    assert store.load(1, 0, 0) == (b"new", {"n": 3})
+    assert len(place.files()) == 2
+
+
+def test_a_partial_state_stands_beside_and_goes_with_the_complete_one(
+    store: CheckpointStore, place: Any
+) -> None:
+    store.save(1, 0, 4, b"half", {"at": 7}, partial=True)
+    assert store.latest(1) is None
+    assert store.list(1, partial=True) == ((0, 4),)
+    with pytest.raises(CheckpointNotFoundError):
+        store.load(1, 0, 4)
+    store.save(1, 0, 4, b"more", {"at": 9}, partial=True)
+    assert store.load(1, 0, 4, partial=True) == (b"more", {"at": 9})
+    store.save(1, 0, 4, b"whole", {})
+    assert store.load(1, 0, 4) == (b"whole", {})
+    with pytest.raises(CheckpointNotFoundError):
+        store.load(1, 0, 4, partial=True)
+    assert len(place.files()) == 2
+
+
+def test_prune_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None:
+    for position in range(6):
+        store.save(1, 2, position, b"s%d" % position, {})
+    store.save(1, 2, 1, b"half", {}, partial=True)
+    store.save(1, 3, 0, b"half", {}, partial=True)
+    store.pin(1, 2, 0)
+    store.prune(1, keep=2)
+    assert store.list(1) == ((2, 0), (2, 4), (2, 5))
+    assert store.list(1, partial=True) == ((3, 0),)
+    assert store.load(1, 2, 0)[0] == b"s0"
+    store.unpin(1)
+    store.prune(1, keep=1)
+    assert store.list(1) == ((2, 5),)
+    with pytest.raises(CheckpointError, match="keep is 0"):
+        store.prune(1, keep=0)
+
+
+def test_pins(store: CheckpointStore) -> None:
+    store.save(1, 0, 0, b"a", {})
+    store.save(1, 0, 1, b"b", {})
+    store.pin(1)
+    store.pin(1, 0, 0)
+    assert store.pinned(1) == ((0, 0), (0, 1))
+    store.unpin(1, 0, 0)
+    assert store.pinned(1) == ((0, 1),)
+    store.delete(1, 0, 1)
+    assert store.pinned(1) == ()
+
+
+def test_drop_removes_one_trial_alone(store: CheckpointStore, place: Any) -> None:
+    for trial in (1, 11):
+        store.save(trial, 0, 0, b"a", {})
+        store.save(trial, 0, 1, b"b", {}, partial=True)
+        store.pin(trial)
+    store.drop(1)
+    assert store.trials() == (11,)
+    assert all(name.startswith("trial-000011/") for name in place.files())
+
+
+def test_no_file_is_a_pickle_and_every_name_reads_well(store: CheckpointStore, place: Any) -> None:
+    store.save(12, 3, 4, b"state", {"loss": 1})
+    names = place.files()
+    assert (
+        names
+        == [
+            "trial-000012/epoch-000003-position-000004.8ecb2e0c.safetensors",
+            "trial-000012/epoch-000003-position-000004.json",
+        ]
+        or names[1] == "trial-000012/epoch-000003-position-000004.json"
+    )
+    assert place.fs.cat_file(f"{place.root}/{names[0]}") == b"state"
+    assert json.loads(place.fs.cat_file(f"{place.root}/{names[1]}"))["meta"] == {"loss": 1}
+
+
+@pytest.mark.parametrize("bad", [-1, 1.0, "../x", "1", None, True])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_key_is_made_of_counting_numbers(tmp_path: Path, bad: Any, which: int) -> None:
+    key: list[Any] = [0, 0, 0]
+    key[which] = bad
+    store = CheckpointStore(tmp_path)
+    for method in (lambda: store.save(*key, b"", {}), lambda: store.load(*key)):
+        with pytest.raises(CheckpointError, match="non-negative integer"):
+            method()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numpys_integers_are_numbers_too(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(np.int64(1), np.int64(2), np.int32(3), b"x", {})  # type: ignore[arg-type]
+    assert store.load(1, 2, 3)[0] == b"x"
+
+
+def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="meta is no JSON"):
+        CheckpointStore(tmp_path).save(1, 1, 1, b"x", {"a": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def damage(path: Path, data: bytes | None) -> None:
+    path.unlink() if data is None else path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "data", "says"),
+    [
+        ("safetensors", b"stat\x00", "checksum does not match"),
+        ("safetensors", b"sta", "3 bytes instead of 5"),
+        ("safetensors", None, "missing"),
+        ("json", b"", "json"),
+        ("json", b"{}", "json"),
+        ("json", b"[1]", "json"),
+        ("json", b"\xff", "json"),
+        ("json", b'{"blob": "../x", "n_bytes": 5, "crc32c": "0", "meta": {}}', "json"),
+    ],
+)
+def test_damage_is_found_and_named(
+    tmp_path: Path, suffix: str, data: bytes | None, says: str
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 0, 0, b"state", {})
+    (path,) = tmp_path.rglob(f"*.{suffix}")
+    damage(path, data)
+    with pytest.raises(CheckpointCorruptError, match=says) as caught:
+        store.load(1, 0, 0)
+    assert path.name in str(caught.value)
+    store.save(1, 0, 0, b"again", {})
+    assert store.load(1, 0, 0)[0] == b"again"
+
+
+def test_a_record_cannot_lead_out_of_the_store(tmp_path: Path) -> None:
+    (tmp_path / "secret.00000000.safetensors").write_bytes(b"mine")
+    store = CheckpointStore(tmp_path / "store")
+    store.save(1, 0, 0, b"state", {})
+    (path,) = tmp_path.rglob("*.json")
+    body = {**json.loads(path.read_text()), "blob": "../../secret.00000000.safetensors"}
+    path.write_text(json.dumps(body))
+    with pytest.raises(CheckpointCorruptError):
+        store.load(1, 0, 0)
+    store.delete(1, 0, 0)
+    assert (tmp_path / "secret.00000000.safetensors").exists()
+
+
+def test_it_pickles_small_and_shows_no_credentials(s3_options: dict[str, Any]) -> None:
+    server = {"client_kwargs": s3_options["client_kwargs"]}
+    store = CheckpointStore("s3://KEY:SECRET@bucket/pickled", server, sync=True)
+    store.save(1, 0, 0, b"state", {})
+    pickled = pickle.dumps(store)
+    assert len(pickled) < 500
+    again = pickle.loads(pickled)
+    assert again.load(1, 0, 0)[0] == b"state"
+    assert again.sync
+    assert repr(again) == "CheckpointStore('s3://bucket/pickled')"
+
+
+def test_listings_are_never_stale(s3_options: dict[str, Any]) -> None:
+    here = CheckpointStore("s3://bucket/stale", s3_options)
+    here.save(1, 0, 0, b"a", {})
+    assert here.latest(1) == (0, 0)
+    # Another file-system object, as in another process.
+    there = CheckpointStore("s3://bucket/stale", {**s3_options, "default_block_size": 2**23})
+    there.save(1, 0, 1, b"b", {})
+    assert here.latest(1) == (0, 1)
+
+
+def test_a_small_state_is_saved_in_a_moment(tmp_path: Path) -> None:
+    store, blob = CheckpointStore(tmp_path), bytes(1_000_000)
+    times = []
+    for position in range(30):
+        begin = time.perf_counter()
+        store.save(0, 0, position, blob, {"loss": 1.0})
+        times.append(time.perf_counter() - begin)
+    assert sorted(times)[3] < 0.005  # a millisecond on a quiet machine
+
+
+Action = Callable[[CheckpointStore], None]
+ACTIONS: dict[str, Action] = {
+    "save": lambda store: store.save(1, 0, 2, b"next", {"n": 2}),
+    "save with fsync": lambda store: (
+        setattr(store, "sync", True) or store.save(1, 0, 2, b"next", {"n": 2})
+    ),
+    "replace": lambda store: store.save(1, 0, 1, b"other", {"n": 3}),
+    "partial": lambda store: store.save(1, 0, 2, b"more", {"n": 4}, partial=True),
+    "delete": lambda store: store.delete(1, 0, 1),
+    "prune": lambda store: store.prune(1, keep=1),
+    "drop": lambda store: store.drop(1),
+    "pin": lambda store: store.pin(1, 0, 1),
+    "first save of a trial": lambda store: store.save(2, 0, 0, b"first", {"n": 5}),
+}
+KNOWN = {
+    (b"zero", 0), (b"one", 1), (b"half", 9), (b"next", 2), (b"other", 3), (b"more", 4),
+    (b"first", 5),
+}  # fmt: skip
+
+
+def prepared(path: Path) -> CheckpointStore:
+    shutil.rmtree(path, ignore_errors=True)
+    store = CheckpointStore(path)
+    store.save(1, 0, 0, b"zero", {"n": 0})
+    store.save(1, 0, 1, b"one", {"n": 1})
+    store.save(1, 0, 2, b"half", {"n": 9}, partial=True)
+    return store
+
+
+def content(store: CheckpointStore) -> dict[tuple[int, ...], tuple[bytes, int]]:
+    """Load all that is listed: nothing listed may fail to load."""
+    found = {}
+    for trial in store.trials():
+        for partial in (False, True):
+            for place in store.list(trial, partial=partial):
+                blob, meta = store.load(trial, *place, partial=partial)
+                found[trial, *place, int(partial)] = (blob, meta["n"])
+    return found
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_crash_between_any_two_system_calls_leaves_a_readable_store(
+    name: str, tmp_path: Path, crash_after: Callable[[int], Any]
+) -> None:
+    action = ACTIONS[name]
+    store = prepared(tmp_path / "store")
+    before = content(store)
+    action(store)
+    after = content(store)
+    n, is_done = 0, False
+    while not is_done:
+        store = prepared(tmp_path / "store")
+        with crash_after(n):
+            action(store)
+            is_done = True
+        found = content(store)
+        assert set(found.values()) <= KNOWN
+        for key in before.keys() & after.keys():
+            assert found[key] in (before[key], after[key]), f"lost after {n} operations"
+        with contextlib.suppress(CheckpointNotFoundError):
+            action(store)
+        assert content(store) == after, f"cannot be done again after {n} operations"
+        n += 1
+    assert n > 2, "the crash never came"
+
+
+def test_what_crashes_leave_behind_is_swept(
+    tmp_path: Path, crash_after: Callable[[int], Any]
+) -> None:
+    for n in range(12):
+        store = CheckpointStore(tmp_path)
+        with crash_after(n):
+            store.save(1, 0, 0, b"zero %d" % n, {})
+    store.save(1, 0, 0, b"zero", {})
+    store.save(1, 0, 1, b"one", {})
+    store.save(1, 0, 2, b"half", {}, partial=True)
+    assert len(list(tmp_path.rglob("*.*"))) > 6
+    store.prune(1, keep=2)
+    assert len(list(tmp_path.rglob("*.*"))) == 6
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """The store against a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        MemoryFileSystem.store.clear()
+        self.store = CheckpointStore("memory://machine")
+        self.model: dict[tuple[int, int, int], bytes] = {}
+        self.partial: dict[tuple[int, int, int], bytes] = {}
+        self.pins: set[tuple[int, int, int]] = set()
+
+    keys = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 2))
+
+    @rule(key=keys, blob=st.binary(max_size=3), partial=st.booleans())
+    def save(self, key: tuple[int, int, int], blob: bytes, partial: bool) -> None:
+        self.store.save(*key, blob, {"key": list(key)}, partial=partial)
+        if partial:
+            self.partial[key] = blob
+        else:
+            self.model[key] = blob
+            self.partial.pop(key, None)
+
+    @rule(key=keys)
+    def delete(self, key: tuple[int, int, int]) -> None:
+        self.store.delete(*key)
+        self.model.pop(key, None)
+        self.pins.discard(key)
+
+    @rule(key=keys)
+    def pin(self, key: tuple[int, int, int]) -> None:
+        if key in self.model:
+            self.store.pin(*key)
+            self.pins.add(key)
+
+    @rule(trial=st.integers(0, 1))
+    def drop(self, trial: int) -> None:
+        self.store.drop(trial)
+        for kept in (self.model, self.partial):
+            for key in [key for key in kept if key[0] == trial]:
+                del kept[key]
+        self.pins = {key for key in self.pins if key[0] != trial}
+
+    @rule(trial=st.integers(0, 1), keep=st.integers(1, 3))
+    def prune(self, trial: int, keep: int) -> None:
+        self.store.prune(trial, keep)
+        mine = sorted(key for key in self.model if key[0] == trial)
+        for key in mine[:-keep]:
+            if key not in self.pins:
+                del self.model[key]
+        for key in [key for key in self.partial if key[0] == trial and mine and key <= mine[-1]]:
+            del self.partial[key]
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        for trial in (0, 1):
+            for partial, kept in ((False, self.model), (True, self.partial)):
+                places = self.store.list(trial, partial=partial)
+                assert places == tuple(sorted(key[1:] for key in kept if key[0] == trial))
+                for place in places:
+                    key = (trial, *place)
+                    loaded = self.store.load(*key, partial=partial)
+                    assert loaded == (kept[key], {"key": list(key)})
+            pins = tuple(sorted(key[1:] for key in self.pins if key[0] == trial))
+            assert self.store.pinned(trial) == pins
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
