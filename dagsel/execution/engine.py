@@ -46,12 +46,17 @@ class Engine:
         What the dispatcher is told.
     worker_timeout_s
         How long to wait for the first worker.
+    max_unit_seconds, max_unit_batches
+        What a unit may take before it stops at a batch boundary and waits for its turn again; None
+        for no bound.
     """
 
     client: Client
     spec: RunSpec
     dispatch: DispatchConfig
     worker_timeout_s: float = 60.0
+    max_unit_seconds: float | None = None
+    max_unit_batches: int | None = None
     workers: set[str] = field(default_factory=set)
     _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
     _futures: dict[int, dict[Key, Future]] = field(default_factory=dict)
@@ -78,8 +83,15 @@ class Engine:
         run = self.spec.run
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
+        plugin = DispatchPlugin(
+            run,
+            self.dispatch,
+            self.client.id,
+            max_seconds=self.max_unit_seconds,
+            max_batches=self.max_unit_batches,
+        )
         try:
-            self.client.register_plugin(DispatchPlugin(run, self.dispatch, self.client.id))
+            self.client.register_plugin(plugin)
         except Exception as error:
             raise ClusterError(
                 "the scheduler refuses dagsel's plugin; it must be allowed to unpickle "
@@ -183,6 +195,10 @@ class Engine:
     def release(self, trial: int) -> None:
         """Let the cluster forget the results of a trial's units."""
         self._futures.pop(trial, None)
+
+    def preempt(self, trial: int) -> None:
+        """Stop a trial's running unit at its next batch; it goes on when it is its turn again."""
+        self._command("preempt", trial=trial)
 
     def prioritize(self, trial: int, priority: float) -> None:
         """Serve trials of a higher priority first."""

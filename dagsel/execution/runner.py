@@ -52,7 +52,7 @@ class EpochTally:
         if unit.kind == "train":
             self.trained += 1
             self.n_trained += n_samples
-            self.loss += n_samples * message["loss"]
+            self.loss += n_samples * message["loss"]  # NaN where the workload has no loss
         else:
             self.evaluated += 1
             self.n_evaluated += n_samples

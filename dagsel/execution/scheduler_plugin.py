@@ -53,8 +53,9 @@ class DispatchPlugin(SchedulerPlugin):
         What the dispatcher is told once.
     client
         Identifier of the driver's client; when it leaves, the run is over.
-    bound_s
-        Seconds after which a unit stops at its next batch and waits for its turn; None for none.
+    max_seconds, max_batches
+        What a unit may take before it stops at a batch boundary and waits for its turn again; None
+        for no bound.
     """
 
     def __init__(
@@ -62,9 +63,12 @@ class DispatchPlugin(SchedulerPlugin):
         run: str,
         config: dispatch.DispatchConfig,
         client: str,
-        bound_s: float | None = None,
+        *,
+        max_seconds: float | None = None,
+        max_batches: int | None = None,
     ) -> None:
-        self.run, self.config, self.client, self.bound_s = run, config, client, bound_s
+        self.run, self.config, self.client = run, config, client
+        self.max_seconds, self.max_batches = max_seconds, max_batches
         self.name = plugin_name(run)
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -110,7 +114,6 @@ class DispatchPlugin(SchedulerPlugin):
         task = self.scheduler.tasks[key]
         match start, finish:
             case _, "no-worker":
-                task.worker_restrictions = set(PARKED)
                 self._push(events.UnitReady(unit))
             case "processing", "memory":
                 self._unit_done(unit, task, details)
@@ -152,6 +155,7 @@ class DispatchPlugin(SchedulerPlugin):
         if binding is not None and binding.worker not in self.scheduler.workers:
             self._worker_removed(binding.worker, expected=not task.suspicious)
         task.suspicious = 0
+        task.worker_restrictions = set(PARKED)
         self._push(events.UnitReturned(unit, self._partial.get(unit)))
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
@@ -213,6 +217,10 @@ class DispatchPlugin(SchedulerPlugin):
                 self._push(events.RoundAdded(Round(msg["number"], tuple(chains))))
             case "stop":
                 self._push(events.TrialStopped(msg["trial"]))
+            case "preempt":
+                for unit, binding in self.dispatcher.bindings.items():
+                    if unit.trial == msg["trial"]:
+                        self._send(binding.worker, "preempt", unit=list(unit))
             case "priority":
                 self._push(events.PriorityChanged(msg["trial"], msg["priority"]))
             case "drain":
@@ -286,7 +294,7 @@ class DispatchPlugin(SchedulerPlugin):
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {worker}
-        binding = Binding(shard, attempt, self.bound_s)
+        binding = Binding(shard, attempt, self.max_seconds, self.max_batches)
         task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
         bound[task.key] = "processing"
 

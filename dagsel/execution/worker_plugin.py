@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -21,7 +21,7 @@ import numpy as np
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
 from dagsel.errors import CheckpointError, ClusterError, DivergedError, WorkerMemoryError
-from dagsel.execution.memory import keep_freed_memory, shards_that_fit
+from dagsel.execution.process import keep_freed_memory, own_random_numbers, shards_that_fit
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
@@ -81,13 +81,15 @@ class Binding:
         The shard to visit.
     attempt
         From 1; a unit that was begun before looks for its stored result first.
-    bound_s
-        Seconds after which the unit stops at its next batch; None for no bound.
+    max_seconds, max_batches
+        What the unit may take before it stops at a batch boundary and waits for its turn again;
+        None for no bound.
     """
 
     shard: int
     attempt: int = 1
-    bound_s: float | None = None
+    max_seconds: float | None = None
+    max_batches: int | None = None
 
 
 @dataclass(slots=True)
@@ -132,6 +134,7 @@ class TrainingPlugin(WorkerPlugin):
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
             keep_freed_memory()
+            own_random_numbers()
             speed = await asyncio.to_thread(measure_speed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
             text = f"worker {worker.name} at {worker.address}: {type(error).__name__}: {error}"
@@ -223,9 +226,9 @@ class TrainingPlugin(WorkerPlugin):
             self._tell("trains", unit=list(unit))
             ends_epoch = unit.position == self.spec.data.n_shards - 1
             visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
-            bound = Leash(stop, binding.bound_s)
+            leash = Leash(stop, binding.max_seconds, binding.max_batches)
             shard = self.shards[binding.shard].train
-            trained = self.workload.train(before, shard, config, visit=visit, should_stop=bound)
+            trained = self.workload.train(before, shard, config, visit=visit, should_stop=leash)
             meta = {
                 "shard": binding.shard,
                 "n_samples": trained.n_samples,
@@ -236,7 +239,7 @@ class TrainingPlugin(WorkerPlugin):
                 self._save(unit, trained.state, meta, partial=True)
                 self._tell("preempted", unit=list(unit), shard=binding.shard)
                 raise Reschedule
-            if math.isnan(trained.loss) and "loss" in self.workload.metrics:
+            if trained.diverged:
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
@@ -328,19 +331,31 @@ class Found:
     meta: dict[str, Any]
 
 
-@dataclass(slots=True)
 class Leash:
-    """Says at each batch boundary whether a unit has to stop there."""
+    """Says at each batch boundary whether a unit has to stop there.
 
-    stop: threading.Event
-    bound_s: float | None
-    _end: float = field(init=False)
+    Parameters
+    ----------
+    stop
+        Set when the unit is told to stop.
+    max_seconds, max_batches
+        What it may take; None for no bound.
+    """
 
-    def __post_init__(self) -> None:
-        self._end = math.inf if self.bound_s is None else time.monotonic() + self.bound_s
+    __slots__ = ("_batches_left", "_deadline", "_stop")
+
+    def __init__(
+        self, stop: threading.Event, max_seconds: float | None, max_batches: int | None
+    ) -> None:
+        self._stop = stop
+        self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+        self._batches_left = math.inf if max_batches is None else max_batches
 
     def __call__(self) -> bool:
-        return self.stop.is_set() or time.monotonic() >= self._end
+        self._batches_left -= 1
+        return (
+            self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline
+        )
 
 
 def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:

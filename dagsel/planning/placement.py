@@ -87,8 +87,9 @@ def place(
     Returns
     -------
     placement
-        Shards of each worker: `quotas` of them, as many as possible of those that it holds. Where
-        memory, or refusals, leave no place for a shard it is in no worker's set.
+        Shards of each worker: `quotas` of them, what it holds first (with one copy of each shard
+        no placement of these quotas moves fewer). Where memory, or refusals, leave no place for a
+        shard it is in no worker's set.
 
     Examples
     --------

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import tempfile
 import time
@@ -15,12 +16,13 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, wait
 
 from dagsel.execution.engine import Engine
 from dagsel.execution.worker_plugin import RESOURCE, RunSpec
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round
+from dagsel.state import State, Tensor
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -118,11 +120,44 @@ def bench_scaling(folder: str) -> list[tuple[str, float, float]]:
     return [("1 worker / 8 workers, at least 7.6", -seconds[1] / seconds[8], -7.6)]
 
 
+def make_array(n_bytes: int) -> Any:
+    return np.ones(n_bytes, np.uint8)
+
+
+def make_state(n_bytes: int) -> State:
+    halves = np.ones((2, n_bytes // 2), np.uint8)
+    return State.pack({str(i): Tensor.from_numpy(half) for i, half in enumerate(halves)}, {})
+
+
+def take(value: Any) -> int:
+    return sys.getsizeof(value)
+
+
+def bench_hops(folder: str) -> list[tuple[str, float, float]]:
+    rows = []
+    with cluster_of(2) as cluster, Client(cluster) as client:
+        one, other = sorted(client.scheduler_info()["workers"])
+        for megabytes, repeats in ((4, 40), (100, 12), (800, 6)):
+            seconds: dict[str, list[float]] = {"array": [], "state": []}
+            for _ in range(repeats):
+                for kind, make in (("array", make_array), ("state", make_state)):
+                    made = client.submit(make, megabytes * 10**6, workers=[one], pure=False)
+                    wait(made)
+                    start = time.perf_counter()
+                    client.submit(take, made, workers=[other], pure=False).result()
+                    seconds[kind].append(time.perf_counter() - start)
+            array, state = (statistics.median(seconds[kind]) for kind in ("array", "state"))
+            rows.append((f"hop of {megabytes} MB, {array * 1e3:.0f} ms as an array, state / array",
+                         state / array, 1.15))  # fmt: skip
+    return rows
+
+
 BENCHES: dict[str, Callable[[str], list[tuple[str, float, float]]]] = {
     "sleep": bench_sleep,
     "noop": bench_noop,
     "mixed": bench_mixed,
     "scaling": bench_scaling,
+    "hops": bench_hops,
 }
 
 

@@ -61,16 +61,20 @@ def compare(name, factory, n_samples, batch_size, repeats):
     empty = workload.prepare({key: value[:0] for key, value in arrays.items()})
     visit = Visit(0, 0, 1, 0)
     state = workload.train(workload.init({}, 0), shard, {}, visit=visit).state
-    model = factory({})
-    optimizer = adam(model.parameters(), {})
+    alive = []
+    borrow = TorchWorkload(
+        factory, F.cross_entropy, adam, batch_size=batch_size,
+        train_fn=lambda model, optimizer, batches, config: alive.append((model, optimizer)),
+    )  # fmt: skip
     stop = threading.Event()
     times = {"plain": [], "unit": [], "fixed": []}
     calls = {
-        "plain": lambda: plain(model, optimizer, shard["x"], shard["y"], visit, batch_size),
+        "plain": lambda: plain(*alive.pop(), shard["x"], shard["y"], visit, batch_size),
         "unit": lambda: workload.train(state, shard, {}, visit=visit, should_stop=stop.is_set),
         "fixed": lambda: workload.train(state, empty, {}, visit=visit),
     }
     for repeat in range(repeats + 1):
+        borrow.train(state, empty, {}, visit=visit)  # the plain loop begins at the same state
         for kind, call in calls.items():
             start = time.perf_counter()
             call()

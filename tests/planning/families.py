@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -101,3 +102,73 @@ def taillard(size, index):
         for k, machine in enumerate(machines):
             times[job, machine] = durations[job][k]
     return times, optimum
+
+
+# An instance with the property of Cerebro's Figure 5, found by search: on three workers whole
+# trials take 9, trials in their given order hop in 9 too, and the best order of hops takes 7.
+FIGURE_5 = np.repeat(np.array([[2.0], [1.0], [2.0], [2.0]]), 3, axis=1)
+
+
+def whole_trials(times):
+    """Best makespan when each trial stays on one worker for all its shards (task parallelism)."""
+    n_trials, n_workers = times.shape
+    rows = times.sum(axis=1)
+    return min(
+        max(sum(rows[i] for i in range(n_trials) if at[i] == j) for j in range(n_workers))
+        for at in itertools.product(range(n_workers), repeat=n_trials)
+    )
+
+
+def careless(times):
+    """Makespan when a free worker takes the first idle trial, in the given order."""
+    n_trials, n_workers = times.shape
+    todo = [list(range(n_trials)) for _ in range(n_workers)]
+    free, idle, running, now = set(range(n_workers)), set(range(n_trials)), [], 0.0
+    while True:
+        for worker in sorted(free):
+            trial = next((i for i in todo[worker] if i in idle), None)
+            if trial is not None:
+                todo[worker].remove(trial)
+                idle.discard(trial)
+                free.discard(worker)
+                running.append((now + times[trial, worker], trial, worker))
+        if not running:
+            return now
+        now = min(running)[0]
+        for entry in [entry for entry in running if entry[0] <= now]:
+            running.remove(entry)
+            idle.add(entry[1])
+            free.add(entry[2])
+
+
+UNIT_S = 60.0  # so long a unit of mean cost takes on a worker of speed 1
+
+
+def dispatch(costs, speeds, n_shards, *, sigma=0.0, seed=0, holders=None, cluster=None, **config):
+    """Run the dispatcher on a model cluster; one epoch, units of about a minute.
+
+    Returns the outcome, the dispatcher and the true unit times, shape ``(n_trials, n_shards)``, on
+    a worker of speed 1. Where `holders` names each worker's shards, these stay where they are.
+    """
+    from dagsel.planning.dispatch import DispatchConfig, Dispatcher
+    from dagsel.planning.rounds import Chain, Round
+    from dagsel.planning.virtual import VirtualCluster
+
+    noise = np.exp(sigma * np.random.default_rng(seed).standard_normal((len(costs), n_shards)))
+    work = (UNIT_S * np.asarray(costs)[:, None] * noise).tolist()
+    names = [f"w{k}" for k in range(len(speeds))]
+    pace = {name: 1.0 / speed for name, speed in zip(names, speeds, strict=True)}
+    dispatcher = Dispatcher(DispatchConfig(n_shards, rebalance=holders is None, **config))
+    model = VirtualCluster(
+        dispatcher, lambda unit, worker, shard: work[unit.trial][shard] * pace[worker], **cluster or {}
+    )
+    shards = None if holders is None else dict(zip(names, holders, strict=True))
+    model.add_workers(dict(zip(names, map(float, speeds), strict=True)), shards=shards)
+    chains = [
+        Chain(i, range(1, 2), n_shards, cost=float(cost), evaluate=False)
+        for i, cost in enumerate(costs)
+    ]
+    model.add_round(Round(0, tuple(chains)))
+    outcome = model.run()
+    assert outcome.n_done == len(costs) * n_shards, "the round did not end"
+    return outcome, dispatcher, np.array(work)

@@ -53,6 +53,19 @@ def test_a_round_trip_keeps_every_sample_whole(place: Any, arrays: Named) -> Non
     data.verify()
 
 
+def test_a_large_object_goes_up_in_parts(
+    s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagsel.storage.files._PART_BYTES", 5 << 20)
+    arrays = {"x": np.random.default_rng(0).random((150, 10_000)), "id": np.arange(150)}
+    data = ShardedDataset.write(
+        "s3://bucket/parts.zarr", arrays, n_shards=1, storage_options=s3_options
+    )
+    key = data.folder.path(f"{data.manifest.folder}/train/00000/x/c/0/0")
+    assert data.folder.fs.info(key)["ETag"].strip('"').endswith("-2"), "two parts"
+    assert holds(data, arrays)
+
+
 def test_zarr_alone_reads_it(place: Any, arrays: Named) -> None:
     data = ShardedDataset.write(place.url, arrays, n_shards=3, storage_options=place.options)
     options = {"storage_options": place.options} if place.options else {}

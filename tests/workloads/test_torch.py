@@ -489,10 +489,11 @@ def test_input_fn_metrics_and_drop_last():
     assert result.metrics["top"] == 0.5
 
 
-def test_evaluation_is_in_evaluation_mode_and_training_in_training_mode():
+@pytest.mark.parametrize("mode", [True, False])
+def test_evaluation_is_in_evaluation_mode_and_training_in_training_mode(mode):
     def model(config):
         layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3)
-        return nn.Sequential(*layers).eval()
+        return nn.Sequential(*layers).train(mode)
 
     workload = TorchWorkload(model, F.cross_entropy, sgd, batch_size=5)
     data = arrays(0)

@@ -1,9 +1,11 @@
-"""A worker's memory: an allocator that keeps what training frees, and how many shards fit."""
+"""What training needs of a worker's process: its allocator, its random numbers, its memory."""
 
 from __future__ import annotations
 
 import ctypes
 import platform
+import random
+import sys
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -34,6 +36,18 @@ def keep_freed_memory() -> bool:
             (_M_TOP_PAD, 64 << 20),
         )
     )
+
+
+def own_random_numbers() -> None:
+    """Give Dask random numbers of its own.
+
+    Its event loop draws from Python's global stream while a unit trains; the draws would be seen in
+    the stream that travels with the trial.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado"):
+            if getattr(module, "random", None) is random:
+                module.random = random.Random()  # type: ignore[attr-defined]  # noqa: S311
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:

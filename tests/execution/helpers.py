@@ -1,0 +1,58 @@
+"""An engine on a cluster, without a study: rounds in, messages out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+from distributed import Client
+
+from dagsel.execution.engine import Engine
+from dagsel.execution.worker_plugin import RunSpec
+from dagsel.planning.dispatch import DispatchConfig
+from dagsel.planning.rounds import Unit
+from dagsel.state import State
+from dagsel.storage import RunDir, ShardedDataset
+
+
+@contextmanager
+def engine_for(
+    client: Client,
+    data: ShardedDataset,
+    workload: Any,
+    run_dir: str,
+    *,
+    seed: int = 0,
+    dispatch: dict[str, Any] | None = None,
+    spec: dict[str, Any] | None = None,
+    **bounds: Any,
+) -> Iterator[Engine]:
+    run = uuid.uuid4().hex[:8]
+    folder = RunDir(run_dir)
+    folder.claim(run, {})
+    run_spec = RunSpec(run, cloudpickle.dumps(workload), data, folder, seed, **(spec or {}))
+    config = DispatchConfig(n_shards=data.n_shards, **(dispatch or {}))
+    with Engine(client, run_spec, config, **bounds) as engine:
+        yield engine
+
+
+def listen(engine: Engine, until: Any) -> list[dict[str, Any]]:
+    """Collect messages until a function of all of them says that it is enough."""
+    heard: list[dict[str, Any]] = []
+    while not until(heard):
+        new = list(engine.messages(timeout_s=60))
+        assert new, f"nothing was heard for 60 s after {heard[-3:]}"
+        heard += new
+    return heard
+
+
+def done(heard: list[dict[str, Any]]) -> list[Unit]:
+    return [Unit(*message["unit"]) for message in heard if message["op"] == "done"]
+
+
+def final_state(engine: Engine, trial: int, epoch: int, n_shards: int) -> State:
+    blob, _ = engine.spec.run_dir.states.load(trial, epoch, n_shards - 1)
+    return State(blob)

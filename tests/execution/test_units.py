@@ -1,0 +1,171 @@
+"""Units on a real cluster: cut into pieces, withdrawn, hostile, hung; rounds without barriers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from distributed import Client, LocalCluster
+from helpers import done, engine_for, final_state, listen
+
+import dagsel
+from dagsel.execution.cluster import local_cluster
+from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.state import State
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload, seen
+
+ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
+
+
+def build_model(config: Any) -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.2),
+        torch.nn.Linear(16, 10),
+    )  # fmt: skip
+
+
+def torch_workload() -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        build_model,
+        torch.nn.functional.cross_entropy,
+        lambda parameters, config: torch.optim.Adam(parameters, lr=config["lr"]),
+        batch_size=32,
+        lr_scheduler=lambda optimizer, config: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    )
+
+
+def train_all(
+    client: Client, data: ShardedDataset, folder: str, *, nudge: bool = False, **bounds: Any
+) -> dict[int, State]:
+    """Train three trials in a fixed order of shards; give their final states."""
+    configs = {trial: {"lr": 10.0 ** -(trial + 1)} for trial in range(3)}
+    chains = tuple(Chain(t, range(1, 3), 4, order=ORDER, evaluate=False) for t in configs)
+    with engine_for(client, data, torch_workload(), folder, **bounds) as engine:
+        engine.submit(Round(1, chains), configs)
+        heard: list[dict[str, Any]] = []
+        while len(done(heard)) < 24:
+            heard += listen(engine, until=bool)
+            if nudge:
+                engine.preempt(len(heard) % 3)
+        return {trial: final_state(engine, trial, 2, 4) for trial in configs}
+
+
+def test_a_trial_cut_into_pieces_ends_as_the_uncut_one(
+    client: Client, digits: ShardedDataset, tmp_path: Path
+) -> None:
+    whole = train_all(client, digits, f"{tmp_path}/whole")
+    assert train_all(client, digits, f"{tmp_path}/batches", max_unit_batches=5) == whole
+    assert train_all(client, digits, f"{tmp_path}/seconds", max_unit_seconds=0.004) == whole
+    assert train_all(client, digits, f"{tmp_path}/told", nudge=True) == whole
+
+
+def test_a_stopped_trial_lets_go_at_its_next_batch(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    endless = SyntheticWorkload(
+        seconds=lambda config: config["s"], n_batches=100_000
+    )  # 10 ms a batch: the unit would take 1,000 s
+    configs = {0: {"s": 1000.0}, 1: {"s": 1000.0}, 2: {"s": 0.0}}
+    with engine_for(client, digits, endless, run_dir) as engine:
+        engine.submit(Round(1, tuple(Chain(t, range(1, 2), 4) for t in (0, 1))), configs)
+        listen(engine, until=lambda heard: sum(m["op"] == "loaded" for m in heard) == 4)
+        engine.submit(Round(2, (Chain(2, range(1, 2), 4, evaluate=False),)), configs)
+        engine.stop(0)
+        engine.stop(1)
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 4)
+        assert {unit.trial for unit in done(heard)} == {2}
+        keys = client.run_on_scheduler(
+            lambda dask_scheduler: [k for k in dask_scheduler.tasks if k[0].startswith("train")]
+        )
+        assert {key[1] for key in keys} <= {2}
+
+
+def test_rounds_have_no_barrier(client: Client, digits: ShardedDataset, run_dir: str) -> None:
+    workload = SyntheticWorkload(seconds=lambda config: config["s"])
+    configs = {0: {"s": 0.3}, 1: {"s": 0.001}, 2: {"s": 0.001}}
+    with engine_for(client, digits, workload, run_dir) as engine:
+        slow, quick = Chain(0, range(1, 2), 4), Chain(1, range(1, 4), 4)
+        engine.submit(Round(1, (slow, quick)), configs)
+        engine.submit(Round(2, (Chain(2, range(1, 2), 4),)), configs)
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 8 + 24 + 8)
+    order = [unit for unit in done(heard) if unit.kind == "train"]
+    last_of_slow = order.index(Unit("train", 0, 1, 3))
+    assert order.index(Unit("train", 1, 3, 3)) < last_of_slow
+    assert order.index(Unit("train", 2, 1, 3)) < last_of_slow
+
+
+class Hostile(SyntheticWorkload):
+    """Does to its worker what the configuration says."""
+
+    def train(self, state: State, shard: Any, config: Any, **rest: Any) -> Any:
+        match config.get("does"):
+            case "exit":
+                os._exit(1)
+            case "segv":
+                ctypes.string_at(0)
+            case "hang":
+                time.sleep(10_000)
+            case "raise":
+                raise RuntimeError("this unit is broken")
+        return super().train(state, shard, config, **rest)
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[LocalCluster]:
+    with local_cluster(2) as cluster:
+        yield cluster
+
+
+@pytest.mark.parametrize("does", ["exit", "segv", "raise"])
+def test_a_bad_unit_fails_its_trial_and_no_other(
+    does: str, own_cluster: LocalCluster, digits: ShardedDataset, run_dir: str
+) -> None:
+    configs = {0: {"does": does}, 1: {}, 2: {}, 3: {}}
+    workload = Hostile(seconds=0.02, n_batches=2)
+    with Client(own_cluster, set_as_default=False) as client:
+        with engine_for(client, digits, workload, run_dir) as engine:
+            engine.submit(Round(1, tuple(Chain(t, range(1, 3), 4) for t in configs)), configs)
+
+            def over(heard: list[dict[str, Any]]) -> bool:
+                good = {unit for unit in done(heard) if unit.trial}
+                return len(good) == 3 * 16 and any(m["op"] == "failed" for m in heard)
+
+            heard = listen(engine, until=over)
+            failed = {m["trial"]: m["reason"] for m in heard if m["op"] == "failed"}
+            assert set(failed) == {0}
+            assert ("this unit is broken" if does == "raise" else "3 strikes") in failed[0]
+            for trial in (1, 2, 3):
+                visits = seen(final_state(engine, trial, 2, 4))
+                both = [(e, s, b) for e in (1, 2) for s in range(4) for b in range(2)]
+                assert sorted(visits) == both
+
+
+def test_a_hung_unit_is_bounded(
+    own_cluster: LocalCluster, digits: ShardedDataset, run_dir: str
+) -> None:
+    limits = {"unit_timeout_s": 1.0, "grace_s": 0.5, "max_strikes": 2}
+    configs = {0: {"does": "hang"}, 1: {}}
+    with Client(own_cluster, set_as_default=False) as client:
+        with engine_for(client, digits, Hostile(), run_dir, dispatch=limits) as engine:
+            engine.submit(Round(1, tuple(Chain(t, range(1, 2), 4) for t in configs)), configs)
+
+            def over(heard: list[dict[str, Any]]) -> bool:
+                good = {unit for unit in done(heard) if unit.trial == 1}
+                return len(good) == 8 and any(m["op"] == "failed" for m in heard)
+
+            heard = listen(engine, until=over)
+            failed = [m for m in heard if m["op"] == "failed"]
+            assert [m["trial"] for m in failed] == [0]
+            assert "ran longer than 1 s" in failed[0]["reason"]
+            assert any(m["op"] == "restarted" for m in heard)
+
+
+cloudpickle.register_pickle_by_value(__import__(__name__))
