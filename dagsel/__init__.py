@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dagsel import metrics as metrics
+    import dagsel.metrics as metrics
     from dagsel.run import Run as Run
     from dagsel.run import optimize as optimize
     from dagsel.workloads import SklearnWorkload as SklearnWorkload

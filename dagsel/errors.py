@@ -69,9 +69,7 @@ class ShardCorruptError(DatasetError):
         ``"train"`` or ``"validation"``.
     """
 
-    def __init__(
-        self, shard: int, array: str, url: str, reason: str, split: str = "train"
-    ) -> None:
+    def __init__(self, shard: int, array: str, url: str, reason: str, split: str = "train") -> None:
         super().__init__(shard, array, url, reason, split)
         self.shard, self.array, self.url, self.reason, self.split = shard, array, url, reason, split
 

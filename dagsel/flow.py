@@ -1,9 +1,9 @@
 """The seam between search procedures and the engine: events in, decisions out.
 
-A *flow* is a search procedure: a frozen configuration and an explicit state. It decides which trials
-start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no clock, no
-file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster) performs its
-decisions and tells it what came of them.
+A *flow* is a search procedure: a frozen configuration and an explicit state. It decides which
+trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no clock,
+no file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster) performs
+its decisions and tells it what came of them.
 """
 
 from __future__ import annotations

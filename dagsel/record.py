@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, Literal
 
 import pandas as pd
 
+from dagsel.planning.bounds import round_bound
 from dagsel.planning.rounds import Unit
 
 
@@ -103,6 +105,25 @@ class Best:
     value: float
 
 
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """Chains that were decided together.
+
+    Parameters
+    ----------
+    number
+        Number of the round in its run.
+    epochs
+        Trials and their epochs that are in it.
+    start
+        When it was sent: seconds since the epoch, by the driver's clock.
+    """
+
+    number: int
+    epochs: frozenset[tuple[int, int]]
+    start: float
+
+
 @dataclass(slots=True)
 class Record:
     """All that a run has done.
@@ -119,6 +140,7 @@ class Record:
     started: float = field(default_factory=time.monotonic)
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -173,3 +195,59 @@ class Record:
         ]
         columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
         return pd.DataFrame(rows, columns=[*columns, "hop", "recovered"])
+
+    def makespans(self) -> pd.DataFrame:
+        """Give a row for each round: how long it took, against the bound of its units' times.
+
+        The bound (`dagsel.planning.bounds.round_bound`) is what no schedule can beat with the
+        workers that held its shards. What other rounds did meanwhile counts against a round.
+        """
+        rows = []
+        for round_ in self.rounds:
+            units = [u for u in self.units if (u.unit.trial, u.unit.epoch) in round_.epochs]
+            if units:
+                makespan = max(unit.stop for unit in units) - round_.start
+                bound = bound_of(units)
+                rows.append((round_.number, len(units), makespan, bound, makespan / bound))
+        return pd.DataFrame(rows, columns=["round", "units", "makespan", "bound", "ratio"])
+
+
+def bound_of(units: Sequence[UnitRecord]) -> float:
+    """Bound in seconds of the makespan of units, from the times that they took.
+
+    Parameters
+    ----------
+    units
+        At least one.
+    """
+    ran = [unit for unit in units if not unit.recovered]
+    workers = sorted({unit.worker for unit in ran})
+    speeds = relative_speeds(ran)
+    holders: dict[int, set[int]] = {}
+    for unit in ran:
+        holders.setdefault(unit.shard, set()).add(workers.index(unit.worker))
+    shards = sorted(holders)
+    rows: dict[tuple[Any, ...], list[float]] = {}
+    for unit in ran:
+        # Training units of a trial are a chain; each evaluating unit stands alone.
+        chain = unit.unit[:2] if unit.unit.kind == "train" else tuple(unit.unit)
+        row = rows.setdefault(chain, [0.0] * len(shards))
+        row[shards.index(unit.shard)] += (unit.stop - unit.start) * speeds[unit.worker]
+    in_order = [holders[shard] for shard in shards]
+    return round_bound(list(rows.values()), [speeds[worker] for worker in workers], in_order)
+
+
+def relative_speeds(units: Sequence[UnitRecord]) -> dict[str, float]:
+    """Estimate how fast each worker is, 1 on average: from trials that trained on several."""
+    seconds: dict[int, dict[str, list[float]]] = {}
+    for unit in units:
+        if unit.unit.kind == "train":
+            on = seconds.setdefault(unit.unit.trial, {})
+            on.setdefault(unit.worker, []).append(unit.stop - unit.start)
+    ratios: dict[str, list[float]] = {unit.worker: [] for unit in units}
+    for on in seconds.values():
+        means = {worker: sum(times) / len(times) for worker, times in on.items()}
+        overall = sum(means.values()) / len(means)
+        for worker, mean in means.items():
+            ratios[worker].append(overall / mean if mean > 0 else 1.0)
+    return {worker: median(found) if found else 1.0 for worker, found in ratios.items()}

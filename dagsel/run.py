@@ -104,6 +104,10 @@ class Run:
         """Give a row for each unit that ran: where, when, on which shard."""
         return self.record.timeline()
 
+    def makespans(self) -> pd.DataFrame:
+        """Give a row for each round: its makespan in seconds, and that over its lower bound."""
+        return self.record.makespans()
+
     def trials_dataframe(self) -> pd.DataFrame:
         """Give the study's own frame of all its trials."""
         frame: pd.DataFrame = self.study.trials_dataframe()
@@ -135,13 +139,13 @@ class Run:
         )
         best = self.record.best
         value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
-        return f"<Run {self.record.run} of {self.study.study_name!r}: {ended or 'no trial'}; {value}>"
+        return (
+            f"<Run {self.record.run} of {self.study.study_name!r}: {ended or 'no trial'}; {value}>"
+        )
 
     def _repr_html_(self) -> str:
         table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
-        failed = "".join(
-            f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures
-        )
+        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
         lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
         return f"<p>{escape(repr(self))}</p>{table}{lost}<p>{escape(self.run_dir.url)}</p>"
 
@@ -158,8 +162,10 @@ def optimize(
     cluster: Any = None,
     run_dir: str | None = None,
     seed: int = 0,
+    replicas: int = 1,
     callbacks: Sequence[Callback] = (),
     worker_timeout: float = 60.0,
+    unit_timeout: float | None = None,
 ) -> Run:
     """Search for the best configuration of a model on a Dask cluster.
 
@@ -192,10 +198,16 @@ def optimize(
         default a new folder under ``dagsel-runs``.
     seed
         Seeds initial weights, the order of batches, and random draws of configurations.
+    replicas
+        Workers that hold each shard; more than one helps where workers differ in speed or may be
+        lost, and takes as many times the memory.
     callbacks
         Called with study and trial after each trial that ended, as Optuna does.
     worker_timeout
-        Seconds to wait for the first worker.
+        Seconds to wait for a worker when there is none.
+    unit_timeout
+        Seconds that one pass over one shard may take. A unit that takes longer and does not stop
+        at a batch has its worker restarted; its trial fails after three strikes. None for no limit.
 
     Returns
     -------
@@ -234,7 +246,7 @@ def optimize(
         progress = stack.enter_context(SearchProgress(metric))
         stack.callback(driver.fail_live, "the run ended before the trial did")
         here = stack.enter_context(connect(client, cluster))
-        dispatch = DispatchConfig(n_shards=data.n_shards)
+        dispatch = DispatchConfig(data.n_shards, replicas, unit_timeout_s=unit_timeout)
         engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout))
         runner = Runner(
             flow,
@@ -259,11 +271,13 @@ def _tidy(run: Run) -> None:
             run.run_dir.states.drop(trial)
     if best is not None:
         run.run_dir.states.prune(best.trial, keep=1)
-        trial = run.record.trials[best.trial]
-        run.run_dir.write_best({**asdict(best), "params": trial.params, "config": trial.config})
+        winner = run.record.trials[best.trial]
+        run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if run.failures:
         reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in run.failures)
-        logger.warning("%d of %d trials failed: %s", len(run.failures), len(run.record.trials), reasons)
+        logger.warning(
+            "%d of %d trials failed: %s", len(run.failures), len(run.record.trials), reasons
+        )
 
 
 def _new_run_dir(study: str, run: str) -> str:

@@ -1,4 +1,4 @@
-"""The only place that knows Optuna: trials are drawn, reported and told here, by the driver alone."""
+"""The only place that knows Optuna: the driver draws, reports and tells trials here, and alone."""
 
 from __future__ import annotations
 
@@ -32,12 +32,18 @@ class GridWalk(BaseSampler):
     """Walks through every leaf of a define-by-run space, like an odometer.
 
     Each trial takes the next combination. A parameter that a branch alone suggests becomes a wheel
-    only on that branch.
+    only on that branch. A trial that the user has enqueued stands beside the walk: what it leaves
+    open takes its first choice.
     """
 
     def __init__(self) -> None:
         self._wheels: list[tuple[Sequence[Any], int]] = []
         self._place = 0
+        self._is_enqueued = False
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        """See whether the trial takes the walk's next combination, or was enqueued."""
+        self._is_enqueued = "fixed_params" in trial.system_attrs
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
@@ -59,6 +65,8 @@ class GridWalk(BaseSampler):
         param_distribution: BaseDistribution,
     ) -> Any:
         """Read the parameter's wheel, or add one."""
+        if self._is_enqueued:
+            return _choices(param_name, param_distribution)[0]
         if self._place == len(self._wheels):
             self._wheels.append((_choices(param_name, param_distribution), 0))
         choices, index = self._wheels[self._place]
@@ -67,6 +75,8 @@ class GridWalk(BaseSampler):
 
     def advance(self) -> bool:
         """Turn to the next combination; False when all have been seen."""
+        if self._is_enqueued:
+            return True
         self._place = 0
         while self._wheels:
             choices, index = self._wheels.pop()

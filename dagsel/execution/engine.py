@@ -9,6 +9,7 @@ import queue
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
 
@@ -59,9 +60,10 @@ class Engine:
     max_unit_batches: int | None = None
     workers: set[str] = field(default_factory=set)
     _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
-    _futures: dict[int, dict[Key, Future]] = field(default_factory=dict)
-    _loads: dict[tuple[str, int], Future] = field(default_factory=dict)
+    _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
+    _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
+    _alone_since: float = field(default_factory=time.monotonic)
 
     def __enter__(self) -> Engine:
         try:
@@ -135,14 +137,14 @@ class Engine:
             self.release(trial)
         self._loads.clear()
         for leave in (
-            lambda: self.client.log_event(command_topic(run), {"op": "end"}),
-            lambda: self.client.unregister_scheduler_plugin(plugin_name(run)),
-            lambda: self.client.unregister_worker_plugin(plugin_name(run)),
-            lambda: self.client.unsubscribe_topic(report_topic(run)),
+            partial(self._command, "end"),
+            partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
+            partial(self.client.unregister_worker_plugin, plugin_name(run)),
+            partial(self.client.unsubscribe_topic, report_topic(run)),
         ):
             try:
                 leave()
-            except Exception:  # noqa: BLE001 - the cluster may be gone; leave the rest too
+            except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
 
     def _hear(self, event: tuple[float, Message]) -> None:
@@ -211,6 +213,26 @@ class Engine:
     def _command(self, op: str, **message: Any) -> None:
         self.client.log_event(command_topic(self.spec.run), {"op": op, **message})
 
+    def check_alive(self) -> None:
+        """Check that there is a cluster to hear from.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler is gone.
+        NoWorkersError
+            If there has been no worker for longer than the time limit.
+        """
+        if self.client.status == "closed":
+            raise ClusterError("the scheduler is gone; states up to the last unit are in run_dir")
+        now = time.monotonic()
+        if self.workers:
+            self._alone_since = now
+        elif now - self._alone_since > self.worker_timeout_s:
+            raise NoWorkersError(
+                f"all workers have gone and none came back within {self.worker_timeout_s:g} s"
+            )
+
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Give what came from the cluster, waiting for the first one at most so long."""
         try:
@@ -230,14 +252,15 @@ def pack_workload(workload: Any) -> bytes:
         If a part of it cannot be pickled; names the part.
     """
     try:
-        return cloudpickle.dumps(workload)
+        return bytes(cloudpickle.dumps(workload))
     except Exception as error:
         for name, part in vars(workload).items():
             try:
                 cloudpickle.dumps(part)
             except Exception as reason:
                 raise WorkloadTransportError(
-                    f"{name!r} of the {type(workload).__name__} cannot be sent to a worker: {part!r} "
+                    f"{name!r} of the {type(workload).__name__} cannot be sent to a worker: "
+                    f"{part!r} "
                     f"({reason}); make what it needs inside the function instead of outside it"
                 ) from reason
         raise WorkloadTransportError(f"the workload cannot be sent to a worker: {error}") from error
@@ -251,6 +274,7 @@ def check_versions(client: Client) -> None:
     VersionMismatchError
         If dagsel, torch or Python differ, or are missing where they are needed.
     """
+
     # Functions of the standard library: they can be called where dagsel is missing.
     def ask(package: str) -> dict[str, Any]:
         version = importlib.metadata.version

@@ -19,7 +19,7 @@ Key: TypeAlias = tuple[str, int, int, int]
 
 
 def unit_key(run: str, unit: Unit) -> Key:
-    """Dask key of a unit.
+    """Give the Dask key of a unit.
 
     Examples
     --------
@@ -30,7 +30,7 @@ def unit_key(run: str, unit: Unit) -> Key:
 
 
 def key_unit(run: str, key: Any) -> Unit | None:
-    """Unit of a Dask key; None if the key is none of this run's.
+    """Give the unit of a Dask key; None if the key is none of this run's.
 
     Examples
     --------
@@ -90,7 +90,9 @@ def _compile_chain(
         if unit.position == chain.n_shards - 1:
             for evaluation in chain.evaluations(unit.epoch):
                 scoring = unit_key(run, evaluation)
-                tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, TaskRef(key))
+                tasks[scoring] = Task(
+                    scoring, evaluate_unit, run, tuple(evaluation), config, TaskRef(key)
+                )
                 wanted.append(scoring)
     if not chain.evaluate and previous is not None:
         wanted.append(previous)

@@ -45,9 +45,9 @@ def own_random_numbers() -> None:
     the stream that travels with the trial.
     """
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado"):
-            if getattr(module, "random", None) is random:
-                module.random = random.Random()  # type: ignore[attr-defined]  # noqa: S311
+        is_dask = name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado")
+        if is_dask and getattr(module, "random", None) is random:
+            module.random = random.Random()  # type: ignore[attr-defined]  # noqa: S311
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:

@@ -24,7 +24,7 @@ from dagsel.flow import (
     TrialFailed,
 )
 from dagsel.planning.rounds import Chain, Round, Unit
-from dagsel.record import Best, EpochRecord, Record, UnitRecord
+from dagsel.record import Best, EpochRecord, Record, RoundRecord, UnitRecord
 from dagsel.storage import CheckpointStore
 from dagsel.study import StudyDriver
 
@@ -123,6 +123,7 @@ class Runner:
         while not self._finished:
             for message in self.engine.messages(timeout_s=_POLL_S):
                 self._hear(message)
+            self.engine.check_alive()
             self.observe(self.record)
 
     def _perform(self, decisions: Iterable[Decision]) -> None:
@@ -170,6 +171,8 @@ class Runner:
             self._epochs[train.trial] += train.epochs
             chains.append(Chain(train.trial, epochs, self.n_shards))
         self._n_rounds += 1
+        pairs = frozenset((chain.trial, epoch) for chain in chains for epoch in chain.epochs)
+        self.record.rounds.append(RoundRecord(self._n_rounds, pairs, time.time()))
         configs = {train.trial: self.record.trials[train.trial].config for train in trains}
         self.engine.submit(Round(self._n_rounds, tuple(chains)), configs)
         for train in trains:

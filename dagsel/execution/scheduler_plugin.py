@@ -15,11 +15,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Coroutine
 from dataclasses import asdict
 from typing import Any, assert_never
 
 from distributed import Scheduler, SchedulerPlugin
-from distributed.scheduler import TaskState
+from distributed.scheduler import Recs, TaskState
 
 from dagsel.execution.graph import key_unit, unit_key
 from dagsel.execution.worker_plugin import RESOURCE, Binding, plugin_name, worker_topic
@@ -86,13 +87,12 @@ class DispatchPlugin(SchedulerPlugin):
         self._last_worker: dict[int, str] = {}  # trial: where its state was made
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     # What Dask tells
 
-    def update_graph(
-        self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any
-    ) -> None:
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
         """Park the run's units before Dask can send them anywhere."""
         for key in tasks:
             if key_unit(self.run, key) is not None:
@@ -184,7 +184,7 @@ class DispatchPlugin(SchedulerPlugin):
         if client == self.client and not self._closed:
             self.end()
             scheduler.remove_plugin(self.name)
-            self._loop.create_task(scheduler.unregister_worker_plugin(None, self.name))
+            self._keep(scheduler.unregister_worker_plugin(None, self.name))
 
     # What workers and driver tell
 
@@ -262,7 +262,7 @@ class DispatchPlugin(SchedulerPlugin):
             self._alarm = self._loop.call_later(delay, self._push, events.Tick())
 
     def _perform(self, instructions: list[events.Instruction]) -> None:
-        bound: dict[Any, str] = {}
+        bound: Recs = {}
         for instruction in instructions:
             match instruction:
                 case events.Bind(unit, worker, shard):
@@ -286,7 +286,7 @@ class DispatchPlugin(SchedulerPlugin):
         if bound:
             self.scheduler.transitions(bound, f"dagsel-bind-{next(self._stimuli)}")
 
-    def _bind(self, unit: Unit, worker: str, shard: int, bound: dict[Any, str]) -> None:
+    def _bind(self, unit: Unit, worker: str, shard: int, bound: Recs) -> None:
         task = self.scheduler.tasks.get(unit_key(self.run, unit))
         if task is None or task.state != "no-worker" or worker not in self.scheduler.workers:
             # It was withdrawn, lost its input, or its worker went, in this very turn of the loop.
@@ -304,9 +304,19 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _restart(self, worker: str, reason: str) -> None:
         self._report("restarted", worker=worker, reason=reason)
-        self._loop.create_task(
-            self.scheduler.restart_workers([worker], timeout=30, on_error="return")
+        restart = self.scheduler.restart_workers(
+            [worker],
+            wait_for_workers=False,
+            on_error="return",
+            stimulus_id=f"dagsel-restart-{next(self._stimuli)}",
         )
+        self._keep(restart)
+
+    def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Run a coroutine; the loop alone would forget it."""
+        task = self._loop.create_task(coroutine)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
 
     def _report(self, op: str, **message: Any) -> None:
         self.scheduler.log_event(report_topic(self.run), {"op": op, **message})

@@ -11,7 +11,6 @@ import contextlib
 import math
 import threading
 import time
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -127,7 +126,7 @@ class TrainingPlugin(WorkerPlugin):
         self._stops: dict[Unit, threading.Event] = {}
 
     async def setup(self, worker: Worker) -> None:
-        """Make the worker ready for units and tell the scheduler so, or why it cannot be."""
+        """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
         try:
             self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
@@ -143,9 +142,7 @@ class TrainingPlugin(WorkerPlugin):
         worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
         worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
         await self._take_resource(worker)
-        self._tell(
-            "joined", max_shards=max_shards, speed=speed, owns_resource=self.owns_resource
-        )
+        self._tell("joined", max_shards=max_shards, speed=speed, owns_resource=self.owns_resource)
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -180,8 +177,8 @@ class TrainingPlugin(WorkerPlugin):
     def _check_store(self) -> None:
         if not self.spec.run_dir.belongs_to(self.spec.run):
             raise ClusterError(
-                f"cannot reach run_dir {self.spec.run_dir.url}: give run_dir= a URL that the driver "
-                "and all workers reach, such as a shared folder or s3://"
+                f"cannot reach run_dir {self.spec.run_dir.url}: give run_dir= a URL that the "
+                "driver and all workers reach, such as a shared folder or s3://"
             )
 
     def _tell(self, op: str, **message: Any) -> None:
@@ -263,6 +260,7 @@ class TrainingPlugin(WorkerPlugin):
 
     def _binding(self) -> Binding:
         task = self._worker.state.tasks[self._worker.get_current_task()]
+        assert task.annotations is not None
         return Binding(**task.annotations["dagsel"])
 
     def _report(self, report: dict[str, Any]) -> None:
@@ -271,9 +269,7 @@ class TrainingPlugin(WorkerPlugin):
         task = self._worker.state.tasks[self._worker.get_current_task()]
         task.metadata["dagsel"] = report
 
-    def _input(
-        self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None
-    ) -> State:
+    def _input(self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None) -> State:
         match state:
             case State():
                 return state
@@ -352,10 +348,9 @@ class Leash:
         self._batches_left = math.inf if max_batches is None else max_batches
 
     def __call__(self) -> bool:
+        """Say whether to stop; asked once a batch."""
         self._batches_left -= 1
-        return (
-            self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline
-        )
+        return self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline
 
 
 def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:
@@ -400,7 +395,8 @@ def _other_runs(worker: Worker, this: TrainingPlugin | None = None) -> list[Trai
 
 
 def _plugin(run: str) -> TrainingPlugin:
-    plugin: TrainingPlugin = get_worker().plugins[plugin_name(run)]
+    plugin = get_worker().plugins[plugin_name(run)]
+    assert isinstance(plugin, TrainingPlugin)
     return plugin
 
 

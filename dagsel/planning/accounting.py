@@ -1,4 +1,4 @@
-"""How much work is left: fills the rule's `Shop` from the ledger, the holdings and the estimates."""
+"""How much work is left: fills the rule's `Shop` from ledger, holdings and estimates."""
 
 from __future__ import annotations
 
@@ -74,11 +74,10 @@ class Accounts:
         ):
             self.is_stale = True
 
-    def recount(
-        self, trials: Mapping[int, Trial], bindings: Mapping[Unit, Binding], now_s: float
-    ) -> None:
+    def recount(self, trials: Mapping[int, Trial], now_s: float) -> None:
         """Count anew, and set the target to the bound of what is left."""
-        self.is_stale, self._n_done, self._n_trials = False, 0, len(trials)
+        self.is_stale, self._n_done = False, 0
+        self._n_trials = sum(1 for trial in trials.values() if trial.open)
         shop, times, workers = self.shop, self.times, self.holdings.workers
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}
         effort = self._efforts()
@@ -103,9 +102,6 @@ class Accounts:
         for worker, load in shop.load.items():
             target = max(target, max(now_s, shop.free_at[worker]) + load)
         shop.target = target
-        for binding in bindings.values():
-            if binding.unit.kind == "train" and binding.unit.trial in rem_after:
-                shop.retime(binding.unit.trial, shop.free_at[binding.worker])
 
     def _efforts(self) -> list[float]:
         """Seconds a unit of cost 1 takes with each shard, on its average holder."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -32,9 +33,7 @@ def lower_bound(times: Times) -> float:
     return float(max(table.sum(axis=0).max(), table.sum(axis=1).max()))
 
 
-def round_bound(
-    work: Times, speeds: Sequence[float], holders: Sequence[AbstractSet[int]]
-) -> float:
+def round_bound(work: Times, speeds: Sequence[float], holders: Sequence[AbstractSet[int]]) -> float:
     """Bound of a round whose shards may have several holders, and workers several shards.
 
     The larger of two: the longest chain, each unit on its shard's fastest holder; and the time in
@@ -131,10 +130,10 @@ def _augment(
         path.append(before)
     path.reverse()  # shard, worker, shard, worker, ...
     amount = min(left[path[0][1]], room[end[1]])
-    for (kind, a), (_, b) in zip(path, path[1:], strict=False):
+    for (kind, a), (_, b) in pairwise(path):
         if kind == "worker":
             amount = min(amount, flow[b][a])
-    for (kind, a), (_, b) in zip(path, path[1:], strict=False):
+    for (kind, a), (_, b) in pairwise(path):
         if kind == "shard":
             flow[a][b] += amount
         else:

@@ -16,6 +16,7 @@ from dagsel.planning.events import Worker
 
 SCALE_VARIANCE = 100.0  # nothing is known of the seconds in a unit of cost
 COST_VARIANCE = 0.25  # a trial's prior cost is right within a factor of e^0.5 or so
+OPTIMISM = 2.7  # two standard deviations
 PACE_VARIANCE = 0.05
 PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its units
 NOISE_VARIANCE = 0.04
@@ -54,6 +55,7 @@ class UnitTimes:
         self.pace: dict[Worker, float] = {}
         self.n_observed: dict[Worker, int] = {}
         self._cost_variance: dict[int, float] = {}
+        self._unknown: set[int] = set()
         self._pace_variance: dict[Worker, float] = {}
         self._log_scale = 0.0
         self._scale_variance = SCALE_VARIANCE
@@ -67,11 +69,18 @@ class UnitTimes:
         """Whether any unit's time has been seen, so that estimates are in seconds."""
         return self._scale_variance < SCALE_VARIANCE
 
+    @property
+    def noise(self) -> float:
+        """Standard deviation of the logarithm of a unit's time about its estimate."""
+        return math.sqrt(self._noise)
+
     def add_trial(self, trial: int, cost: float) -> None:
         """Take a trial at its prior cost, unless it is known."""
         if trial not in self.cost:
             self.cost[trial] = cost
             self._cost_variance[trial] = COST_VARIANCE
+            if cost == 1.0:
+                self._unknown.add(trial)
 
     def add_worker(self, worker: Worker, speed: float) -> None:
         """Take a worker at its prior speed."""
@@ -83,6 +92,7 @@ class UnitTimes:
         """Forget a trial that is over."""
         self.cost.pop(trial, None)
         self._cost_variance.pop(trial, None)
+        self._unknown.discard(trial)
 
     def forget_worker(self, worker: Worker) -> None:
         """Forget a worker that has gone."""
@@ -90,21 +100,38 @@ class UnitTimes:
             table.pop(worker, None)
 
     def seconds(self, trial: int, worker: Worker, shard: int) -> float:
-        """Expected seconds of a training unit."""
+        """Estimate the seconds of a training unit."""
         return self.unit_s * self.cost[trial] * self.pace[worker] * self.weights[shard]
 
     def evaluation_seconds(self, trial: int, worker: Worker, shard: int) -> float:
-        """Expected seconds of an evaluating unit."""
+        """Estimate the seconds of an evaluating unit."""
         return self.ratio * self.seconds(trial, worker, shard)
 
+    def optimism(self, trial: int) -> float:
+        """Factor by which a trial of which nothing is known may well cost more.
+
+        An unknown trial is served early, as if it were long: if it is, its chain must begin early.
+        A prior other than 1 counts as knowledge.
+
+        Examples
+        --------
+        >>> times = UnitTimes(n_shards=1)
+        >>> times.add_trial(0, cost=1.0)
+        >>> times.add_trial(1, cost=3.0)
+        >>> times.optimism(0) > times.optimism(1)
+        True
+        """
+        return OPTIMISM if trial in self._unknown else 1.0
+
     def speed_error(self, worker: Worker) -> float:
-        """Standard deviation of the logarithm of the worker's pace."""
+        """Return the standard deviation of the logarithm of the worker's pace."""
         return math.sqrt(self._pace_variance[worker])
 
     def observe(self, trial: int, worker: Worker, shard: int, seconds: float) -> None:
         """Learn from a finished training unit; a time of 0 teaches nothing."""
         if seconds <= 0.0 or trial not in self.cost or worker not in self.pace:
             return
+        self._unknown.discard(trial)
         expected = self._log_scale + math.log(
             self.cost[trial] * self.pace[worker] * self.weights[shard]
         )
@@ -132,7 +159,9 @@ class UnitTimes:
         residual = math.log(seconds / self.seconds(trial, worker, shard)) - self._log_ratio
         total = self._ratio_variance + self._noise + COST_VARIANCE / 4.0
         self._log_ratio += residual * self._ratio_variance / total
-        self._ratio_variance = max(0.01, self._ratio_variance * (1.0 - self._ratio_variance / total))
+        self._ratio_variance = max(
+            0.01, self._ratio_variance * (1.0 - self._ratio_variance / total)
+        )
         self.ratio = math.exp(self._log_ratio)
 
     def _refresh(self) -> None:

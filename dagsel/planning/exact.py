@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from dagsel.errors import DagselError
 from dagsel.planning.bounds import Times, lower_bound
 from dagsel.planning.open_shop import Plan, Visit, plan
 
 GRID = 100_000  # CP-SAT counts in integers: times that are not are scaled to so many steps a bound
 
 
-class SolverMissingError(ImportError):
+class SolverMissingError(DagselError, ImportError):
     """OR-Tools is not installed."""
 
 
@@ -74,7 +75,7 @@ def solve(
     is_integer = bool(np.all(table == np.round(table)))
     step = 1.0 if is_integer else bound / GRID
     steps = np.ceil(table / step - 1e-9).astype(np.int64)
-    model, starts, end = _model(cp_model, steps, _horizon(start, steps))
+    model, starts = _model(cp_model, steps, _horizon(start, steps))
     for visit, first in _pack(start, steps):
         model.add_hint(starts[visit.trial, visit.worker], first)
     solver = cp_model.CpSolver()
@@ -92,11 +93,13 @@ def solve(
 
 
 def _horizon(start: Plan, steps: np.ndarray[Any, np.dtype[np.int64]]) -> int:
-    return max((first + int(steps[v.trial, v.worker]) for v, first in _pack(start, steps)), default=0)
+    return max(
+        (first + int(steps[v.trial, v.worker]) for v, first in _pack(start, steps)), default=0
+    )
 
 
 def _pack(start: Plan, steps: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple[Visit, int]]:
-    """The plan's order in whole steps."""
+    """Put the plan's order into whole steps."""
     trial_free = [0] * steps.shape[0]
     worker_free = [0] * steps.shape[1]
     packed = []
@@ -110,7 +113,7 @@ def _pack(start: Plan, steps: np.ndarray[Any, np.dtype[np.int64]]) -> list[tuple
 
 def _model(
     cp_model: Any, steps: np.ndarray[Any, np.dtype[np.int64]], horizon: int
-) -> tuple[Any, dict[tuple[int, int], Any], Any]:
+) -> tuple[Any, dict[tuple[int, int], Any]]:
     model = cp_model.CpModel()
     n_trials, n_workers = steps.shape
     end = model.new_int_var(0, horizon, "makespan")
@@ -128,12 +131,10 @@ def _model(
         model.add_no_overlap([intervals[i, j] for i in range(n_trials)])
     model.add(end >= int(max(steps.sum(axis=0).max(), steps.sum(axis=1).max())))
     model.minimize(end)
-    return model, starts, end
+    return model, starts
 
 
-def _left_shift(
-    order: list[tuple[int, int]], table: np.ndarray[Any, np.dtype[np.float64]]
-) -> Plan:
+def _left_shift(order: list[tuple[int, int]], table: np.ndarray[Any, np.dtype[np.float64]]) -> Plan:
     trial_free = [0.0] * table.shape[0]
     worker_free = [0.0] * table.shape[1]
     visits = []

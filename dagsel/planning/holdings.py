@@ -64,7 +64,7 @@ class Holdings:
         self.workers: dict[Worker, Seated] = {}
 
     def holders(self, shard: int) -> Iterator[Seated]:
-        """The workers that hold the shard."""
+        """Find the workers that hold the shard."""
         return (seat for seat in self.workers.values() if seat.held >> shard & 1)
 
     def replace(self, speeds: Mapping[Worker, float]) -> None:
@@ -113,7 +113,7 @@ class Holdings:
         return then_s < (1.0 - GAIN) * now_s
 
     def moves(self, in_use: Mapping[Worker, int]) -> Iterator[Instruction]:
-        """Loads and drops that bring the workers towards what is wanted.
+        """List loads and drops that bring the workers towards what is wanted.
 
         A shard is dropped only when enough of those that shall hold it do, and no unit that is
         bound to the worker needs it.
@@ -170,9 +170,7 @@ class Holdings:
         ]
         if refusals:
             return f"shard {shards[0]} can be loaded nowhere: {'; '.join(refusals)}"
-        room = sum(
-            self.n_shards if seat.max_shards is None else seat.max_shards for seat in stay
-        )
+        room = sum(self.n_shards if seat.max_shards is None else seat.max_shards for seat in stay)
         return (
             f"{len(shards)} of {self.n_shards} shards have no worker: {len(stay)} workers have "
             f"memory for {room}; add workers or memory, or write the data set in smaller shards"

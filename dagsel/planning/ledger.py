@@ -125,7 +125,9 @@ class Trial:
         for number, epoch in self.epochs.items():
             name = f"trial {self.number}, epoch {number}"
             visited = [shard for shard in epoch.visited if shard is not None]
-            assert len(set(visited)) == len(visited), f"{name}: a shard was visited twice: {visited}"
+            assert len(set(visited)) == len(visited), (
+                f"{name}: a shard was visited twice: {visited}"
+            )
             mask = sum(1 << shard for shard in visited)
             everything = (1 << epoch.chain.n_shards) - 1
             assert epoch.left == everything & ~mask, (

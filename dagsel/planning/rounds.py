@@ -109,7 +109,7 @@ class Chain:
                 yield Unit("train", self.trial, epoch, position)
 
     def evaluations(self, epoch: int) -> Iterator[Unit]:
-        """The evaluating units of an epoch; none when the chain does not evaluate."""
+        """List the evaluating units of an epoch; none when the chain does not evaluate."""
         if self.evaluate:
             for shard in range(self.n_shards):
                 yield Unit("evaluate", self.trial, epoch, shard)

@@ -59,6 +59,8 @@ class Shop(Generic[W]):
         Of a worker: shards; remaining work; when its last unit ends; how fast it is.
     demand
         Of a shard: outstanding work at speed 1; used where shards have several holders.
+    weight
+        Of a trial: factor on ``rem`` in the order of the idle trials.
     wait_until
         After a `pick` that took nothing: until when the worker is held (infinity: next event).
     """
@@ -95,7 +97,7 @@ class Shop(Generic[W]):
         return (key[2] for key in self._idle)
 
     def enter(self, trial: int, need: int) -> None:
-        """The trial is idle and its next unit may take the shards in `need`."""
+        """Note that the trial is idle and its next unit may take the shards in `need`."""
         self.leave(trial)
         self.need[trial] = need
         rank = self.rem[trial] * self.weight.get(trial, 1.0)
@@ -107,7 +109,7 @@ class Shop(Generic[W]):
             self._here.setdefault(home, set()).add(trial)
 
     def leave(self, trial: int) -> None:
-        """The trial is neither idle nor running."""
+        """Note that the trial is neither idle nor running."""
         key = self._key.pop(trial, None)
         if key is not None:
             del self._idle[bisect_left(self._idle, key)]
@@ -125,7 +127,7 @@ class Shop(Generic[W]):
             self.home[trial] = worker
 
     def start(self, trial: int, worker: W, now: float, seconds: float, need_next: int) -> None:
-        """The trial's unit begins at `now`; its next one may take the shards in `need_next`."""
+        """Note that a unit begins at `now`; the trial's next one may take `need_next`."""
         self.leave(trial)
         end = now + seconds
         rem = self.rem[trial] = max(0.0, self.rem[trial] - seconds)
@@ -137,14 +139,14 @@ class Shop(Generic[W]):
         insort(self._lims, (lim, trial))
 
     def give_back(self, trial: int, worker: W, seconds: float) -> None:
-        """The trial's unit came back undone."""
+        """Note that the trial's unit came back undone."""
         self.leave(trial)
         self.rem[trial] += seconds
         if worker in self.load:
             self.load[worker] += seconds
 
     def retime(self, trial: int, end: float) -> None:
-        """A running unit is expected to end at another time."""
+        """Expect a running unit to end at another time."""
         lim = self._lim.get(trial)
         if lim is not None:
             del self._lims[bisect_left(self._lims, (lim, trial))]
@@ -152,13 +154,13 @@ class Shop(Generic[W]):
             insort(self._lims, (lim, trial))
 
     def forget(self, trial: int) -> None:
-        """The trial is over."""
+        """Forget a trial that is over."""
         self.leave(trial)
-        for table in (self.rem, self.need, self.home, self.priority):
+        for table in (self.rem, self.need, self.home, self.priority, self.weight):
             table.pop(trial, None)
 
     def remove_worker(self, worker: W) -> None:
-        """The worker is gone, and the states that were there."""
+        """Forget a worker that is gone, and the states that were there."""
         for table in (self.held, self.load, self.free_at, self.speed):
             table.pop(worker, None)
         self._here.pop(worker, None)
@@ -332,10 +334,12 @@ class Shop(Generic[W]):
             speed = self.speed[worker]
             for shard in bits(mask):
                 speeds[shard] = speeds.get(shard, 0.0) + speed
-        return {shard: work / speeds[shard] for shard, work in self.demand.items() if shard in speeds}
+        return {
+            shard: work / speeds[shard] for shard, work in self.demand.items() if shard in speeds
+        }
 
     def _fronts(self, worker: W, held: int, blocked: int) -> Iterator[tuple[int, int]]:
-        """For each shard held the idle trials that could be best: the longest, and those at home."""
+        """For each shard held the idle trials that may be best: the longest, and those at home."""
         unseen = held
         for key in self._idle:
             trial = key[2]
@@ -349,9 +353,7 @@ class Shop(Generic[W]):
             if self.need[trial] & held and not self.need[trial] & blocked:
                 yield trial, self.need[trial] & held
 
-    def _sooner_elsewhere(
-        self, trial: int, shard: int, worker: W, now: float, end: float
-    ) -> bool:
+    def _sooner_elsewhere(self, trial: int, shard: int, worker: W, now: float, end: float) -> bool:
         bit = 1 << shard
         return any(
             mask & bit

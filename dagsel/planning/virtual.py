@@ -137,7 +137,10 @@ class VirtualCluster:
         self._plan(time_s, lambda: [out for event in events for out in self._enter(event)])
 
     def add_workers(
-        self, speeds: Mapping[Worker, float], *, shards: Mapping[Worker, Iterable[int]] | None = None
+        self,
+        speeds: Mapping[Worker, float],
+        *,
+        shards: Mapping[Worker, Iterable[int]] | None = None,
     ) -> None:
         """Add workers at the start, with what they hold."""
         at = shards or {}

@@ -83,7 +83,7 @@ class SyntheticWorkload:
         before = state.tensors["seen"].numpy()
         first = int((before[-1, 2] + 1) % self.n_batches) if len(before) else 0
         pause = self._seconds(config) / self.n_batches
-        batches = []
+        batches: list[tuple[int, int, int]] = []
         for batch in range(first, self.n_batches):
             if batches and should_stop():
                 break

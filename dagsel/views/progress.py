@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dagsel.record import Record
+
+#: The line is written anew at most so often.
+_REFRESH_S = 0.1
+#: Units per second are counted over so long.
+_WINDOW_S = 10.0
 
 
 class SearchProgress:
@@ -36,7 +42,9 @@ class SearchProgress:
             refresh_per_second=4,
         )
         self._task = self._progress.add_task("starting the workers", total=None)
-        self._window: list[tuple[float, int]] = []
+        self._window: deque[tuple[float, int]] = deque()
+        self._due = 0.0
+        self._last: tuple[Record, int | None] | None = None
 
     def __enter__(self) -> SearchProgress:
         self._progress.start()
@@ -48,6 +56,8 @@ class SearchProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._last is not None:
+            self._show(*self._last, time.monotonic())
         self._progress.stop()
 
     def update(self, record: Record, *, n_epochs: int | None = None) -> None:
@@ -60,16 +70,25 @@ class SearchProgress:
         n_epochs
             Epochs decided so far.
         """
+        if self._progress.disable:
+            return
+        self._last, now = (record, n_epochs), time.monotonic()
+        if now >= self._due:
+            self._due = now + _REFRESH_S
+            self._show(record, n_epochs, now)
+
+    def _show(self, record: Record, n_epochs: int | None, now: float) -> None:
         self._progress.update(
             self._task,
-            description=describe(record, self._metric, self._rate(len(record.units))),
+            description=describe(record, self._metric, self._rate(len(record.units), now)),
             completed=record.n_epochs,
             total=n_epochs,
         )
 
-    def _rate(self, n_units: int) -> float:
-        now = time.monotonic()
-        self._window = [(then, n) for then, n in self._window if now - then < 10] + [(now, n_units)]
+    def _rate(self, n_units: int, now: float) -> float:
+        while self._window and now - self._window[0][0] >= _WINDOW_S:
+            self._window.popleft()
+        self._window.append((now, n_units))
         then, before = self._window[0]
         return (n_units - before) / (now - then) if now > then else 0.0
 

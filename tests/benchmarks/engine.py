@@ -1,6 +1,6 @@
 """What the engine costs on a real cluster, against the bound (sum of unit times / workers).
 
-    python tests/benchmarks/engine.py [--only sleep,noop,mixed,scaling,hops]
+python tests/benchmarks/engine.py [--only sleep,noop,mixed,scaling,hops]
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from dagsel.testing.synthetic import SyntheticWorkload
 
 def make_data(folder: str, n_shards: int) -> ShardedDataset:
     arrays = {"x": np.zeros((n_shards * 20, 4), np.float32)}
-    return ShardedDataset.write(f"{folder}/{n_shards}.zarr", arrays, n_shards=n_shards, overwrite=True)
+    return ShardedDataset.write(
+        f"{folder}/{n_shards}.zarr", arrays, n_shards=n_shards, overwrite=True
+    )
 
 
 def run_round(
@@ -49,7 +51,9 @@ def run_round(
     with Engine(client, spec, DispatchConfig(n_shards=data.n_shards)) as engine:
         wait_for_shards(engine, data.n_shards, configs)
         n_units = len(configs) * data.n_shards * epochs
-        chains = tuple(Chain(t, range(1, epochs + 1), data.n_shards, evaluate=False) for t in configs)
+        chains = tuple(
+            Chain(t, range(1, epochs + 1), data.n_shards, evaluate=False) for t in configs
+        )
         start = time.perf_counter()
         engine.submit(Round(1, chains), configs)
         busy, n_done = 0.0, 0
@@ -66,7 +70,9 @@ def run_round(
 def wait_for_shards(engine: Engine, n_shards: int, configs: dict[int, dict[str, Any]]) -> None:
     """Run a first unit of a trial of its own, so that the shards are where they will be."""
     warm = max(configs) + 1
-    engine.submit(Round(0, (Chain(warm, range(1, 2), n_shards, evaluate=False),)), {warm: {"ms": 1}})
+    engine.submit(
+        Round(0, (Chain(warm, range(1, 2), n_shards, evaluate=False),)), {warm: {"ms": 1}}
+    )
     n_done = 0
     while n_done < n_shards:
         n_done += sum(message["op"] == "done" for message in engine.messages(timeout_s=30))
@@ -104,7 +110,7 @@ def bench_mixed(folder: str) -> list[tuple[str, float, float]]:
     workload = SyntheticWorkload(seconds=lambda config: config["ms"] / 1000)
     with cluster_of(16) as cluster, Client(cluster) as client:
         data = make_data(folder, 16)
-        seconds, busy = run_round(client, data, folder, workload, configs)
+        seconds, _ = run_round(client, data, folder, workload, configs)
     bound = sum(config["ms"] for config in configs.values()) / 1000 * 16 / 16
     return [("64 trials × 16 shards of 20–200 ms on 16 workers / bound", seconds / bound, 1.08)]
 
@@ -171,7 +177,10 @@ def main() -> None:
             for what, value, bar in BENCHES[name](folder):
                 ok = value <= bar
                 missed |= not ok
-                print(f"{what}: {abs(value):.3f} (bar {abs(bar)}) {'ok' if ok else 'MISSED'}", flush=True)
+                print(
+                    f"{what}: {abs(value):.3f} (bar {abs(bar)}) {'ok' if ok else 'MISSED'}",
+                    flush=True,
+                )
     sys.exit(missed)
 
 

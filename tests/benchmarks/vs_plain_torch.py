@@ -72,12 +72,23 @@ def train_trial(config: dict[str, Any], data: str) -> float:
     """Train one configuration as a script would: the whole set by a DataLoader of its own."""
     import torch
     from mnist_cnn import model, optimizer, read_mnist
-    from torch.utils.data import DataLoader, TensorDataset, random_split
+    from torch.utils.data import DataLoader, Dataset, random_split
+
+    class Mnist(Dataset):
+        """Images as they are stored; each is made a float tensor when it is asked for."""
+
+        def __init__(self) -> None:
+            arrays = (torch.from_numpy(array.copy()) for array in read_mnist(data))
+            self.images, self.labels = arrays
+
+        def __len__(self) -> int:
+            return len(self.images)
+
+        def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+            return self.images[index].unsqueeze(0).float() / 255, int(self.labels[index])
 
     torch.set_num_threads(1)
-    images, labels = (torch.from_numpy(array.copy()) for array in read_mnist(data))
-    images = images.unsqueeze(1).float() / 255
-    whole = TensorDataset(images, labels.long())
+    whole = Mnist()
     n_validation = len(whole) // 5
     torch.manual_seed(0)
     train, validation = random_split(whole, [len(whole) - n_validation, n_validation])
@@ -126,7 +137,10 @@ def watch(arguments: list[str]) -> dict[str, Any]:
     peaks: dict[int, int] = {}
     while child.poll() is None:
         try:
-            family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
+            family = [
+                psutil.Process(child.pid),
+                *psutil.Process(child.pid).children(recursive=True),
+            ]
             for process in family:
                 peaks[process.pid] = max(peaks.get(process.pid, 0), process.memory_info().rss)
         except psutil.NoSuchProcess:

@@ -64,7 +64,9 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
         chains = tuple(Chain(t, epochs, N_SHARDS, evaluate=t % 2 == 0) for t in configs)
         engine.submit(Round(1, chains), configs)
         wanted = {unit for chain in chains for unit in chain.units}
-        wanted |= {unit for chain in chains for epoch in epochs for unit in chain.evaluations(epoch)}
+        wanted |= {
+            unit for chain in chains for epoch in epochs for unit in chain.evaluations(epoch)
+        }
         due = chance.randint(8, 20)
         done: set[Unit] = set()
         while done < wanted:

@@ -21,6 +21,7 @@ from dagsel.flows import Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
+LOCK = threading.Lock()
 FLOW = RandomSearch(max_epochs=2, n_trials=3)
 
 
@@ -80,10 +81,10 @@ BAD_INPUT = {
     "no flow": (
         {"flow": "asha"}, errors.SearchError, "must be a search procedure"),
     "a model that cannot be pickled": (
-        {"workload": torch_workload(model=lambda c, lock=threading.Lock(): torch.nn.Linear(64, 10))},
+        {"workload": torch_workload(model=lambda config: LOCK and torch.nn.Linear(64, 10))},
         errors.WorkloadTransportError, "'model' of the TorchWorkload cannot be sent"),
     "a loss that cannot be pickled": (
-        {"workload": torch_workload(loss=lambda o, t, lock=threading.Lock(): o.sum())},
+        {"workload": torch_workload(loss=lambda output, target: LOCK and output.sum())},
         errors.WorkloadTransportError, "'loss' of the TorchWorkload cannot be sent"),
     "a batch size below one": (
         {"workload": torch_workload(batch_size=0)}, errors.WorkloadError, "batch_size is 0"),
@@ -167,9 +168,7 @@ def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dag
     assert "3 failed" in run._repr_html_()
 
 
-def test_the_cluster_is_left_as_it_was(
-    client: Client, optimize: Callable[..., dagsel.Run]
-) -> None:
+def test_the_cluster_is_left_as_it_was(client: Client, optimize: Callable[..., dagsel.Run]) -> None:
     def traces(dask_scheduler: Any) -> Any:
         return (
             sorted(dask_scheduler.plugins),

@@ -38,7 +38,9 @@ def torch_workload() -> dagsel.TorchWorkload:
         torch.nn.functional.cross_entropy,
         lambda parameters, config: torch.optim.Adam(parameters, lr=config["lr"]),
         batch_size=32,
-        lr_scheduler=lambda optimizer, config: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+        lr_scheduler=lambda optimizer, config: torch.optim.lr_scheduler.ExponentialLR(
+            optimizer, 0.5
+        ),
     )
 
 

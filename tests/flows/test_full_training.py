@@ -75,7 +75,11 @@ class World:
     data=st.data(),
 )
 def test_every_trial_trains_to_the_end_and_the_search_ends(
-    max_epochs: int, n_trials: int, n_concurrent: int | None, n_points: int | None, data: st.DataObject
+    max_epochs: int,
+    n_trials: int,
+    n_concurrent: int | None,
+    n_points: int | None,
+    data: st.DataObject,
 ) -> None:
     flow = RandomSearch(max_epochs, n_trials=n_trials, n_concurrent=n_concurrent)
     world = World(flow, n_points)

@@ -8,7 +8,7 @@ final state against a plain PyTorch loop that is written here and uses nothing o
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,13 +65,12 @@ class Search:
 @pytest.fixture(scope="module")
 def search(
     cluster: LocalCluster, digits: ShardedDataset, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Search]:
+) -> Search:
     run_dir = str(tmp_path_factory.mktemp("laws") / "run")
     states = {}
 
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        blob, _ = RunDir(run_dir).states.load(
-            trial.number, EPOCHS, digits.n_shards - 1)
+        blob, _ = RunDir(run_dir).states.load(trial.number, EPOCHS, digits.n_shards - 1)
         states[trial.number] = State(blob)
 
     workload = dagsel.TorchWorkload(
@@ -96,7 +95,7 @@ def search(
             seed=SEED,
             callbacks=[keep],
         )
-    yield Search(run, states)
+    return Search(run, states)
 
 
 def overlaps(units: pd.DataFrame) -> int:
@@ -191,14 +190,16 @@ def test_sequential_equivalence(search: Search, digits: ShardedDataset) -> None:
 def test_the_study_knows_everything(search: Search) -> None:
     study, run = search.run.study, search.run
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
-    assert all(set(trial.intermediate_values) == set(range(1, EPOCHS + 1)) for trial in study.trials)
+    assert all(
+        set(trial.intermediate_values) == set(range(1, EPOCHS + 1)) for trial in study.trials
+    )
     assert study.best_value == run.best_value > 0.9
     assert study.best_params == run.best_params
     assert set(run.metrics.split) == {"train", "validation"}
     frame = run.metrics.query("split == 'validation' and name == 'accuracy'")
-    assert frame.value.max() == pytest.approx(max(
-        max(trial.intermediate_values.values()) for trial in study.trials
-    ))
+    assert frame.value.max() == pytest.approx(
+        max(max(trial.intermediate_values.values()) for trial in study.trials)
+    )
 
 
 def test_the_best_model_scores_what_was_reported(search: Search, digits: ShardedDataset) -> None:

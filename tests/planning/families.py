@@ -15,7 +15,9 @@ MEAN, DEVIATION, LEAST, MOST = 5939.0, 5671.0, 360.0, 21000.0  # MFLOP
 def trial_costs(draw, n_trials):
     """Log-normal costs with the stated mean and standard deviation, clipped; 1 is the mean."""
     variance = math.log1p((DEVIATION / MEAN) ** 2)
-    draws = [draw.lognormvariate(math.log(MEAN) - variance / 2, variance**0.5) for _ in range(n_trials)]
+    draws = [
+        draw.lognormvariate(math.log(MEAN) - variance / 2, variance**0.5) for _ in range(n_trials)
+    ]
     return np.clip(draws, LEAST, MOST) / MEAN
 
 
@@ -160,7 +162,9 @@ def dispatch(costs, speeds, n_shards, *, sigma=0.0, seed=0, holders=None, cluste
     pace = {name: 1.0 / speed for name, speed in zip(names, speeds, strict=True)}
     dispatcher = Dispatcher(DispatchConfig(n_shards, rebalance=holders is None, **config))
     model = VirtualCluster(
-        dispatcher, lambda unit, worker, shard: work[unit.trial][shard] * pace[worker], **cluster or {}
+        dispatcher,
+        lambda unit, worker, shard: work[unit.trial][shard] * pace[worker],
+        **cluster or {},
     )
     shards = None if holders is None else dict(zip(names, holders, strict=True))
     model.add_workers(dict(zip(names, map(float, speeds), strict=True)), shards=shards)

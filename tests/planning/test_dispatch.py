@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
 from dagsel.planning.events import (
     Bind,
@@ -131,14 +132,22 @@ def test_looks_ahead_only_when_the_end_is_near_and_nobody_is_idle():
     first = binds(tell(*ready(0, 1, 2)))
     assert len(first) == 1, "nothing is known yet: no look-ahead"
     tell(UnitStarted(first[0].unit, "a"))
-    out = tell(UnitDone(first[0].unit, 1.0, first[0].shard), at=1.0)
+    out = tell(UnitDone(first[0].unit, 0.1, first[0].shard), at=0.1)
     second = binds(out)
     assert len(second) == 1
     wake_at = tell.dispatcher.wake_at
-    assert 1.9 < wake_at < 2.0
+    assert 0.15 < wake_at < 0.2
     assert binds(tell(Tick(), at=wake_at - 0.01)) == []
     assert len(binds(tell(Tick(), at=wake_at))) == 1
-    assert binds(tell(Tick(), at=wake_at + 0.01)) == [], "one behind is enough"
+    assert binds(tell(Tick(), at=wake_at + 0.001)) == [], "one behind is enough"
+
+
+def test_long_units_whose_end_is_vague_are_not_looked_behind():
+    tell = Driver(n_shards=2, lookahead_s=0.1)
+    tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(3, 2, evaluate=False)))
+    (first,) = binds(tell(*ready(0, 1, 2)))
+    tell(UnitDone(first.unit, 60.0, first.shard), at=60.0)
+    assert tell.dispatcher.wake_at is None
 
 
 def test_does_not_bind_behind_a_running_unit_what_an_idle_worker_can_run():
@@ -193,6 +202,20 @@ def test_a_lost_unit_is_bound_with_its_recorded_shard():
     tell(WorkerRemoved("a"), UnitLost(first.unit), UnitReturned(second.unit))
     out = tell(WorkerAdded("b", frozenset({0, 1})), UnitReady(first.unit))
     assert binds(out) == [Bind(first.unit, "b", first.shard)]
+
+
+def test_a_lost_unit_waits_while_the_trials_next_epoch_runs():
+    """Isolation: its evaluations need the result again, but the trial has a unit that runs."""
+    tell = Driver(n_shards=1, replicas=3)
+    tell(*(WorkerAdded(worker, frozenset({0})) for worker in "abc"))
+    tell(RoundAdded(round_of(1, 1, n_epochs=2)))
+    (first,) = binds(tell(*ready(0)))
+    done = UnitDone(first.unit, 1.0, 0)
+    out = tell(done, UnitReady(score(0, 0)), UnitReady(train(0, epoch=2)), at=1.0)
+    (second,) = [i for i in binds(out) if i.unit.kind == "train"]
+    assert binds(tell(UnitLost(first.unit), UnitReturned(score(0, 0)), UnitReady(first.unit))) == []
+    out = tell(UnitDone(second.unit, 1.0, 0), at=2.0)
+    assert [i.unit for i in binds(out)] == [first.unit]
 
 
 def test_the_shard_that_was_really_visited_counts():
@@ -330,7 +353,7 @@ def test_a_straggler_is_seen_and_loaded_less():
     moved, cluster = straggler()
     assert moved.makespan_s < 0.6 * fixed.makespan_s
     ideal = 12 * 16 * 4 / (3 + 1 / 3)
-    assert moved.makespan_s < 1.2 * ideal
+    assert moved.makespan_s < 1.1 * ideal
     assert sum(moved.loads.values()) <= 16 + 6, "few shards move, and once"
     held = {w: seat.held.bit_count() for w, seat in cluster.dispatcher.holdings.workers.items()}
     assert held["w0"] < min(held["w1"], held["w2"], held["w3"])

@@ -13,10 +13,6 @@ Six bugs are planted to see that the machine would notice:
 from __future__ import annotations
 
 import pytest
-from dagsel.planning.dispatch import DispatchConfig, Dispatcher
-from dagsel.planning.events import DrainRequested, PriorityChanged, RoundAdded, TrialStopped
-from dagsel.planning.ledger import Trial
-from dagsel.planning.rounds import Chain, Round
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -26,6 +22,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+
+from dagsel.planning.board import Board
+from dagsel.planning.dispatch import DispatchConfig, Dispatcher
+from dagsel.planning.events import DrainRequested, PriorityChanged, RoundAdded, TrialStopped
+from dagsel.planning.ledger import Trial
+from dagsel.planning.rounds import Chain, Round
 
 from .world import World
 
@@ -155,6 +157,12 @@ class DispatchMachine(RuleBasedStateMachine):
     def result_is_lost(self, data):
         self.world.lose(data.draw(st.sampled_from(sorted(self.world.results))))
 
+    @precondition(lambda self: self.world.awaited())
+    @rule(data=st.data())
+    def awaited_result_is_lost(self, data):
+        """The epoch is still being validated, and the trial may be in its next one."""
+        self.world.lose(data.draw(st.sampled_from(self.world.awaited())))
+
     @precondition(lambda self: any(m.queue for m in self.world.machines.values()))
     @rule(data=st.data())
     def unit_is_interrupted(self, data):
@@ -226,7 +234,7 @@ def offers_active_trials(monkeypatch):
         if trial.ready:
             self.shop.enter(trial.number, trial.need(trial.ready[0]))
 
-    monkeypatch.setattr(Dispatcher, "_requeue", broken)
+    monkeypatch.setattr(Board, "requeue", broken)
 
 
 def binds_three_units(monkeypatch):
@@ -274,6 +282,6 @@ def forgets_the_shards_of_interrupted_units(monkeypatch):
 def test_planted_bug_is_caught(plant, monkeypatch):
     plant(monkeypatch)
     # Without shrinking: that it fails is all we want to know.
-    hunt = settings(LEAN, max_examples=300)
+    hunt = settings(LEAN, max_examples=2000)
     with pytest.raises((AssertionError, KeyError, ValueError)):
         run_state_machine_as_test(DispatchMachine, settings=hunt)

@@ -6,11 +6,12 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dagsel.planning.bounds import lower_bound, round_bound
 from dagsel.planning.exact import SolverMissingError, solve
 from dagsel.planning.open_shop import plan, randomized
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from .families import FIGURE_5, careless, dispatch, het, taillard, times_of, whole_trials
 
@@ -68,7 +69,9 @@ def test_planner_keeps_its_bars(family, n_trials, n_workers, bar):
 def test_planner_beats_randomized():
     times = [times_of("hetC", 24, 8, seed) for seed in range(5)]
     planned = np.mean([plan(table).gap for table in times])
-    assert planned <= 0.9 * np.mean([randomized(table, seed=k).gap for table in times for k in (0, 1)])
+    assert planned <= 0.9 * np.mean(
+        [randomized(table, seed=k).gap for table in times for k in (0, 1)]
+    )
 
 
 def test_figure_5():
@@ -138,7 +141,11 @@ def test_replicas_keep_their_bars(replicas, bar):
 @settings(max_examples=60, deadline=None)
 def test_the_bound_with_holders_is_the_best_over_sets_of_shards(data):
     """Against brute force: no set of shards takes longer on all of its holders together."""
-    p, s, n = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    p, s, n = (
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 4)),
+        data.draw(st.integers(1, 3)),
+    )
     speeds = data.draw(st.lists(st.floats(0.5, 4.0), min_size=p, max_size=p))
     holders = [data.draw(st.sets(st.integers(0, p - 1), min_size=1)) for _ in range(s)]
     work = [data.draw(st.lists(st.floats(0.1, 5.0), min_size=s, max_size=s)) for _ in range(n)]

@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from dagsel.planning.costs import UnitTimes
 from dagsel.planning.placement import Seat, place, quotas
 from dagsel.planning.rounds import Chain, Round, Unit
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SPEEDS = st.lists(st.floats(0.2, 5.0), min_size=1, max_size=7)
 
@@ -35,7 +36,7 @@ def test_every_shard_has_its_copies(speeds, n_shards, replicas):
 
 
 @given(SPEEDS, st.integers(1, 20))
-def test_loads_are_proportional_with_largest_remainders(speeds, n_shards):
+def test_loads_are_proportional_and_no_rounding_ends_sooner(speeds, n_shards):
     counts = quotas(n_shards, seats_of(speeds))
     total = max(n_shards, len(speeds))
     assert sum(counts) == min(total, len(speeds) * n_shards)
@@ -43,10 +44,10 @@ def test_loads_are_proportional_with_largest_remainders(speeds, n_shards):
         return  # somebody is full, and the others share the rest
     shares = [total * speed / sum(speeds) for speed in speeds]
     floors = [math.floor(share + 1e-12) for share in shares]
-    up = [shares[k] - floors[k] for k in range(len(speeds)) if counts[k] > floors[k]]
-    down = [shares[k] - floors[k] for k in range(len(speeds)) if counts[k] == floors[k]]
     assert all(floors[k] <= counts[k] <= floors[k] + 1 for k in range(len(speeds)))
-    assert min(up, default=1.0) >= max(down, default=0.0) - 1e-9
+    up = [counts[k] / speeds[k] for k in range(len(speeds)) if counts[k] > floors[k]]
+    down = [(counts[k] + 1) / speeds[k] for k in range(len(speeds)) if counts[k] == floors[k]]
+    assert max(up, default=0.0) <= min(down, default=math.inf) * (1 + 1e-9)
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6), st.integers(1, 16), st.integers(1, 3))

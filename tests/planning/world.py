@@ -223,6 +223,16 @@ class World:
         self.tell(*before, *lost, *self.take_back_unready())
         self.tell(*self.refresh_ready())
 
+    def awaited(self):
+        """Results that evaluating units still need."""
+        return [
+            unit
+            for unit in sorted(self.results)
+            if unit.trial not in self.gone
+            and unit.position == self.config.n_shards - 1
+            and set(self.chain_of(unit).evaluations(unit.epoch)) - self.scored
+        ]
+
     def interrupt(self, worker):
         """Somebody else than the dispatcher stops the worker's unit in the middle."""
         self.start(worker)

@@ -1,0 +1,161 @@
+"""What the documents say: their programs run, their links resolve, their site builds offline.
+
+The blocks ``python`` of a page are one script. A block behind the comment ``notest`` is left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: A test that a page refers to.
+TEST = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
+
+
+def blocks(page: Path) -> list[str]:
+    return [code for notest, code in BLOCK.findall(page.read_text()) if not notest]
+
+
+def run(*command: str, folder: Path) -> str:
+    """Run a command as a user does, in a folder of its own; any warning is an error."""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *command],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
+def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "page.py").write_text("\n".join(blocks(page)))
+    run("page.py", folder=tmp_path)
+
+
+def test_few_blocks_are_left_out() -> None:
+    fences = [found for page in PAGES for found in BLOCK.findall(page.read_text())]
+    assert sum(bool(notest) for notest, _ in fences) <= 3
+    assert len(fences) == sum(page.read_text().count("```python") for page in PAGES)
+
+
+def test_the_readmes_program_is_of_fifteen_lines() -> None:
+    (program,) = blocks(ROOT / "README.md")
+    lines = [line for line in program.splitlines() if line.strip()]
+    assert len(lines) <= 15
+    assert max(map(len, lines)) <= 100
+    assert ";" not in program
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_resolve(page: Path) -> None:
+    for link in LINK.findall(page.read_text()):
+        if "://" not in link and not link.startswith("#"):
+            assert (page.parent / link.partition("#")[0]).exists(), link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_and_tests_that_are_named_exist(page: Path) -> None:
+    for path, name in TEST.findall(page.read_text()):
+        if "/" in path:
+            text = (ROOT / path).read_text()
+            assert not name or re.search(rf"def {name}\(", text), (path, name)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    config = (ROOT / "mkdocs.yml").read_text()
+    assert all(f": {page.name}\n" in config for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs the extra docs")
+    site = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(site)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        check=True,
+        timeout=120,
+    )
+    asked = re.compile(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="?((?:https?:)?//[^"\s>]+)')
+    imported = re.compile(r"(?:@import|url\()[\s\"']*((?:https?:)?//[^\"')]+)")
+    for path in site.rglob("*"):
+        if path.suffix == ".html":
+            assert not asked.findall(path.read_text()), path
+        elif path.suffix == ".css":
+            assert not imported.findall(path.read_text()), path
+    api = (site / "api" / "index.html").read_text()
+    for name in ("run.optimize", "run.Run.best_model", "storage.ShardedDataset.write"):
+        assert f'id="dagsel.{name}"' in api, name
+
+
+def saved_model(output: str) -> dict[str, torch.Tensor]:
+    """Load what a program says that it has saved."""
+    (path,) = re.findall(r"model saved in (\S+)", output)
+    model: dict[str, torch.Tensor] = torch.load(path, weights_only=True)
+    return model
+
+
+def best_accuracy(output: str) -> float:
+    (accuracy,) = re.findall(r"best accuracy (\d\.\d+)", output)
+    return float(accuracy)
+
+
+def test_the_digits_example_keeps_its_promise(tmp_path: Path) -> None:
+    output = run(str(ROOT / "examples/digits.py"), folder=tmp_path)
+    assert best_accuracy(output) >= 0.95
+    leaderboard = re.findall(r"^ *\d+ +0\.\d+ .*$", output, re.MULTILINE)
+    assert len(leaderboard) == 8
+    assert saved_model(output)["2.bias"].shape == (10,)
+
+
+def write_idx(path: Path, array: np.ndarray) -> None:
+    sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+    header = (0x0800 + array.ndim).to_bytes(4, "big") + sizes
+    path.write_bytes(gzip.compress(header + array.tobytes(), compresslevel=1))
+
+
+def test_the_mnist_example_reads_the_original_files(tmp_path: Path) -> None:
+    labels = np.tile(np.arange(10, dtype=np.uint8), 60)
+    images = np.zeros((600, 28, 28), np.uint8)
+    for index, label in enumerate(labels):  # a bar whose place is the class
+        images[index, 2 * label + 4 : 2 * label + 7] = 255
+    write_idx(tmp_path / "train-images-idx3-ubyte.gz", images)
+    write_idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
+    write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", images[:50])
+    write_idx(tmp_path / "t10k-labels-idx1-ubyte.gz", labels[:50])
+    options = ["--trials", "2", "--epochs", "3", "--shards", "2"]
+    program = str(ROOT / "examples/mnist_cnn.py")
+    output = run(program, "--data", str(tmp_path), *options, folder=tmp_path)
+    assert "600 samples in 2 shards" in output
+    assert best_accuracy(output) > 0.5
+    assert saved_model(output)["0.weight"].shape[1:] == (1, 3, 3)
+
+
+def test_the_mnist_example_says_what_it_misses(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AssertionError, match="give --data the folder of the files"):
+        run(str(ROOT / "examples/mnist_cnn.py"), "--data", str(tmp_path / "empty"), folder=tmp_path)
