@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,13 +203,17 @@ class Record:
         The bound (`dagsel.planning.bounds.round_bound`) is what no schedule can beat with the
         workers that held its shards. What other rounds did meanwhile counts against a round.
         """
+        by_epoch: dict[tuple[int, int], list[UnitRecord]] = {}
+        for unit in self.units:
+            by_epoch.setdefault((unit.unit.trial, unit.unit.epoch), []).append(unit)
         rows = []
         for round_ in self.rounds:
-            units = [u for u in self.units if (u.unit.trial, u.unit.epoch) in round_.epochs]
+            units = [unit for epoch in round_.epochs for unit in by_epoch.get(epoch, ())]
             if units:
                 makespan = max(unit.stop for unit in units) - round_.start
                 bound = bound_of(units)
-                rows.append((round_.number, len(units), makespan, bound, makespan / bound))
+                ratio = makespan / bound if bound > 0 else math.nan  # all were found in the store
+                rows.append((round_.number, len(units), makespan, bound, ratio))
         return pd.DataFrame(rows, columns=["round", "units", "makespan", "bound", "ratio"])
 
 

@@ -220,7 +220,7 @@ class DispatchPlugin(SchedulerPlugin):
             case "preempt":
                 for unit, binding in self.dispatcher.bindings.items():
                     if unit.trial == msg["trial"]:
-                        self._send(binding.worker, "preempt", unit=list(unit))
+                        self._preempt(unit, binding.worker)
             case "priority":
                 self._push(events.PriorityChanged(msg["trial"], msg["priority"]))
             case "drain":
@@ -272,7 +272,7 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.DropShard(worker, shard):
                     self._send(worker, "drop", shard=shard)
                 case events.Preempt(unit, worker):
-                    self._send(worker, "preempt", unit=list(unit))
+                    self._preempt(unit, worker)
                 case events.Drained(worker):
                     self._report("drained", worker=worker)
                 case events.FailTrial(trial, reason):
@@ -297,6 +297,9 @@ class DispatchPlugin(SchedulerPlugin):
         binding = Binding(shard, attempt, self.max_seconds, self.max_batches)
         task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
         bound[task.key] = "processing"
+
+    def _preempt(self, unit: Unit, worker: str) -> None:
+        self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))
 
     def _send(self, worker: str, op: str, **message: Any) -> None:
         if worker in self.scheduler.stream_comms:

@@ -124,6 +124,7 @@ class TrainingPlugin(WorkerPlugin):
         self.counters = Counters()
         self.owns_resource = False
         self._stops: dict[Unit, threading.Event] = {}
+        self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
 
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
@@ -185,7 +186,8 @@ class TrainingPlugin(WorkerPlugin):
         topic = worker_topic(self.spec.run)
         self._worker.log_event(topic, {"op": op, "worker": self._worker.address, **message})
 
-    def _on_preempt(self, unit: list[Any]) -> None:
+    def _on_preempt(self, unit: list[Any], attempt: int) -> None:
+        self._stop_early.add((Unit(*unit), attempt))
         stop = self._stops.get(Unit(*unit))
         if stop is not None:
             stop.set()
@@ -210,6 +212,8 @@ class TrainingPlugin(WorkerPlugin):
         """Run a training unit: a state in, the next one out."""
         binding = self._binding()
         stop = self._stops[unit] = threading.Event()
+        if (unit, binding.attempt) in self._stop_early:
+            stop.set()
         self._tell("started", unit=list(unit))
         self.counters.units_started += 1
         report: dict[str, Any] = {"start": time.time(), "recovered": False}
@@ -245,6 +249,7 @@ class TrainingPlugin(WorkerPlugin):
             return self._keep(unit, trained.state)
         finally:
             self._stops.pop(unit, None)
+            self._stop_early.discard((unit, binding.attempt))
 
     def evaluate(
         self, unit: Unit, config: Mapping[str, Any], state: State | Stored
