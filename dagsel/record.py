@@ -142,6 +142,7 @@ class Record:
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
+    loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -222,6 +222,8 @@ class Runner:
                 self._unit_done(Unit(*message["unit"]), message)
             case "failed":
                 self._fail(message["trial"], message["reason"], message["traceback"])
+            case "loaded":
+                self.record.loads.append((message["worker"], message["shard"]))
             case "joined":
                 self.engine.workers.add(message["worker"])
             case "left":

@@ -75,6 +75,8 @@ class DispatchPlugin(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Begin to listen."""
         self.scheduler = scheduler
+        # The client's own subscription may arrive after the first report.
+        scheduler.subscribe_topic(report_topic(self.run), self.client)
         self.dispatcher = dispatch.Dispatcher(self.config)
         self._loop = asyncio.get_running_loop()
         self._events: list[events.Event] = []
@@ -151,9 +153,9 @@ class DispatchPlugin(SchedulerPlugin):
     def _unit_returned(self, unit: Unit, task: TaskState) -> None:
         # Dask takes a lost worker's tasks back before it says that the worker is lost, and the
         # dispatcher has to know what ran there to give the strike to the right unit.
-        binding = self.dispatcher.bindings.get(unit)
-        if binding is not None and binding.worker not in self.scheduler.workers:
-            self._worker_removed(binding.worker, expected=not task.suspicious)
+        worker = self.dispatcher.worker_of(unit)
+        if worker is not None and worker not in self.scheduler.workers:
+            self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
         self._push(events.UnitReturned(unit, self._partial.get(unit)))
@@ -172,7 +174,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._worker_removed(worker, expected=False)
 
     def _worker_removed(self, worker: str, *, expected: bool) -> None:
-        if worker in self.dispatcher.holdings.workers and not any(
+        if self.dispatcher.knows(worker) and not any(
             isinstance(event, events.WorkerRemoved) and event.worker == worker
             for event in self._events
         ):

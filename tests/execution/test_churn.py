@@ -1,0 +1,24 @@
+"""Workers are killed, added and drained while a search runs: nothing is lost, nothing doubled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import churn
+import cloudpickle
+import numpy as np
+import pytest
+
+from dagsel.storage import ShardedDataset
+
+cloudpickle.register_pickle_by_value(churn)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_churn(seed: int, tmp_path: Path) -> None:
+    arrays = {"x": np.zeros((240, 4), np.float32)}
+    data = ShardedDataset.write(str(tmp_path / "data.zarr"), arrays, n_shards=churn.N_SHARDS)
+    outcome = churn.churn(str(tmp_path), data, seed)
+    assert churn.broken_laws(outcome) == []
+    assert outcome.n_kills > 0
