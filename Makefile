@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch churn clean
+.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch bench-engine newest churn clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
 	@echo "make test            lint, types, import contracts, doctests, tests"
 	@echo "make docs            build the documentation into site/"
 	@echo "make bench-dispatch  quality of dispatching against the bound"
+	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
 
@@ -51,9 +52,23 @@ docs: $(VENV)/.dev
 bench-dispatch: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/dispatch.py
 
+bench-engine: $(VENV)/.dev
+	$(BIN)/python tests/benchmarks/engine.py
+
 bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/write_memory.py
 	$(BIN)/python tests/benchmarks/vs_plain_torch.py --data $(DATA)
+
+# The newest supported Dask lies over the tested one, in a folder that comes first on the path.
+NEWEST := $(VENV)/newest
+$(NEWEST): $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ "dask==2026.8.*" "distributed==2026.8.*"
+
+newest: $(NEWEST)
+	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest -q tests/laws tests/execution/test_churn.py
+
+churn: $(VENV)/.dev newest
+	$(BIN)/python -m pytest -q tests/execution/test_churn.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -156,7 +156,7 @@ class Flow(Protocol):
     """A search procedure.
 
     Its configuration is frozen; what it learns stands in a state of its own. Each run works on a
-    fresh copy (`dataclasses.replace`), so that one flow may serve many runs.
+    deep copy, so that one flow may serve many runs.
     """
 
     def start(self, context: Context) -> list[Decision]:

@@ -144,6 +144,7 @@ class Record:
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     best: Best | None = None
+    n_epochs_decided: int = 0
     notes: list[str] = field(default_factory=list)
 
     def add_trial(self, number: int, config: Mapping[str, Any], params: Mapping[str, Any]) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import pandas as pd
 from dagsel import __version__
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.execution.cluster import connect
-from dagsel.execution.engine import Engine, pack_workload
+from dagsel.execution.engine import Engine, pack_workload, versions_here
 from dagsel.execution.runner import Runner
 from dagsel.execution.worker_plugin import RunSpec
 from dagsel.flow import Flow
@@ -126,9 +127,11 @@ class Run:
             for t in self.record.trials.values()
             if t.state == "complete"
         ]
-        frame = pd.DataFrame(rows, columns=None if rows else ["trial", self.metric])
-        ascending = self.study.direction.name == "MINIMIZE"
-        return frame.sort_values(self.metric, ascending=ascending).head(n).reset_index(drop=True)
+        # Of equal ones the best comes first: the one that completed first.
+        best = self.record.best.trial if self.record.best else None
+        rows.sort(key=lambda row: row["trial"] != best)
+        rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
+        return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
 
     def __repr__(self) -> str:
         trials = self.record.trials.values()
@@ -230,7 +233,7 @@ def optimize(
         data = ShardedDataset.open(data)
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    flow = replace(flow)  # type: ignore[type-var]  # a fresh state: see Flow
+    flow = copy.deepcopy(flow)  # the user's stays as it is, for another run
     driver = StudyDriver(study, space, metric, seed, callbacks)
     grid = getattr(flow, "sampling", "study") == "grid"
     driver.validate(workload.metrics, grid=grid, check=workload.validate)
@@ -240,7 +243,7 @@ def optimize(
     folder = RunDir(url)
     folder.claim(run, {"study": driver.name, "metric": metric, "dagsel": __version__})
     record = Record(run)
-    spec = RunSpec(run, packed, data, folder, seed)
+    spec = RunSpec(run, packed, data, folder, seed, versions_here())
     result = Run(study, workload, metric, record, folder)
     with ExitStack() as stack:
         progress = stack.enter_context(SearchProgress(metric))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from dagsel.errors import (
+    DatasetError,
     DatasetFormatError,
     DatasetNotFoundError,
     ShardCorruptError,
@@ -114,7 +116,14 @@ class ShardedDataset:
             If the arrays cannot become a data set.
         DatasetExistsError
             If the URL is taken.
+        DatasetError
+            In a process that is still starting: the script lacks its main guard.
         """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise DatasetError(
+                "a worker process that imports your script again must not write the data set "
+                'again: put ShardedDataset.write under  if __name__ == "__main__":'
+            )
         folder = Folder(url, storage_options)
         manifest = writing.write(
             folder,

@@ -14,6 +14,8 @@ from distributed import Client, LocalCluster
 from dagsel.errors import ClusterError
 from dagsel.execution.worker_plugin import RESOURCE
 
+logger = logging.getLogger("dagsel")
+
 
 @contextmanager
 def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
@@ -51,8 +53,24 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         with own:
             yield own
         return
-    with local_cluster() as here, Client(here, set_as_default=False) as own:
-        yield own
+    here = local_cluster()
+    try:
+        with Client(here, set_as_default=False) as own:
+            yield own
+    finally:
+        close(here)
+
+
+def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
+    """Close a cluster of ours, at most so long.
+
+    A `LocalCluster` that is closed while a nanny restarts a lost worker may wait for ever; its
+    processes are daemons and end with this one.
+    """
+    try:
+        cluster.close(timeout=timeout_s)
+    except TimeoutError:
+        logger.warning("the cluster did not close within %g s", timeout_s)
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:

@@ -123,7 +123,8 @@ class Engine:
                     if not registered:
                         break
         if refusals:
-            kind = WorkerMemoryError if "WorkerMemoryError" in refusals[0] else ClusterError
+            kinds = (WorkerMemoryError, VersionMismatchError)
+            kind = next((k for k in kinds if k.__name__ in refusals[0]), ClusterError)
             raise kind("; ".join(refusals))
         if not self.workers:
             raise NoWorkersError(
@@ -266,6 +267,11 @@ def pack_workload(workload: Any) -> bytes:
         raise WorkloadTransportError(f"the workload cannot be sent to a worker: {error}") from error
 
 
+def versions_here() -> dict[str, str]:
+    """Give the versions that must be the same everywhere, by package."""
+    return {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
+
+
 def check_versions(client: Client) -> None:
     """Check that client, scheduler and workers agree in what matters.
 
@@ -286,8 +292,7 @@ def check_versions(client: Client) -> None:
                 answers["scheduler"] = error
         return answers
 
-    here = {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
-    for package, version in here.items():
+    for package, version in versions_here().items():
         for place, answer in ask(package).items():
             if isinstance(answer, importlib.metadata.PackageNotFoundError):
                 raise VersionMismatchError(

@@ -169,6 +169,7 @@ class Runner:
             done = self._epochs[train.trial]
             epochs = range(done + 1, done + 1 + train.epochs)
             self._epochs[train.trial] += train.epochs
+            self.record.n_epochs_decided += train.epochs
             chains.append(Chain(train.trial, epochs, self.n_shards))
         self._n_rounds += 1
         pairs = frozenset((chain.trial, epoch) for chain in chains for epoch in chain.epochs)

@@ -86,7 +86,8 @@ class DispatchPlugin(SchedulerPlugin):
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
         self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
-        self._last_worker: dict[int, str] = {}  # trial: where its state was made
+        self._made: dict[tuple[int, int], str] = {}  # trial and epoch: where the state was made
+        self._last_worker: dict[int, str] = {}  # trial: where its newest state was made
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -133,9 +134,11 @@ class DispatchPlugin(SchedulerPlugin):
         self._partial.pop(unit, None)
         seconds = 0.0 if report.get("recovered") else report["stop"] - report["start"]
         self._push(events.UnitDone(unit, seconds, report["shard"]))
-        source = self._last_worker.get(unit.trial)
         if unit.kind == "train":
-            self._last_worker[unit.trial] = worker
+            source = self._last_worker.get(unit.trial)
+            self._last_worker[unit.trial] = self._made[unit.trial, unit.epoch] = worker
+        else:
+            source = self._made.get((unit.trial, unit.epoch))
         self._report(
             "done", unit=list(unit), worker=worker, hop=source not in (None, worker), **report
         )

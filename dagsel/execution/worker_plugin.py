@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.metadata
 import math
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 import numpy as np
 from distributed import Reschedule, Worker, WorkerPlugin, get_worker
 
-from dagsel.errors import CheckpointError, ClusterError, DivergedError, WorkerMemoryError
+from dagsel.errors import (
+    CheckpointError,
+    ClusterError,
+    DivergedError,
+    VersionMismatchError,
+    WorkerMemoryError,
+)
 from dagsel.execution.process import keep_freed_memory, own_random_numbers, shards_that_fit
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
@@ -46,6 +53,8 @@ class RunSpec:
         Where states are stored.
     seed
         Seed of the run.
+    versions
+        Versions that a worker must have, by package.
     shard_share
         Share of a worker's memory limit that its shards may take.
     state_share
@@ -57,6 +66,7 @@ class RunSpec:
     data: ShardedDataset
     run_dir: RunDir
     seed: int
+    versions: Mapping[str, str] = field(default_factory=dict)
     shard_share: float = 0.5
     state_share: float = 0.7
 
@@ -130,6 +140,7 @@ class TrainingPlugin(WorkerPlugin):
         """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
         try:
+            self._check_versions()
             self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
@@ -174,6 +185,14 @@ class TrainingPlugin(WorkerPlugin):
                 "workers more memory or write the data set with more shards"
             )
         return max_shards
+
+    def _check_versions(self) -> None:
+        for package, version in self.spec.versions.items():
+            found = importlib.metadata.version(package)
+            if found != version:
+                raise VersionMismatchError(
+                    f"{package} is {found} there and {version} at the driver; install {version}"
+                )
 
     def _check_store(self) -> None:
         if not self.spec.run_dir.belongs_to(self.spec.run):

@@ -54,6 +54,7 @@ class UnitTimes:
         self.cost: dict[int, float] = {}
         self.pace: dict[Worker, float] = {}
         self.n_observed: dict[Worker, int] = {}
+        self.observed_s: dict[Worker, float] = {}
         self._cost_variance: dict[int, float] = {}
         self._unknown: set[int] = set()
         self._pace_variance: dict[Worker, float] = {}
@@ -87,6 +88,7 @@ class UnitTimes:
         self.pace[worker] = 1.0 / speed
         self._pace_variance[worker] = PACE_VARIANCE
         self.n_observed[worker] = 0
+        self.observed_s[worker] = 0.0
 
     def forget_trial(self, trial: int) -> None:
         """Forget a trial that is over."""
@@ -96,7 +98,7 @@ class UnitTimes:
 
     def forget_worker(self, worker: Worker) -> None:
         """Forget a worker that has gone."""
-        for table in (self.pace, self._pace_variance, self.n_observed):
+        for table in (self.pace, self._pace_variance, self.n_observed, self.observed_s):
             table.pop(worker, None)
 
     def seconds(self, trial: int, worker: Worker, shard: int) -> float:
@@ -150,6 +152,7 @@ class UnitTimes:
         surplus = residual * residual - (total - self._noise)
         self._noise = min(1.0, max(1e-4, self._noise + 0.05 * (max(surplus, 0.0) - self._noise)))
         self.n_observed[worker] += 1
+        self.observed_s[worker] += seconds
         self._refresh()
 
     def observe_evaluation(self, trial: int, worker: Worker, shard: int, seconds: float) -> None:

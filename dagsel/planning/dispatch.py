@@ -43,7 +43,7 @@ from dagsel.planning.events import (
     WorkerAdded,
     WorkerRemoved,
 )
-from dagsel.planning.holdings import DRIFT, Seated
+from dagsel.planning.holdings import DRIFT, WATCH_S, Seated
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Chain, Unit
 
@@ -266,7 +266,7 @@ class Dispatcher:
         """Place the shards anew when a measured speed has clearly left the one it was placed by."""
         seat = self.holdings.workers[worker]
         drift = abs(1.0 / self.times.pace[worker] / seat.placed_speed - 1.0)
-        sure = self.times.n_observed[worker] >= 3
+        sure = self.times.n_observed[worker] >= 3 and self.times.observed_s[worker] >= WATCH_S
         if sure and drift > max(DRIFT, 3.0 * self.times.speed_error(worker)):
             speeds = self._speeds()
             if not self._moving and self.holdings.drifted(speeds):

@@ -10,6 +10,7 @@ from dagsel.planning.placement import Seat, place
 from dagsel.planning.rounds import Unit
 from dagsel.planning.rule import bits
 
+WATCH_S = 2.0  # training time of a worker that must be seen before its shards move for its speed
 DRIFT = 0.25  # relative change of a measured speed that makes a new placement worth a look
 GAIN = 0.15  # share of the slowest worker's time that a new placement must save
 

@@ -44,7 +44,7 @@ class SearchProgress:
         self._task = self._progress.add_task("starting the workers", total=None)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
-        self._last: tuple[Record, int | None] | None = None
+        self._last: Record | None = None
 
     def __enter__(self) -> SearchProgress:
         self._progress.start()
@@ -57,32 +57,30 @@ class SearchProgress:
         traceback: TracebackType | None,
     ) -> None:
         if self._last is not None:
-            self._show(*self._last, time.monotonic())
+            self._show(self._last, time.monotonic())
         self._progress.stop()
 
-    def update(self, record: Record, *, n_epochs: int | None = None) -> None:
+    def update(self, record: Record) -> None:
         """Show where the search is.
 
         Parameters
         ----------
         record
             What has been done.
-        n_epochs
-            Epochs decided so far.
         """
         if self._progress.disable:
             return
-        self._last, now = (record, n_epochs), time.monotonic()
+        self._last, now = record, time.monotonic()
         if now >= self._due:
             self._due = now + _REFRESH_S
-            self._show(record, n_epochs, now)
+            self._show(record, now)
 
-    def _show(self, record: Record, n_epochs: int | None, now: float) -> None:
+    def _show(self, record: Record, now: float) -> None:
         self._progress.update(
             self._task,
             description=describe(record, self._metric, self._rate(len(record.units), now)),
             completed=record.n_epochs,
-            total=n_epochs,
+            total=record.n_epochs_decided or None,
         )
 
     def _rate(self, n_units: int, now: float) -> float:

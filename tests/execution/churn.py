@@ -80,13 +80,15 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
                 elif message["op"] == "drained":
                     client.retire_workers([message["worker"]], close_workers=True)
                     cluster.scale(3)
-            if due <= 0 and outcome.n_kills < 4:
+            if due <= 0 and outcome.n_kills < 4 and done < wanted:
                 due = chance.randint(8, 20)
                 disturb(client, cluster, engine, chance, outcome)
         for trial in configs:
             blob, _ = run_dir.states.load(trial, N_EPOCHS, N_SHARDS - 1)
             outcome.visits[trial] = seen(State(blob))
         outcome.n_started = started_units(client, run)
+        # A LocalCluster that is closed while a nanny restarts its worker may never end.
+        client.wait_for_workers(2, timeout=60)
     return outcome
 
 
