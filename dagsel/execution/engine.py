@@ -96,8 +96,7 @@ class Engine:
             self.client.register_plugin(plugin)
         except Exception as error:
             raise ClusterError(
-                "the scheduler refuses dagsel's plugin; it must be allowed to unpickle "
-                "(distributed.scheduler.pickle) and have dagsel installed: "
+                "the scheduler refuses dagsel's plugin; install the same dagsel there as here: "
                 f"{type(error).__name__}: {error}"
             ) from error
         self._wait_for_workers()
@@ -299,10 +298,7 @@ def check_versions(client: Client) -> None:
                     f"{package} is not installed on {place}; install {package}=={version} there"
                 )
             if isinstance(answer, Exception):
-                raise ClusterError(
-                    f"{place} does not run what dagsel asks of it ({answer}); the scheduler must "
-                    "allow pickle (distributed.scheduler.pickle: true)"
-                )
+                raise ClusterError(f"{place} does not run what dagsel asks of it: {answer}")
             if answer != version:
                 raise VersionMismatchError(
                     f"{package} is {version} here and {answer} on {place}; install {version} there"

@@ -1,9 +1,10 @@
 """The MNIST search of 16 CNNs × 5 epochs on 2 workers, three ways, as ratios of one run.
 
 (a) dagsel; (b) plain PyTorch processes, each trial reading the whole set by its own ``DataLoader``
-(sample by sample, with what torchvision's transforms would do); (c) the same whole-trial function as ``Client.submit`` tasks on a ``LocalCluster``. Every way starts
-in a process of its own and is timed from its start to its exit: interpreter, imports, worker
-processes and reading included. The ways take turns; medians count.
+(sample by sample, with what torchvision's transforms would do); (c) the same whole-trial function
+as ``Client.submit`` tasks on a ``LocalCluster``. Every way starts in a process of its own and is
+timed from its start to its exit: interpreter, imports, worker processes and reading included. The
+ways take turns; medians count.
 
     python tests/benchmarks/vs_plain_torch.py --data PATH [--repeats 5] [--only a,b]
 """

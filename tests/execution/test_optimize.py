@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +261,93 @@ def test_a_run_dir_out_of_the_workers_reach_is_named(
 ) -> None:
     with pytest.raises(errors.ClusterError, match=r"cannot reach run_dir memory://only-here"):
         optimize(SyntheticWorkload(), metric="value", run_dir="memory://only-here")
+
+
+def test_an_address_does_for_a_client(
+    cluster: LocalCluster, optimize: Callable[..., dagsel.Run]
+) -> None:
+    run = optimize(SyntheticWorkload(), metric="value", client=cluster.scheduler_address)
+    assert run.best_value == pytest.approx(2 / 3)
+
+
+def test_a_worker_of_another_version_is_named(
+    digits: ShardedDataset, study: optuna.Study, run_dir: str, tmp_path: Path
+) -> None:
+    # A worker process that finds the metadata of another dagsel first on its path.
+    old = tmp_path / "elsewhere" / "dagsel-0.0.9.dist-info"
+    old.mkdir(parents=True)
+    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: dagsel\nVersion: 0.0.9\n")
+    with LocalCluster(
+        n_workers=0, dashboard_address=":0", host="127.0.0.1", protocol="tcp"
+    ) as cluster:
+        command = [
+            sys.executable,
+            "-m",
+            "dask",
+            "worker",
+            cluster.scheduler_address,
+            "--no-dashboard",
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(old.parent)}
+        with (
+            Client(cluster, set_as_default=False) as client,
+            (tmp_path / "worker.log").open("wb") as log,
+            subprocess.Popen(
+                command, env=environment, cwd=tmp_path, stdout=log, stderr=log
+            ) as worker,
+        ):
+            try:
+                client.wait_for_workers(1, timeout=60)
+                with pytest.raises(errors.VersionMismatchError, match="and 0.0.9 on tcp:"):
+                    dagsel.optimize(
+                        study,
+                        SyntheticWorkload(),
+                        digits,
+                        space=space,
+                        flow=FLOW,
+                        metric="value",
+                        client=client,
+                        run_dir=run_dir,
+                    )
+            finally:
+                worker.terminate()
+
+
+DRIVER = """
+import sys, optuna, dagsel
+from dagsel.flows import RandomSearch
+from dagsel.testing.synthetic import SyntheticWorkload
+if __name__ == "__main__":
+    study = optuna.create_study(study_name="lost", direction="maximize")
+    def space(trial):
+        return {"x": trial.suggest_int("x", 0, 9)}
+    dagsel.optimize(study, SyntheticWorkload(seconds=0.05), sys.argv[1], space=space,
+                    metric="value", flow=RandomSearch(max_epochs=1000, n_trials=4), client=sys.argv[2],
+                    run_dir=sys.argv[3])
+"""
+
+
+def test_a_driver_that_is_killed_leaves_nothing_on_the_cluster(
+    client: Client, cluster: LocalCluster, digits: ShardedDataset, run_dir: str
+) -> None:
+    def ours(dask_scheduler: Any) -> list[str]:
+        tasks = [str(key) for key in dask_scheduler.tasks]
+        plugins = [name for name in dask_scheduler.plugins if name.startswith("dagsel")]
+        return tasks + plugins + list(dask_scheduler.worker_plugins)
+
+    def units(dask_scheduler: Any) -> int:
+        return sum(task.state == "processing" for task in dask_scheduler.tasks.values())
+
+    before = client.run_on_scheduler(ours)
+    command = [sys.executable, "-c", DRIVER, digits.url, cluster.scheduler_address, run_dir]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
+        while not client.run_on_scheduler(units):
+            assert driver.poll() is None
+        driver.kill()
+    deadline = time.monotonic() + 60
+    while client.run_on_scheduler(ours) != before and time.monotonic() < deadline:
+        pass
+    assert client.run_on_scheduler(ours) == before
 
 
 def test_callbacks_get_what_optuna_gives_them(
