@@ -321,8 +321,9 @@ if __name__ == "__main__":
     study = optuna.create_study(study_name="lost", direction="maximize")
     def space(trial):
         return {"x": trial.suggest_int("x", 0, 9)}
-    dagsel.optimize(study, SyntheticWorkload(seconds=0.05), sys.argv[1], space=space,
-                    metric="value", flow=RandomSearch(max_epochs=1000, n_trials=4), client=sys.argv[2],
+    workload = SyntheticWorkload(seconds=0.05)
+    dagsel.optimize(study, workload, sys.argv[1], space=space, metric="value",
+                    flow=RandomSearch(max_epochs=1000, n_trials=4), client=sys.argv[2],
                     run_dir=sys.argv[3])
 """
 
