@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import platform
 import random
 import sys
@@ -42,12 +43,17 @@ def own_random_numbers() -> None:
     """Give Dask random numbers of its own.
 
     Its event loop draws from Python's global stream while a unit trains; the draws would be seen in
-    the stream that travels with the trial.
+    the stream that travels with the trial. Its modules get a second instance of ``random``.
     """
+    spec = importlib.util.find_spec("random")
+    assert spec is not None
+    assert spec.loader is not None
+    second = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(second)
     for name, module in list(sys.modules.items()):
         is_dask = name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado")
         if is_dask and getattr(module, "random", None) is random:
-            module.random = random.Random()  # type: ignore[attr-defined]  # noqa: S311
+            module.random = second  # type: ignore[attr-defined]
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:

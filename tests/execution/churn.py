@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle
 from distributed import Client, LocalCluster
 
+from dagsel.execution.cluster import close
 from dagsel.execution.engine import Engine
 from dagsel.execution.worker_plugin import RESOURCE, RunSpec
 from dagsel.planning.dispatch import DispatchConfig
@@ -48,15 +49,30 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
     workload = SyntheticWorkload(seconds=lambda config: config["s"], n_batches=3, state_bytes=1000)
     spec = RunSpec(run, cloudpickle.dumps(workload), data, run_dir, seed)
     configs = {trial: {"s": chance.uniform(0.01, 0.06)} for trial in range(N_TRIALS)}
+    cluster = LocalCluster(
+        n_workers=3,
+        threads_per_worker=2,
+        resources={RESOURCE: 1},
+        host="127.0.0.1",
+        dashboard_address=":0",
+        silence_logs=50,
+    )
+    try:
+        run_search(cluster, spec, configs, chance, outcome)
+    finally:
+        close(cluster)
+    return outcome
+
+
+def run_search(
+    cluster: LocalCluster,
+    spec: RunSpec,
+    configs: dict[int, dict[str, float]],
+    chance: random.Random,
+    outcome: Outcome,
+) -> None:
+    """Run the round while workers come and go, and note what came of it."""
     with (
-        LocalCluster(
-            n_workers=3,
-            threads_per_worker=2,
-            resources={RESOURCE: 1},
-            host="127.0.0.1",
-            dashboard_address=":0",
-            silence_logs=50,
-        ) as cluster,
         Client(cluster, set_as_default=False) as client,
         Engine(client, spec, DispatchConfig(n_shards=N_SHARDS)) as engine,
     ):
@@ -76,7 +92,7 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
                     due -= 1
                 elif message["op"] in ("failed", "fatal"):
                     outcome.failed.append(message)
-                    return outcome
+                    return
                 elif message["op"] == "drained":
                     client.retire_workers([message["worker"]], close_workers=True)
                     cluster.scale(3)
@@ -84,12 +100,9 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
                 due = chance.randint(8, 20)
                 disturb(client, cluster, engine, chance, outcome)
         for trial in configs:
-            blob, _ = run_dir.states.load(trial, N_EPOCHS, N_SHARDS - 1)
+            blob, _ = spec.run_dir.states.load(trial, N_EPOCHS, N_SHARDS - 1)
             outcome.visits[trial] = seen(State(blob))
-        outcome.n_started = started_units(client, run)
-        # A LocalCluster that is closed while a nanny restarts its worker may never end.
-        client.wait_for_workers(2, timeout=60)
-    return outcome
+        outcome.n_started = started_units(client, spec.run)
 
 
 def disturb(
