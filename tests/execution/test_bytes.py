@@ -106,19 +106,21 @@ def count_states(run: str, dask_scheduler: Any) -> int:
     return sum(len(t.who_has or ()) for t in tasks if t.key[0] == f"train-{run}")
 
 
-def test_fewer_than_two_states_a_trial_are_in_memory(
+def test_at_most_two_states_a_trial_are_in_memory(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
+    # With few trials a worker, the copies that hops leave for a moment weigh more.
+    n_trials = 12
     workload = SyntheticWorkload(seconds=0.01, state_bytes=STATE_BYTES)
     copies = []
     with engine_for(client, digits, workload, run_dir) as engine:
-        chains = tuple(Chain(t, range(1, N_EPOCHS + 1), digits.n_shards) for t in range(N_TRIALS))
-        engine.submit(Round(1, chains), {t: {} for t in range(N_TRIALS)})
+        chains = tuple(Chain(t, range(1, N_EPOCHS + 1), digits.n_shards) for t in range(n_trials))
+        engine.submit(Round(1, chains), {t: {} for t in range(n_trials)})
         heard: list[dict[str, Any]] = []
-        while len(done(heard)) < N_TRIALS * N_EPOCHS * digits.n_shards * 2:
+        while len(done(heard)) < n_trials * N_EPOCHS * digits.n_shards * 2:
             heard += listen(engine, until=bool)
             copies.append(client.run_on_scheduler(count_states, engine.spec.run))
-    assert 0 < max(copies) < 2 * N_TRIALS
+    assert 0 < max(copies) <= 2 * n_trials
 
 
 cloudpickle.register_pickle_by_value(__import__(__name__))
