@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 from helpers import done, engine_for, final_state, listen
 
 import dagsel
-from dagsel.execution.cluster import local_cluster
+from dagsel.execution.cluster import close, local_cluster
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -122,8 +122,9 @@ class Hostile(SyntheticWorkload):
 
 @pytest.fixture
 def own_cluster() -> Iterator[LocalCluster]:
-    with local_cluster(2) as cluster:
-        yield cluster
+    cluster = local_cluster(2)
+    yield cluster
+    close(cluster)  # a `with` may wait for ever when a worker was just lost
 
 
 @pytest.mark.parametrize("does", ["exit", "segv", "raise"])
