@@ -95,7 +95,8 @@ def run_search(
                     return
                 elif message["op"] == "drained":
                     client.retire_workers([message["worker"]], close_workers=True)
-                    cluster.scale(3)
+                    # Never fewer than there are: `scale` would close a worker in its unit.
+                    cluster.scale(4)
             if due <= 0 and outcome.n_kills < 4 and done < wanted:
                 due = chance.randint(8, 20)
                 disturb(client, cluster, engine, chance, outcome)
