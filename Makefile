@@ -65,10 +65,10 @@ $(NEWEST): $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --no-deps --target $@ "dask==2026.8.*" "distributed==2026.8.*"
 
 newest: $(NEWEST)
-	PYTHONPATH=$(NEWEST) $(BIN)/python -m pytest -q tests/laws tests/execution/test_churn.py
+	PYTHONPATH=$(NEWEST) CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/laws tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
-	$(BIN)/python -m pytest -q tests/execution/test_churn.py
+	CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/execution/test_churn.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs
