@@ -93,6 +93,8 @@ class Runner:
         Training shards of the data set.
     record
         Filled while the search runs.
+    check
+        Raises an error if nothing can be trained with a configuration.
     observe
         Called with the record whenever something has changed.
     """

@@ -5,9 +5,10 @@ that Dask makes it ready and then leaves it alone. The shell tells the dispatche
 performs what it decides: a bound unit gets its worker as its one restriction and its shard in its
 annotations, and is sent on its way.
 
-This is the only file that touches what Dask does not promise to keep: ``TaskState.
+Of the scheduler this file touches what Dask does not promise to keep: ``TaskState.
 worker_restrictions``, ``TaskState.annotations``, ``TaskState.suspicious`` and
-``Scheduler.transitions``. The range of versions in ``pyproject.toml`` is the one it is tested with.
+``Scheduler.transitions``; docs/how-it-works.md lists the rest. The range of versions in
+``pyproject.toml`` is the one it is tested with.
 """
 
 from __future__ import annotations
