@@ -13,22 +13,35 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
-    from dagsel.run import Run as Run
+    from dagsel.result import Run as Run
     from dagsel.run import optimize as optimize
+    from dagsel.run import replay as replay
+    from dagsel.run import resume as resume
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
-    "Run": "dagsel.run",
+    "Run": "dagsel.result",
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workload": "dagsel.workloads",
     "optimize": "dagsel.run",
+    "replay": "dagsel.run",
+    "resume": "dagsel.run",
 }
-_MODULES = ("errors", "flow", "flows", "metrics", "storage", "testing", "workloads")
+_MODULES = ("codec", "errors", "flow", "flows", "metrics", "storage", "testing", "workloads")
 
-__all__ = ["Run", "SklearnWorkload", "TorchWorkload", "Workload", "metrics", "optimize"]
+__all__ = [
+    "Run",
+    "SklearnWorkload",
+    "TorchWorkload",
+    "Workload",
+    "metrics",
+    "optimize",
+    "replay",
+    "resume",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,6 +10,8 @@
     │   ├── DatasetFormatError    (ValueError) not ours, damaged, or from a newer version
     │   └── ShardCorruptError     a shard's bytes are not what was written
     ├── RunDirError               (OSError) a run's folder is taken or out of reach
+    │   ├── RunDirLockedError     another driver holds it
+    │   └── JournalCorruptError   the run's journal is damaged in the middle
     ├── CheckpointError           something is wrong with a stored state
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
@@ -83,6 +85,14 @@ class ShardCorruptError(DatasetError):
 
 class RunDirError(DagselError, OSError):
     """A run's folder is taken, or out of reach."""
+
+
+class RunDirLockedError(RunDirError):
+    """Another driver holds the run's folder."""
+
+
+class JournalCorruptError(RunDirError):
+    """The run's journal is damaged, and not only where a crash cuts it off."""
 
 
 class CheckpointError(DagselError):

@@ -2,17 +2,26 @@
 
 A *flow* is a search procedure: a frozen configuration and an explicit state. It decides which
 trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no clock,
-no file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster) performs
-its decisions and tells it what came of them.
+no file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster,
+`dagsel.simulate` in virtual time) performs its decisions and tells it what came of them.
+
+A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train
+is *paused*: it costs nothing but its state in the store, and the next `Train` resumes it, on any
+worker, as if it had never paused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+from dagsel.codec import Json, from_json, to_json
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
+Direction: TypeAlias = Literal["minimize", "maximize"]
+Outcome: TypeAlias = Literal["complete", "pruned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +32,29 @@ class Context:
     ----------
     n_workers
         Workers at the start of the run.
+    direction
+        Whether smaller or larger values of the metric are better.
+    seed
+        Seed of the run; a flow that draws derives its numbers from it and from its state.
     """
 
     n_workers: int
+    direction: Direction = "minimize"
+    seed: int = 0
+
+    def loss(self, value: float) -> float:
+        """Turn a value into one that is better when smaller; NaN and infinities are the worst.
+
+        Examples
+        --------
+        >>> Context(n_workers=1, direction="maximize").loss(0.9)
+        -0.9
+        >>> Context(n_workers=1).loss(float("-inf"))
+        inf
+        """
+        if not math.isfinite(value):
+            return math.inf
+        return value if self.direction == "minimize" else -value
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +111,35 @@ class Stop:
 
     trial: int
     reason: str
-    outcome: Literal["complete", "pruned"] = "pruned"
+    outcome: Outcome = "pruned"
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """Let a trial go on from another one's state, with another configuration.
+
+    Both must have reported; the target must be paused, and stays so. It keeps its number and its
+    count of epochs.
+
+    Parameters
+    ----------
+    source
+        Whose model and optimizer state are taken, as of its last reported epoch.
+    target
+        The trial that loses its own.
+    config
+        The target's configuration from its next epoch on. What it does not name is as in the
+        source's. Values must have a form in JSON.
+    """
+
+    source: int
+    target: int
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the search."""
+    """End the search; trials that are still live are told as pruned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +152,14 @@ class Asked:
         Their numbers; fewer than asked for when the space is exhausted.
     exhausted
         Whether no further trial can be drawn.
+    configs
+        The configuration of each, in the same order, as far as it has a form in JSON: what has
+        none (a function, a class) is left out.
     """
 
     trials: tuple[int, ...]
     exhausted: bool = False
+    configs: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +177,9 @@ class Reported:
     metrics
         All validation metrics of the epoch.
     seconds
-        Time since the run began.
+        Time since the run began, without the time that it lay dead.
+    prune
+        Whether the flow's pruner, if it names one, would end the trial here.
     """
 
     trial: int
@@ -129,6 +187,7 @@ class Reported:
     value: float
     metrics: Mapping[str, float]
     seconds: float
+    prune: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +206,53 @@ class TrialFailed:
     reason: str
 
 
-Decision: TypeAlias = Ask | Train | Stop | Finish
-Event: TypeAlias = Asked | Reported | TrialFailed
+@dataclass(frozen=True, slots=True)
+class WorkersChanged:
+    """Workers have come or gone.
+
+    Parameters
+    ----------
+    n_workers
+        How many there are now.
+    """
+
+    n_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineReached:
+    """The run's time is over: what the flow decides now is its last word, and it can only stop.
+
+    Parameters
+    ----------
+    seconds
+        Time since the run began.
+    """
+
+    seconds: float
+
+
+Decision: TypeAlias = Ask | Train | Stop | Clone | Finish
+Event: TypeAlias = Asked | Reported | TrialFailed | WorkersChanged | DeadlineReached
+
+_DECISIONS = {kind.__name__: kind for kind in get_args(Decision)}
+_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
 @runtime_checkable
 class Flow(Protocol):
     """A search procedure.
 
-    Its configuration is frozen; what it learns stands in a state of its own. Each run works on a
-    deep copy, so that one flow may serve many runs.
+    Its configuration is frozen; what it learns stands in `state`, a dataclass of builtins (numbers,
+    strings, lists, tuples, sets, mappings, dataclasses of these), annotated, so that it can be
+    written as JSON and read again. Each run works on a deep copy, so that one flow may serve many
+    runs. `dagsel.testing.FlowSuite` checks a flow of your own.
     """
+
+    @property
+    def state(self) -> Any:
+        """What the flow has learnt."""
+        ...
 
     def start(self, context: Context) -> list[Decision]:
         """Begin a search."""
@@ -166,3 +261,50 @@ class Flow(Protocol):
     def handle(self, event: Event) -> list[Decision]:
         """Answer what has happened."""
         ...
+
+
+def encode(value: Decision | Event) -> Json:
+    """Turn a decision or an event into JSON that says what it is.
+
+    Examples
+    --------
+    >>> encode(Stop(3, "rung 2"))
+    {'is': 'Stop', 'trial': 3, 'reason': 'rung 2', 'outcome': 'pruned'}
+    """
+    return {"is": type(value).__name__, **to_json(value)}
+
+
+def decode_decision(value: Json) -> Decision:
+    """Read what `encode` made of a decision.
+
+    Examples
+    --------
+    >>> decode_decision({"is": "Train", "trial": 3, "epochs": 2})
+    Train(trial=3, epochs=2, priority=0.0)
+    """
+    decision: Decision = _decode(_DECISIONS, value)
+    return decision
+
+
+def decode_event(value: Json) -> Event:
+    """Read what `encode` made of an event."""
+    event: Event = _decode(_EVENTS, value)
+    return event
+
+
+def _decode(kinds: Mapping[str, type], value: Json) -> Any:
+    rest = dict(value) if isinstance(value, dict) else {}
+    name = rest.pop("is", None)
+    if not isinstance(name, str) or name not in kinds:
+        raise ValueError(f"{name!r} is none of {', '.join(kinds)}")
+    return from_json(kinds[name], rest)
+
+
+def save_state(flow: Flow) -> Json:
+    """Give a flow's state as JSON."""
+    return to_json(flow.state)
+
+
+def load_state(flow: Flow, value: Json) -> None:
+    """Give a flow the state that `save_state` took from one of the same configuration."""
+    object.__setattr__(flow, "state", from_json(type(flow.state), value))

@@ -1,18 +1,54 @@
-"""What a run has done: trials, epochs and units, as they became known."""
+"""What a run has done: trials, epochs and units, folded from the entries of its journal.
+
+A run writes its journal entry by entry and takes each one in with `Record.add` at once; a resumed
+run reads the journal and takes the same entries in. So what a process knows after its death and
+rebirth is what it knew before.
+
+Entries are JSON objects. ``is`` says which:
+
+- ``session``: a driver has begun ``at`` (seconds since the epoch), after ``seconds`` of others;
+- ``turn``: an event, or the ``context`` of the start, and what the flow decided; with neither, what
+  was decided over its head; ``flow``: its state at this moment;
+- ``unit``: a unit is done;
+- ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
+"""
 
 from __future__ import annotations
 
-import math
-import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import median
-from typing import Any, Literal
+from itertools import zip_longest
+from typing import Any, Literal, TypeAlias
 
 import pandas as pd
 
-from dagsel.planning.bounds import round_bound
+from dagsel.codec import Json
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Direction,
+    Event,
+    Finish,
+    Outcome,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    WorkersChanged,
+    decode_decision,
+    decode_event,
+)
 from dagsel.planning.rounds import Unit
+from dagsel.tally import EpochTally
+
+Entry: TypeAlias = dict[str, Json]
+TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,31 +59,91 @@ class EpochRecord:
     ----------
     epoch
         From 1.
+    value
+        The metric that the search is about.
     metrics
         Mean of each validation metric.
     train_loss
         Mean training loss.
     seconds
         Since the run began.
+    digest
+        Checksum of the state after it; empty if unknown.
     """
 
     epoch: int
+    value: float
     metrics: Mapping[str, float]
     train_loss: float
     seconds: float
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """From which trial's state a trial went on, and with what configuration.
+
+    Parameters
+    ----------
+    after
+        The trial's epoch after which it did.
+    source, source_epoch
+        Whose state it took, as of which epoch.
+    root
+        The trial whose drawn configuration lies under it.
+    config
+        All that differs from that.
+    """
+
+    after: int
+    source: int
+    source_epoch: int
+    root: int
+    config: Mapping[str, Any]
 
 
 @dataclass(slots=True)
 class TrialRecord:
-    """What became of a trial."""
+    """What became of a trial.
+
+    Attributes
+    ----------
+    config
+        Its present configuration.
+    params
+        The parameters that were drawn for it.
+    state, reason, traceback
+        How it ended, and why.
+    epochs
+        What its epochs came to.
+    n_decided
+        Epochs that it was given to train, from its first one on.
+    adoptions
+        The states of other trials that it went on from.
+    tallies
+        What is known of epochs that are under way.
+    """
 
     number: int
     config: Mapping[str, Any]
     params: Mapping[str, Any]
-    state: Literal["running", "complete", "pruned", "failed"] = "running"
+    state: TrialState = "running"
     reason: str = ""
     traceback: str = ""
     epochs: list[EpochRecord] = field(default_factory=list)
+    n_decided: int = 0
+    adoptions: list[Adoption] = field(default_factory=list)
+    tallies: dict[int, EpochTally] = field(default_factory=dict)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still train."""
+        return self.state == "running"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it lives and has nothing to train."""
+        return self.is_live and self.n_decided == len(self.epochs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,28 +178,29 @@ class UnitRecord:
     state_bytes: int
 
     @classmethod
-    def from_message(cls, unit: Unit, message: Mapping[str, Any]) -> UnitRecord:
-        """Read the engine's message of a unit that is done."""
+    def from_entry(cls, entry: Mapping[str, Any]) -> UnitRecord:
+        """Read what the journal holds of a unit that is done."""
         return cls(
-            unit,
-            message["worker"],
-            message["shard"],
-            message["start"],
-            message["stop"],
-            message["hop"],
-            message.get("recovered", False),
-            message.get("state_bytes", 0),
+            Unit(*entry["unit"]),
+            entry["worker"],
+            entry["shard"],
+            entry["start"],
+            entry["stop"],
+            entry["hop"],
+            entry.get("recovered", False),
+            entry.get("state_bytes", 0),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best completed trial so far, and where its state is."""
+    """The best trial so far, and where its state is: a completed one if there is one."""
 
     trial: int
     epoch: int
     position: int
     value: float
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,39 +230,197 @@ class Record:
     ----------
     run
         Identifier of the run.
-    started
-        Monotonic time at which it began.
+    n_shards
+        Training shards of the data set.
+    direction
+        Whether smaller or larger values are better.
+
+    Attributes
+    ----------
+    seconds
+        Time since the run began when the last turn was taken, without the time that it lay dead.
+    awaited
+        `Ask` decisions that no `Asked` has answered.
+    context
+        What the flow was told at its start; None before.
+    n_workers
+        What the flow was last told of workers.
     """
 
     run: str
-    started: float = field(default_factory=time.monotonic)
+    n_shards: int = 1
+    direction: Direction = "minimize"
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     best: Best | None = None
-    n_epochs_decided: int = 0
     notes: list[str] = field(default_factory=list)
+    context: Context | None = None
+    awaited: deque[Ask] = field(default_factory=deque)
+    n_sessions: int = 0
+    n_epochs_decided: int = 0
+    n_workers: int = 0
+    seconds: float = 0.0
+    finished: bool = False
 
-    def add_trial(self, number: int, config: Mapping[str, Any], params: Mapping[str, Any]) -> None:
-        """Begin the record of a trial."""
-        self.trials[number] = TrialRecord(number, config, params)
+    def add(self, entry: Entry) -> None:
+        """Take in an entry of the journal."""
+        match entry["is"]:
+            case "session":
+                self.n_sessions += 1
+            case "unit":
+                self._add_unit(entry)
+            case "turn":
+                self._add_turn(entry)
+            case "round":
+                epochs = frozenset((t, e) for t, a, b in entry["epochs"] for e in range(a, b))
+                self.rounds.append(RoundRecord(entry["number"], epochs, entry["start"]))
+            case "load":
+                self.loads.append((entry["worker"], entry["shard"]))
+            case "note":
+                self.notes.append(entry["text"])
 
-    def end_trial(
-        self,
-        number: int,
-        state: Literal["complete", "pruned", "failed"],
-        reason: str,
-        traceback: str = "",
-    ) -> None:
-        """End the record of a trial."""
+    def _add_unit(self, entry: Entry) -> None:
+        done = UnitRecord.from_entry(entry)
+        self.units.append(done)
+        unit, trial = done.unit, self.trials.get(done.unit.trial)
+        if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
+            trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
+
+    def _add_turn(self, entry: Entry) -> None:
+        self.seconds = entry["seconds"]
+        if "event" in entry:
+            self._hear(decode_event(entry["event"]), entry)
+        elif "context" in entry:
+            self.context = Context(**entry["context"])
+            self.n_workers = self.context.n_workers
+        self.decide([decode_decision(decision) for decision in entry["decisions"]])
+
+    def _hear(self, event: Event, entry: Entry) -> None:
+        match event:
+            case Asked(trials):
+                if self.awaited:
+                    self.awaited.popleft()
+                params = dict(entry["params"])
+                for trial in trials:
+                    self.trials[trial] = TrialRecord(trial, {}, params[trial])
+            case Reported(trial, epoch, value, metrics, seconds):
+                tally = self.trials[trial].tallies.pop(epoch, None)
+                loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
+                done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
+                self.trials[trial].epochs.append(done)
+            case TrialFailed(trial, reason):
+                self._end(trial, "failed", reason, entry.get("traceback", ""))
+            case WorkersChanged(n_workers):
+                self.n_workers = n_workers
+            case DeadlineReached():
+                pass
+
+    def decide(self, decisions: Iterable[Decision]) -> None:
+        """Take in what a flow has decided.
+
+        Raises
+        ------
+        SearchError
+            If a decision cannot be taken; nothing of it is.
+        """
+        for decision in decisions:
+            match decision:
+                case Ask():
+                    self.awaited.append(decision)
+                case Train(trial, epochs):
+                    self._live(trial, "trains").n_decided += epochs
+                    self.n_epochs_decided += epochs
+                case Stop(trial, reason, outcome):
+                    self._stop(trial, reason, outcome)
+                case Clone(source, target, config):
+                    self._clone(source, target, config)
+                case Finish():
+                    for trial in [t.number for t in self.trials.values() if t.is_live]:
+                        self._stop(trial, "the search has ended", "pruned")
+                    self.finished = True
+
+    def _live(self, number: int, what: str) -> TrialRecord:
+        trial = self.trials.get(number)
+        if trial is None or not trial.is_live:
+            state = "unknown" if trial is None else trial.state
+            raise SearchError(f"the flow {what} trial {number}, which is {state}")
+        return trial
+
+    def _clone(self, source: int, target: int, config: Mapping[str, Any]) -> None:
+        origin, taker = self._live(source, "clones"), self._live(target, "clones onto")
+        if not origin.epochs or not taker.epochs or not taker.is_paused:
+            raise SearchError(
+                f"the flow clones trial {source} onto trial {target}: both must have reported an "
+                "epoch, and the target must be paused"
+            )
+        root, changes = source, dict[str, Any]()
+        if origin.adoptions:
+            root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
+        changes |= config
+        adoption = Adoption(len(taker.epochs), source, len(origin.epochs), root, changes)
+        taker.adoptions.append(adoption)
+        taker.config = {**origin.config, **config}
+
+    def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
+        trial = self._live(number, "stops")
+        is_complete = outcome == "complete" and bool(trial.epochs)
+        self._end(number, "complete" if is_complete else "pruned", reason)
+
+    def _end(self, number: int, state: TrialState, reason: str, traceback: str = "") -> None:
         trial = self.trials[number]
         trial.state, trial.reason, trial.traceback = state, reason, traceback
+        trial.tallies.clear()
+        self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
+        if state != "failed" and trial.epochs:
+            last, is_complete = trial.epochs[-1], state == "complete"
+            best = Best(number, last.epoch, self.n_shards - 1, last.value, is_complete)
+            if self.best is None or self._rank(best) > self._rank(self.best):
+                self.best = best
+
+    def _rank(self, best: Best) -> tuple[bool, float]:
+        return best.is_complete, -Context(1, self.direction).loss(best.value)
+
+    def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Give trials that were read from a journal the configurations that it cannot hold."""
+        for number, config in configs.items():
+            trial = self.trials[number]
+            last = trial.adoptions[-1] if trial.adoptions else None
+            trial.config = config if last is None else {**configs[last.root], **last.config}
+
+    def visits(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Give the order of visits of each epoch of a trial that was trained to its end."""
+        found: dict[tuple[int, int], dict[int, int]] = {}
+        for done in self.units:
+            if done.unit.kind == "train":
+                place = (done.unit.trial, done.unit.epoch)
+                found.setdefault(place, {})[done.unit.position] = done.shard
+        return {
+            place: tuple(shards[position] for position in range(self.n_shards))
+            for place, shards in found.items()
+            if len(shards) == self.n_shards
+        }
+
+    def differences(self, other: Record) -> list[str]:
+        """Say in which epochs another record, of the same run repeated, has other results."""
+        found = []
+        for trial in self.trials.values():
+            again = other.trials[trial.number].epochs if trial.number in other.trials else []
+            for then, now in zip_longest(trial.epochs, again):
+                name = f"trial {trial.number}, epoch {(then or now).epoch}"
+                if then is None or now is None:
+                    found.append(f"{name}: only one of the runs has it")
+                elif not _same(then.metrics, now.metrics):
+                    found.append(f"{name}: {dict(then.metrics)} then, {dict(now.metrics)} now")
+                elif then.digest and now.digest and then.digest != now.digest:
+                    found.append(f"{name}: the same metrics, another state")
+        return found
 
     @property
     def n_live(self) -> int:
         """Trials that are neither complete nor pruned nor failed."""
-        return sum(trial.state == "running" for trial in self.trials.values())
+        return sum(trial.is_live for trial in self.trials.values())
 
     @property
     def n_epochs(self) -> int:
@@ -199,62 +454,10 @@ class Record:
         columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
         return pd.DataFrame(rows, columns=[*columns, "hop", "recovered"])
 
-    def makespans(self) -> pd.DataFrame:
-        """Give a row for each round: how long it took, against the bound of its units' times.
 
-        The bound (`dagsel.planning.bounds.round_bound`) is what no schedule can beat with the
-        workers that held its shards. What other rounds did meanwhile counts against a round.
-        """
-        by_epoch: dict[tuple[int, int], list[UnitRecord]] = {}
-        for unit in self.units:
-            by_epoch.setdefault((unit.unit.trial, unit.unit.epoch), []).append(unit)
-        rows = []
-        for round_ in self.rounds:
-            units = [unit for epoch in round_.epochs for unit in by_epoch.get(epoch, ())]
-            if units:
-                makespan = max(unit.stop for unit in units) - round_.start
-                bound = bound_of(units)
-                ratio = makespan / bound if bound > 0 else math.nan  # all were found in the store
-                rows.append((round_.number, len(units), makespan, bound, ratio))
-        return pd.DataFrame(rows, columns=["round", "units", "makespan", "bound", "ratio"])
-
-
-def bound_of(units: Sequence[UnitRecord]) -> float:
-    """Bound in seconds of the makespan of units, from the times that they took.
-
-    Parameters
-    ----------
-    units
-        At least one.
-    """
-    ran = [unit for unit in units if not unit.recovered]
-    workers = sorted({unit.worker for unit in ran})
-    speeds = relative_speeds(ran)
-    holders: dict[int, set[int]] = {}
-    for unit in ran:
-        holders.setdefault(unit.shard, set()).add(workers.index(unit.worker))
-    shards = sorted(holders)
-    rows: dict[tuple[Any, ...], list[float]] = {}
-    for unit in ran:
-        # Training units of a trial are a chain; each evaluating unit stands alone.
-        chain = unit.unit[:2] if unit.unit.kind == "train" else tuple(unit.unit)
-        row = rows.setdefault(chain, [0.0] * len(shards))
-        row[shards.index(unit.shard)] += (unit.stop - unit.start) * speeds[unit.worker]
-    in_order = [holders[shard] for shard in shards]
-    return round_bound(list(rows.values()), [speeds[worker] for worker in workers], in_order)
-
-
-def relative_speeds(units: Sequence[UnitRecord]) -> dict[str, float]:
-    """Estimate how fast each worker is, 1 on average: from trials that trained on several."""
-    seconds: dict[int, dict[str, list[float]]] = {}
-    for unit in units:
-        if unit.unit.kind == "train":
-            on = seconds.setdefault(unit.unit.trial, {})
-            on.setdefault(unit.worker, []).append(unit.stop - unit.start)
-    ratios: dict[str, list[float]] = {unit.worker: [] for unit in units}
-    for on in seconds.values():
-        means = {worker: sum(times) / len(times) for worker, times in on.items()}
-        overall = sum(means.values()) / len(means)
-        for worker, mean in means.items():
-            ratios[worker].append(overall / mean if mean > 0 else 1.0)
-    return {worker: median(found) if found else 1.0 for worker, found in ratios.items()}
+def _same(these: Mapping[str, float], those: Mapping[str, float]) -> bool:
+    """Whether metrics are the same numbers; NaN is the same as NaN."""
+    return these.keys() == those.keys() and all(
+        these[name] == those[name] or (these[name] != these[name] and those[name] != those[name])
+        for name in these
+    )

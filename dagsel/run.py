@@ -1,4 +1,4 @@
-"""One call searches; what it gives back holds the best model and the record."""
+"""The calls that search: begin a run, go on with one, repeat one."""
 
 from __future__ import annotations
 
@@ -9,148 +9,34 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from dagsel import __version__
-from dagsel.errors import NoCompletedTrialError, SearchError
+from dagsel.errors import RunDirError, SearchError
+from dagsel.execution.catch_up import catch_up
 from dagsel.execution.cluster import connect
 from dagsel.execution.engine import Engine, pack_workload, versions_here
-from dagsel.execution.runner import Runner
+from dagsel.execution.runner import Orders, Runner
 from dagsel.execution.worker_plugin import RunSpec
-from dagsel.flow import Flow
+from dagsel.flow import Asked, Flow, encode
 from dagsel.planning.dispatch import DispatchConfig
-from dagsel.record import Best, Record, TrialRecord
+from dagsel.planning.rounds import visit_order
+from dagsel.record import Record
+from dagsel.result import Run
+from dagsel.script import Script, read_turns
+from dagsel.settings import Settings, flow_config, flow_name
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
-from dagsel.study import Callback, Space, StudyDriver
+from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Workload
+from dagsel.workloads.describe import describe
 
 if TYPE_CHECKING:
     import optuna
     from distributed import Client
 
 logger = logging.getLogger("dagsel")
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What a search came to.
-
-    Parameters
-    ----------
-    study
-        The study, told of every trial.
-    workload
-        What was trained.
-    metric
-        Name of the metric that the search was about.
-    record
-        All that was done.
-    run_dir
-        Where states are stored.
-    """
-
-    study: optuna.Study
-    workload: Workload
-    metric: str
-    record: Record
-    run_dir: RunDir
-
-    @property
-    def best(self) -> Best:
-        """The best completed trial and where its state is.
-
-        Raises
-        ------
-        NoCompletedTrialError
-            If no trial has completed.
-        """
-        if self.record.best is None:
-            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
-            raise NoCompletedTrialError(f"no trial has completed ({reasons or 'none was started'})")
-        return self.record.best
-
-    @property
-    def best_params(self) -> Mapping[str, Any]:
-        """Parameters of the best trial."""
-        return self.record.trials[self.best.trial].params
-
-    @property
-    def best_value(self) -> float:
-        """Value of the best trial: its metric after its last epoch."""
-        return self.best.value
-
-    def best_model(self) -> Any:
-        """Make the trained model of the best trial: a module on the CPU, an estimator."""
-        best = self.best
-        blob, _ = self.run_dir.states.load(best.trial, best.epoch, best.position)
-        return self.workload.restore(State(blob), self.record.trials[best.trial].config)
-
-    @property
-    def failures(self) -> list[TrialRecord]:
-        """Trials that have failed, each with its reason and traceback."""
-        return self.record.failures
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
-        return self.record.metrics()
-
-    def timeline(self) -> pd.DataFrame:
-        """Give a row for each unit that ran: where, when, on which shard."""
-        return self.record.timeline()
-
-    def makespans(self) -> pd.DataFrame:
-        """Give a row for each round: its makespan in seconds, and that over its lower bound."""
-        return self.record.makespans()
-
-    def trials_dataframe(self) -> pd.DataFrame:
-        """Give the study's own frame of all its trials."""
-        frame: pd.DataFrame = self.study.trials_dataframe()
-        return frame
-
-    def leaderboard(self, n: int = 10) -> pd.DataFrame:
-        """Give the best trials of this run, best first.
-
-        Parameters
-        ----------
-        n
-            How many.
-        """
-        rows = [
-            {"trial": t.number, self.metric: t.epochs[-1].metrics[self.metric], **t.params}
-            for t in self.record.trials.values()
-            if t.state == "complete"
-        ]
-        # Of equal ones the best comes first: the one that completed first.
-        best = self.record.best.trial if self.record.best else None
-        rows.sort(key=lambda row: row["trial"] != best)
-        rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
-        return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
-
-    def __repr__(self) -> str:
-        trials = self.record.trials.values()
-        ended = ", ".join(
-            f"{sum(t.state == state for t in trials)} {state}"
-            for state in ("complete", "pruned", "failed", "running")
-            if any(t.state == state for t in trials)
-        )
-        best = self.record.best
-        value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
-        return (
-            f"<Run {self.record.run} of {self.study.study_name!r}: {ended or 'no trial'}; {value}>"
-        )
-
-    def _repr_html_(self) -> str:
-        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
-        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
-        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
-        return f"<p>{escape(repr(self))}</p>{table}{lost}<p>{escape(self.run_dir.url)}</p>"
 
 
 def optimize(
@@ -165,7 +51,9 @@ def optimize(
     cluster: Any = None,
     run_dir: str | None = None,
     seed: int = 0,
+    deadline: float | None = None,
     replicas: int = 1,
+    deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
     worker_timeout: float = 60.0,
     unit_timeout: float | None = None,
@@ -175,6 +63,9 @@ def optimize(
     The data stays on the workers and the models hop between them (model hopper parallelism:
     Nakandala, Zhang and Kumar, Cerebro, VLDB 2020): each epoch every trial visits every shard once,
     and many trials train at once.
+
+    What happens is written to ``run_dir`` before it takes effect: a run whose driver, scheduler or
+    cluster is lost goes on with `dagsel.resume`, and any run can be repeated with `dagsel.replay`.
 
     Parameters
     ----------
@@ -197,13 +88,19 @@ def optimize(
     cluster
         A Dask cluster object; left as it was.
     run_dir
-        Folder or fsspec URL for the states, which this process and all workers must reach. By
-        default a new folder under ``dagsel-runs``.
+        Folder or fsspec URL for journal and states, which this process and all workers must reach.
+        By default a new folder under ``dagsel-runs``.
     seed
         Seeds initial weights, the order of batches, and random draws of configurations.
+    deadline
+        Seconds after which the search ends with what it has; None for no limit. Trials that train
+        then are pruned.
     replicas
         Workers that hold each shard; more than one helps where workers differ in speed or may be
         lost, and takes as many times the memory.
+    deterministic
+        Whether the order of a trial's visits depends on seed, trial and epoch alone, so that its
+        weights do not depend on the cluster. It costs time: see the page on reproducibility.
     callbacks
         Called with study and trial after each trial that ended, as Optuna does.
     worker_timeout
@@ -226,6 +123,8 @@ def optimize(
         If the workload cannot be trained with the space's configurations, or cannot be sent.
     DatasetError
         If the data set cannot be read.
+    RunDirError
+        If ``run_dir`` is taken or cannot be written.
     ClusterError
         If the cluster cannot run it.
     """
@@ -233,37 +132,329 @@ def optimize(
         data = ShardedDataset.open(data)
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    flow = copy.deepcopy(flow)  # the user's stays as it is, for another run
-    driver = StudyDriver(study, space, metric, seed, callbacks)
+    if deadline is not None and not deadline > 0:
+        raise SearchError(f"deadline must be a positive number of seconds, got {deadline!r}")
+    run = uuid.uuid4().hex[:8]
+    driver = _driver(study, space, metric, seed, callbacks, run, flow)
     grid = getattr(flow, "sampling", "study") == "grid"
     driver.validate(workload.metrics, grid=grid, check=workload.validate)
-    packed = pack_workload(workload)
+    assert driver.sampler_seed is not None
+    settings = Settings(
+        study=driver.name,
+        home=home_of(study),
+        sampler=type(study.sampler).__name__,
+        sampler_seed=driver.sampler_seed,
+        direction="maximize" if driver.maximize else "minimize",
+        metric=metric,
+        seed=seed,
+        flow=flow_name(flow),
+        flow_config=flow_config(flow),
+        data=data.url,
+        data_digest=data.digest,
+        n_shards=data.n_shards,
+        workload=describe(workload),
+        replicas=replicas,
+        deterministic=deterministic,
+        deadline_s=deadline,
+        unit_timeout_s=unit_timeout,
+    )
+    folder = RunDir(run_dir or _new_run_dir(driver.name, run))
+    folder.claim(run, settings.to_json())
+    record = Record(run, data.n_shards, settings.direction)
+    session = _Session(settings, folder, driver, copy.deepcopy(flow), workload, data, record)
+    with folder.lock(run):
+        return session.run(client, cluster, worker_timeout, session.orders)
+
+
+def resume(
+    run_dir: str,
+    client: Client | str | None = None,
+    *,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    study: optuna.Study | None = None,
+    flow: Flow | None = None,
+    data: ShardedDataset | str | None = None,
+    cluster: Any = None,
+    callbacks: Sequence[Callback] = (),
+    count_downtime: bool = False,
+    worker_timeout: float = 60.0,
+) -> Run:
+    """Go on with a run whose driver, scheduler or cluster was lost, or that was interrupted.
+
+    At most the units that were in flight are trained again. A run that had ended is only read.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder.
+    client, cluster
+        As for `dagsel.optimize`; the cluster may be another one, of another size.
+    workload, space
+        Those that the run began with. A ``run_dir`` holds no code, so they are always needed.
+    study
+        The study, if it cannot be opened by the name and URL that the run was given, or if its
+        sampler is not Optuna's default; a study that was in memory is filled again.
+    flow
+        The search procedure, if it is not one of `dagsel.flows`.
+    data
+        The data set, if its URL has changed or needs credentials.
+    callbacks
+        As for `dagsel.optimize`.
+    count_downtime
+        Whether the time since the run was interrupted counts against its deadline.
+    worker_timeout
+        As for `dagsel.optimize`.
+
+    Returns
+    -------
+    Run
+        As if it had never been interrupted.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, another driver has it, or workload or data set are not the
+        run's. Nothing in it is touched.
+    SearchError
+        If study, space or flow are not the run's.
+    DatasetError
+        If the data set cannot be read.
+    ClusterError
+        If the cluster cannot run it.
+    """
+    folder = RunDir(run_dir)
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    workload, space, data = _parts(settings, workload, space, data)
+    flow = copy.deepcopy(settings.make_flow(flow))
+    record = Record(about["run"], settings.n_shards, settings.direction)
+    with folder.lock(record.run):
+        entries = folder.journal.read()
+        for entry in entries:
+            record.add(entry)
+        catch_up(flow, entries, folder.url)
+        study = study or open_study(settings.study, settings.direction, settings.home)
+        if type(study.sampler).__name__ != settings.sampler:
+            logger.warning(
+                "the run began with a %s and goes on with a %s; give study= with the same sampler",
+                settings.sampler,
+                type(study.sampler).__name__,
+            )
+        driver = _driver(
+            study, space, settings.metric, settings.seed, callbacks, record.run, flow,
+            settings.sampler_seed,
+        )  # fmt: skip
+        driver.validate(workload.metrics, grid=False, check=workload.validate)
+        _adopt(driver, record)
+        if count_downtime and entries:
+            began = next(entry["at"] for entry in entries if entry["is"] == "session")
+            record.seconds = max(record.seconds, time.time() - began)
+        session = _Session(settings, folder, driver, flow, workload, data, record)
+        if record.finished:
+            driver.fail_live("the run had ended")
+            return session.result
+        return session.run(client, cluster, worker_timeout, session.orders)
+
+
+def replay(
+    run_dir: str,
+    client: Client | str | None = None,
+    *,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    data: ShardedDataset | str | None = None,
+    cluster: Any = None,
+    into: str | None = None,
+    worker_timeout: float = 60.0,
+) -> Run:
+    """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
+
+    On the CPU the result is the same bit for bit, on a cluster of any size. Each epoch's metrics
+    and the checksum of its state are compared with the recorded ones.
+
+    Parameters
+    ----------
+    run_dir
+        The recorded run's folder; only read.
+    client, cluster
+        As for `dagsel.optimize`.
+    workload, space
+        Those that the run began with.
+    data
+        The data set, if its URL has changed or needs credentials.
+    into
+        Folder for the repeated run; by default a new one under ``dagsel-runs``.
+    worker_timeout
+        As for `dagsel.optimize`.
+
+    Returns
+    -------
+    Run
+        The repeated run, with a study of its own in memory. What differed from the recorded run
+        stands in ``record.notes``, and is warned of.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, or workload or data set are not the run's.
+    """
+    source = RunDir(run_dir)
+    about = source.about()
+    settings = Settings.from_json(about, source.url)
+    workload, space, data = _parts(settings, workload, space, data)
+    entries = source.journal.read()
+    then = Record(about["run"], settings.n_shards, settings.direction)
+    for entry in entries:
+        then.add(entry)
     run = uuid.uuid4().hex[:8]
-    url = run_dir or _new_run_dir(driver.name, run)
-    folder = RunDir(url)
-    folder.claim(run, {"study": driver.name, "metric": metric, "dagsel": __version__})
-    record = Record(run)
-    spec = RunSpec(run, packed, data, folder, seed, versions_here())
-    result = Run(study, workload, metric, record, folder)
-    with ExitStack() as stack:
-        progress = stack.enter_context(SearchProgress(metric))
-        stack.callback(driver.fail_live, "the run ended before the trial did")
-        here = stack.enter_context(connect(client, cluster))
-        dispatch = DispatchConfig(data.n_shards, replicas, unit_timeout_s=unit_timeout)
-        engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout))
-        runner = Runner(
-            flow,
-            driver,
-            engine,
-            folder.states,
-            data.n_shards,
-            record,
-            check=workload.validate,
-            observe=progress.update,
+    study = open_study(settings.study, settings.direction, None)
+    driver = _driver(study, space, settings.metric, settings.seed, (), run, None, 0)
+    record = Record(run, settings.n_shards, settings.direction)
+    trials = tuple(then.trials)
+    drawn = {
+        "is": "turn",
+        "seconds": 0.0,
+        "event": encode(Asked(trials)),
+        "params": [[trial, dict(then.trials[trial].params)] for trial in trials],
+        "decisions": [],
+    }
+    record.add(drawn)
+    _adopt(driver, record)
+    visits = then.visits()
+    folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
+    folder.claim(run, settings.to_json())
+    folder.journal.append([drawn])
+    script = Script(read_turns(entries))
+    session = _Session(settings, folder, driver, script, workload, data, record)
+    with folder.lock(run):
+        repeated = session.run(
+            client, cluster, worker_timeout, lambda trial, epoch: visits.get((trial, epoch))
         )
-        runner.run()
-    _tidy(result)
-    return result
+    record.notes += [script.state.astray] if script.state.astray else []
+    record.notes += then.differences(record)
+    for note in record.notes:
+        logger.warning("replay of %s: %s", then.run, note)
+    return repeated
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    """All that one driver's part of a run needs but a cluster."""
+
+    settings: Settings
+    folder: RunDir
+    driver: StudyDriver
+    flow: Flow
+    workload: Workload
+    data: ShardedDataset
+    record: Record
+
+    @property
+    def result(self) -> Run:
+        return Run(self.driver.study, self.settings.metric, self.record, self.workload, self.folder)
+
+    def orders(self, trial: int, epoch: int) -> tuple[int, ...] | None:
+        """Order of a trial's visits if the run is deterministic."""
+        if not self.settings.deterministic:
+            return None
+        return visit_order(
+            self.settings.n_shards, seed=self.settings.seed, trial=trial, epoch=epoch
+        )
+
+    def run(
+        self, client: Client | str | None, cluster: Any, worker_timeout: float, orders: Orders
+    ) -> Run:
+        settings, record = self.settings, self.record
+        packed = pack_workload(self.workload)
+        name = record.run if not record.n_sessions else f"{record.run}.{record.n_sessions + 1}"
+        spec = RunSpec(name, packed, self.data, self.folder, settings.seed, versions_here())
+        dispatch = DispatchConfig(
+            self.data.n_shards, settings.replicas, unit_timeout_s=settings.unit_timeout_s
+        )
+        with ExitStack() as stack:
+            progress = stack.enter_context(SearchProgress(settings.metric))
+            stack.callback(self.driver.fail_live, "the run ended before the trial did")
+            here = stack.enter_context(connect(client, cluster))
+            engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout))
+            runner = Runner(
+                self.flow,
+                self.driver,
+                engine,
+                self.folder.states,
+                self.folder.journal,
+                record,
+                settings.metric,
+                seed=settings.seed,
+                check=self.workload.validate,
+                adapt=self._adapt,
+                orders=orders,
+                deadline_s=settings.deadline_s,
+                observe=progress.update,
+            )
+            runner.run()
+        _tidy(self.result)
+        return self.result
+
+    def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+        return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def _driver(
+    study: optuna.Study,
+    space: Space,
+    metric: str,
+    seed: int,
+    callbacks: Sequence[Callback],
+    run: str,
+    flow: Flow | None,
+    sampler_seed: int | None = None,
+) -> StudyDriver:
+    return StudyDriver(
+        study,
+        space,
+        metric,
+        seed,
+        callbacks,
+        run=run,
+        sampler_seed=sampler_seed,
+        max_epochs=getattr(flow, "max_epochs", None),
+        use_pruner=hasattr(flow, "pruner"),
+        pruner=getattr(flow, "pruner", None),
+    )
+
+
+def _parts(
+    settings: Settings,
+    workload: Workload | None,
+    space: Space | None,
+    data: ShardedDataset | str | None,
+) -> tuple[Workload, Space, ShardedDataset]:
+    """Check that what a resumed run is given is what it began with."""
+    if workload is None or space is None:
+        raise RunDirError(
+            "a run_dir holds no code: give workload= and space= as the run began with them"
+        )
+    settings.check_workload(describe(workload))
+    if not isinstance(data, ShardedDataset):
+        data = ShardedDataset.open(data or settings.data)
+    settings.check_data(data.digest, data.url)
+    return workload, space, data
+
+
+def _adopt(driver: StudyDriver, record: Record) -> None:
+    """Bring the study in line with the record, and give the record's trials their configs."""
+    told = {
+        trial.number: Adopted(
+            trial.params,
+            tuple((epoch.epoch, epoch.value) for epoch in trial.epochs),
+            trial.state,
+            trial.reason,
+            trial.traceback,
+        )
+        for trial in record.trials.values()
+    }
+    record.configure(driver.adopt(told))
 
 
 def _tidy(run: Run) -> None:

@@ -1,14 +1,16 @@
 """What is kept: sharded data sets and the states of trials, under any URL that fsspec knows.
 
-`ShardedDataset` is the data, `Batches` one way to pour it in, `CheckpointStore` holds states.
+`ShardedDataset` is the data, `Batches` one way to pour it in; a `RunDir` holds a run: its `Journal`
+and the states of its trials (`CheckpointStore`).
 Importing this package loads neither torch nor Dask.
 """
 
 from __future__ import annotations
 
 from dagsel.storage.checkpoints import CheckpointStore
+from dagsel.storage.journal import Journal
 from dagsel.storage.run_dir import RunDir
 from dagsel.storage.shards import ShardedDataset, ShardSize
 from dagsel.storage.sources import Batches
 
-__all__ = ["Batches", "CheckpointStore", "RunDir", "ShardSize", "ShardedDataset"]
+__all__ = ["Batches", "CheckpointStore", "Journal", "RunDir", "ShardSize", "ShardedDataset"]

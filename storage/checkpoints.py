@@ -11,14 +11,19 @@ The state's file bears its checksum in its name and is never changed; the JSON, 
 one step, names it. So a save cut off anywhere leaves what was there before, also where it replaces
 a checkpoint of the same key.
 
-The checksum is CRC32C with the length: it finds what disks and networks do to bytes, at a tenth of
-what a cryptographic hash would cost in the workers' critical path. It is no seal: whoever can
-change the state can change the JSON too.
+The checksum is CRC32C with the length: it finds what disks and networks do to bytes, at an eighth
+of what a cryptographic hash would cost in the workers' critical path (8 GB/s here; BLAKE2b 1 GB/s).
+It is no seal: whoever can change the state can change the JSON too.
+
+A save does not wait for the disk. What is written outlives the process whatever kills it, since the
+kernel has it; only a power failure can tear it, in which case the checksum tells and `load_latest`
+gives the state before it. So keep two states of a trial that is to survive that.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +40,8 @@ Place: TypeAlias = "tuple[int, int]"
 
 FORMAT = "dagsel.checkpoint"
 VERSION = 1
+DIGEST = "digest"  # where `load` puts the state's checksum into its meta
+_logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
 _PIN = re.compile(rf"{_STEM}\.pin")
@@ -71,10 +78,14 @@ class CheckpointStore:
     Examples
     --------
     >>> store = CheckpointStore("memory://checkpoints")
-    >>> store.save(7, 1, 0, b"a state", {"loss": 0.5})
-    >>> store.save(7, 1, 1, b"its successor", {"loss": 0.25})
-    >>> store.latest(7), store.load(7, 1, 1)
-    ((1, 1), (b'its successor', {'loss': 0.25}))
+    >>> digests = [
+    ...     store.save(7, 1, 0, b"a state", {"loss": 0.5}),
+    ...     store.save(7, 1, 1, b"its successor", {"loss": 0.25}),
+    ... ]
+    >>> store.load(7, 1, 1)
+    (b'its successor', {'loss': 0.25, 'digest': '1c7ad1f5'})
+    >>> store.load_latest(7, at_most=(1, 0))
+    ((1, 0), b'a state', {'loss': 0.5, 'digest': '328cca05'})
     >>> store.prune(7, keep=1)
     >>> store.list(7)
     ((1, 1),)
@@ -83,12 +94,14 @@ class CheckpointStore:
 
     def __init__(
         self,
-        url: Url,
+        url: Folder | Url,
         storage_options: Mapping[str, Any] | None = None,
         *,
         sync: bool = False,
     ) -> None:
-        self._folder = Folder(url, storage_options, error=CheckpointError)
+        if not isinstance(url, Folder):
+            url = Folder(url, storage_options, error=CheckpointError)
+        self._folder = url
         self.sync = sync
 
     @property
@@ -105,7 +118,7 @@ class CheckpointStore:
         meta: Mapping[str, Any],
         *,
         partial: bool = False,
-    ) -> None:
+    ) -> str:
         """Keep a state.
 
         Parameters
@@ -119,6 +132,11 @@ class CheckpointStore:
         partial
             The state of a unit that was stopped inside its shard. It stands beside the complete
             one, never counts as complete, and goes when the complete one is saved.
+
+        Returns
+        -------
+        digest
+            The checksum of `blob` as 8 hexadecimal digits; `load` gives it in ``meta["digest"]``.
         """
         stem = _stem(trial, epoch, position, partial=partial)
         data = np.frombuffer(blob, np.uint8)
@@ -132,6 +150,8 @@ class CheckpointStore:
             "crc32c": checksum,
             "meta": dict(meta),
         }
+        if DIGEST in meta:
+            raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is the store's own")
         try:
             record = json.dumps(body).encode()
         except (TypeError, ValueError) as error:
@@ -143,6 +163,7 @@ class CheckpointStore:
             self._folder.remove_file(str(before))
         if not partial:
             self.delete(trial, epoch, position, partial=True)
+        return checksum
 
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False
@@ -152,7 +173,7 @@ class CheckpointStore:
         Returns
         -------
         blob, meta
-            As they were saved.
+            As they were saved; in meta the state's checksum besides, as ``"digest"``.
 
         Raises
         ------
@@ -171,7 +192,35 @@ class CheckpointStore:
             raise self._corrupt(name, f"it has {len(blob)} bytes instead of {record.n_bytes}")
         if _checksum(np.frombuffer(blob, np.uint8)) != record.crc32c:
             raise self._corrupt(name, "its checksum does not match")
-        return blob, record.meta
+        return blob, {**record.meta, DIGEST: record.crc32c}
+
+    def load_latest(
+        self, trial: int, at_most: Place | None = None
+    ) -> tuple[Place, bytes, dict[str, Any]] | None:
+        """Give back a trial's newest complete state that is whole, with a warning for each damaged.
+
+        Parameters
+        ----------
+        trial
+            Its number.
+        at_most
+            Epoch and position that it may be of at most.
+
+        Returns
+        -------
+        place, blob, meta
+            Its epoch and position, and what `load` gives; ``None`` if there is none.
+        """
+        for place in reversed(self.list(trial)):
+            if at_most is not None and place > at_most:
+                continue
+            try:
+                return place, *self.load(trial, *place)
+            except CheckpointCorruptError as error:
+                _logger.warning("going on from an earlier state: %s", error)
+            except CheckpointNotFoundError:
+                continue  # deleted since it was listed
+        return None
 
     def trials(self) -> tuple[int, ...]:
         """List the trials of which anything is stored."""

@@ -1,16 +1,17 @@
 """A folder at any fsspec URL: the few operations that this floor needs of a file system.
 
-Three promises live here and nowhere else: what is shown of a URL has no credentials in it, a
-file that `replace` writes is there whole or not at all, and listings are never stale.
+Three promises live here and nowhere else: what is shown of a URL, also in the errors of file
+systems, has no credentials in it; a file that `replace` or `create` writes is there whole or not at
+all on local disks and object stores; and listings are never stale.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +22,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from dagsel.errors import DatasetInputError
+from dagsel.storage import disk
 
 Url: TypeAlias = "str | os.PathLike[str]"
 
@@ -28,6 +30,7 @@ Url: TypeAlias = "str | os.PathLike[str]"
 _USER = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
 _S3_USER = re.compile(r"(s3a?://)([^/@:]*):([^@]*)@")
 _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "memory"}
+_SECRET = re.compile(r"key|secret|token|pass|sas|cred|connection_string|auth", re.IGNORECASE)
 _PART_BYTES = 16 << 20  # of a multipart upload: the most that an open remote file buffers
 
 
@@ -115,17 +118,34 @@ class Folder:
 
     def path(self, key: str = "") -> str:
         """Where a key is on the file system."""
-        root = self._place[1].rstrip("/")
-        return f"{root}/{key}" if key else root
+        root: str = self._place[1]
+        return _inside(root, key) if key else root.rstrip("/")
+
+    def child(self, key: str) -> Folder:
+        """Give a folder inside this one, reached with the same options."""
+        return Folder(_inside(self._url, key), self._options)
 
     def read(self, key: str) -> bytes | None:
         """Read a whole object; ``None`` if it is missing."""
         try:
             if self.is_local:
                 return Path(self.path(key)).read_bytes()
-            return cast("bytes", self.fs.cat_file(self.path(key)))
+            with self._discreet():
+                return cast("bytes", self.fs.cat_file(self.path(key)))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
+
+    def read_all(self, keys: Sequence[str]) -> list[bytes]:
+        """Read whole objects that are there, at once where the file system can."""
+        if self.is_local:
+            return [Path(self.path(key)).read_bytes() for key in keys]
+        paths = [self.path(key) for key in keys]
+        if not paths:
+            return []
+        with self._discreet():
+            found = self.fs.cat(paths)
+        # Asked for one object, `cat` may give its bytes alone.
+        return [found] if isinstance(found, bytes) else [found[path] for path in paths]
 
     def open_read(self, key: str) -> tuple[BinaryIO, int]:
         """Open an object to be read from its beginning to its end in one request.
@@ -138,7 +158,8 @@ class Folder:
         if self.is_local:
             file = Path(self.path(key)).open("rb")  # noqa: SIM115  # the caller closes it
             return file, os.fstat(file.fileno()).st_size
-        data = self.fs.cat_file(self.path(key))
+        with self._discreet():
+            data = self.fs.cat_file(self.path(key))
         return BytesIO(data), len(data)
 
     def open_write(self, key: str) -> contextlib.AbstractContextManager[BinaryIO]:
@@ -164,14 +185,64 @@ class Folder:
         """
         path = self.path(key)
         if self.is_local:
-            try:
-                _replace_local(path, data, sync=sync)
-            except FileNotFoundError:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
-                _replace_local(path, data, sync=sync)
+            disk.replace(Path(path), data, sync=sync)
         else:
+            with self._discreet():
+                self._make_parent(path)
+                self.fs.pipe_file(path, bytes(data))
+
+    def create(self, key: str, data: bytes, *, sync: bool = False) -> bool:
+        """Write an object whole if there is none yet.
+
+        Local disks decide between two writers, S3 and what speaks its ``If-None-Match`` too; on
+        other stores a moment lies between the look and the write.
+
+        Returns
+        -------
+        is_new
+            Whether what stands there is what was given.
+        """
+        path = self.path(key)
+        if self.is_local:
+            return disk.create(Path(path), data, sync=sync)
+        with self._discreet():
             self._make_parent(path)
-            self.fs.pipe_file(path, bytes(data))
+            try:
+                self.fs.pipe_file(path, data, mode="create")
+            except FileExistsError:
+                # Perhaps by the first try of a request that was sent again.
+                return self.read(key) == data
+            except (NotImplementedError, OSError) as error:
+                # Some speak S3 but not this word of it.
+                if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+                    raise
+                if self.read(key) is not None:
+                    return False
+                self.fs.pipe_file(path, data)
+        return True
+
+    def append(self, key: str, data: bytes, *, at: int) -> None:
+        """Add bytes to a file of a local folder and wait until the disk has them, all or none.
+
+        Parameters
+        ----------
+        key
+            Which file. Made if `at` is 0.
+        data
+            What to add.
+        at
+            Bytes in the file now.
+
+        Raises
+        ------
+        OSError
+            If the file has another length: someone else writes to it.
+        """
+        disk.append(Path(self.path(key)), data, at=at)
+
+    def cut(self, key: str, n_bytes: int) -> None:
+        """Shorten a file of a local folder."""
+        os.truncate(self.path(key), n_bytes)
 
     def remove_file(self, key: str) -> None:
         """Remove an object; a missing one is fine."""
@@ -179,7 +250,7 @@ class Folder:
         if self.is_local:
             Path(path).unlink(missing_ok=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), self._discreet():
                 self.fs.rm_file(path)
 
     def _make_parent(self, path: str) -> None:
@@ -188,12 +259,17 @@ class Folder:
         if not _FLAT.intersection([protocols] if isinstance(protocols, str) else protocols):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
+    def make(self) -> None:
+        """Make a local folder if it is not there."""
+        disk.make_directory(Path(self.path()), sync=False)
+
     def names(self, key: str = "") -> list[str]:
         """List the names in a folder, sorted; none if it is missing."""
         path = self.path(key)
         self.fs.invalidate_cache(path)
         try:
-            found = self.fs.ls(path, detail=False)
+            with self._discreet():
+                found = self.fs.ls(path, detail=False)
         except FileNotFoundError:
             return []
         # Object stores may list an empty marker object: the folder itself.
@@ -218,6 +294,37 @@ class Folder:
             if not self.names():
                 self.fs.rmdir(self.path())
 
+    def hide(self, text: str) -> str:
+        """Strip the credentials of this folder's URL and options from a text."""
+        text = text.replace(self._url, self.url)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    @cached_property
+    def _secrets(self) -> tuple[str, ...]:
+        found = {*_strings(self._options)}
+        if "://" in self._url:
+            found.update(match.rstrip("@") for match in _USER.findall(self._url))
+            found.update(match.rpartition(":")[2].rstrip("@") for match in _USER.findall(self._url))
+            query = self._url.partition("?")[2]
+            found.update([query, *(part.partition("=")[2] for part in query.split("&"))])
+        # Replacing a letter or two would hide nothing and spoil the text.
+        return tuple(sorted((text for text in found if len(text) > 2), key=len, reverse=True))
+
+    @contextlib.contextmanager
+    def _discreet(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            if self.hide(str(error)) == str(error):
+                raise
+            raise FileNotFoundError(self.hide(str(error))) from None
+        except Exception as error:
+            if self.hide(str(error)) == str(error):
+                raise
+            raise OSError(f"{type(error).__name__}: {self.hide(str(error))}") from None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return Folder, (self._url, self._options)
 
@@ -234,33 +341,19 @@ class Folder:
         return f"Folder({self.url!r})"
 
 
-def _replace_local(path: str, data: bytes | memoryview, *, sync: bool) -> None:
-    aside = f"{path}.{uuid.uuid4().hex[:8]}.tmp"
-    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(fd, left) :]
-            if sync:
-                os.fsync(fd)
-        finally:
-            os.close(fd)
-        Path(aside).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(aside).unlink()
-        raise
-    if sync:
-        _sync_directory(path.rpartition("/")[0])
+def _inside(root: str, key: str) -> str:
+    """Add a key to a URL, before its query."""
+    place, mark, query = root.partition("?") if "://" in root else (root, "", "")
+    return f"{place.rstrip('/')}/{key}{mark}{query}"
 
 
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _strings(options: Mapping[str, Any]) -> Iterator[str]:
+    """Find what may be secret among the options of a file system."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _strings(value)
+        elif isinstance(value, str) and _SECRET.search(name):
+            yield value
 
 
 def _options_from_url(url: str, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:

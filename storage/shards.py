@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import google_crc32c
 from numpy.typing import NDArray
 
 from dagsel.errors import (
@@ -176,6 +177,11 @@ class ShardedDataset:
     def url(self) -> str:
         """Its URL, without credentials."""
         return self.folder.url
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the manifest: another data set, or one written anew, has another."""
+        return f"{google_crc32c.value(self.manifest.to_json()):08x}"
 
     @property
     def n_shards(self) -> int:

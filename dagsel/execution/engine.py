@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 import platform
 import queue
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -31,6 +32,9 @@ from dagsel.planning.rounds import Round
 
 Message: TypeAlias = dict[str, Any]
 logger = logging.getLogger("dagsel")
+
+#: Memory that a worker which is not there yet is taken to have.
+UNKNOWN_LIMIT = 1 << 30
 
 
 @dataclass(slots=True)
@@ -85,6 +89,7 @@ class Engine:
         run = self.spec.run
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
+        self._place_validation()
         plugin = DispatchPlugin(
             run,
             self.dispatch,
@@ -101,6 +106,15 @@ class Engine:
             ) from error
         self._wait_for_workers()
 
+    def _place_validation(self) -> None:
+        """Let every worker hold all validation shards if that takes little of its memory."""
+        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
+        limits = [worker["memory_limit"] or math.inf for worker in workers]
+        room = self.spec.validation_share * min(limits, default=UNKNOWN_LIMIT)
+        at_home = self.spec.validation_bytes <= room
+        self.spec = replace(self.spec, evaluate_at_home=at_home)
+        self.dispatch = replace(self.dispatch, evaluate_at_home=at_home)
+
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + self.worker_timeout_s
         registered = set(self.client.register_plugin(TrainingPlugin(self.spec)))
@@ -111,11 +125,8 @@ class Engine:
             except queue.Empty:
                 break
             match message["op"]:
-                case "joined":
-                    self.workers.add(message["worker"])
                 case "left":
                     registered.discard(message["worker"])
-                    self.workers.discard(message["worker"])
                 case "refused":
                     registered.discard(message["worker"])
                     refusals.append(message["reason"])
@@ -155,6 +166,10 @@ class Engine:
                 self._load(message["worker"], message["shard"])
             case "loaded":
                 self._loads.pop((message["worker"], message["shard"]), None)
+            case "joined":
+                self.workers.add(message["worker"])
+            case "left":
+                self.workers.discard(message["worker"])
         self._messages.put(message)
 
     def _load(self, worker: str, shard: int) -> None:
@@ -169,6 +184,19 @@ class Engine:
             priority=1_000,
         )
 
+    @property
+    def n_workers(self) -> int:
+        """Workers that can run units."""
+        return len(self.workers)
+
+    def now(self) -> float:
+        """Seconds, from any moment on; never goes back."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return time.time()
+
     def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
         """Send a round; the run's earlier rounds go on."""
         chains = [
@@ -179,6 +207,7 @@ class Engine:
                 "cost": chain.cost,
                 "order": chain.order,
                 "evaluate": chain.evaluate,
+                "begun": [[list(b.visits), sorted(b.scored)] for b in chain.begun],
             }
             for chain in round_.chains
         ]

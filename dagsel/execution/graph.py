@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dagsel.execution.worker_plugin import RESOURCE, evaluate_unit, train_unit
+from dagsel.execution.worker_plugin import RESOURCE, Stored, evaluate_unit, train_unit
 from dagsel.planning.rounds import Chain, Round, Unit
 
 Key: TypeAlias = tuple[str, int, int, int]
@@ -81,19 +81,19 @@ def _compile_chain(
     run: str, chain: Chain, config: Mapping[str, Any], tasks: dict[Key, Task]
 ) -> list[Key]:
     wanted: list[Key] = []
+    made = {unit: unit_key(run, unit) for unit in chain.units}
     previous: Key | None = None
-    for unit in chain.units:
-        key = unit_key(run, unit)
-        state = None if previous is None else TaskRef(previous)
+    for unit, key in made.items():
+        state = None if previous is None else TaskRef(previous)  # none: begin, or read the store
         tasks[key] = Task(key, train_unit, run, tuple(unit), config, state)
         previous = key
-        if unit.position == chain.n_shards - 1:
-            for evaluation in chain.evaluations(unit.epoch):
-                scoring = unit_key(run, evaluation)
-                tasks[scoring] = Task(
-                    scoring, evaluate_unit, run, tuple(evaluation), config, TaskRef(key)
-                )
-                wanted.append(scoring)
+    for epoch in chain.epochs:
+        last = Unit("train", chain.trial, epoch, chain.n_shards - 1)
+        end = TaskRef(made[last]) if last in made else Stored(*last[1:])
+        for evaluation in chain.evaluations(epoch):
+            scoring = unit_key(run, evaluation)
+            tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, end)
+            wanted.append(scoring)
     if not chain.evaluate and previous is not None:
         wanted.append(previous)
     return wanted

@@ -39,6 +39,16 @@ def keep_freed_memory() -> bool:
     )
 
 
+def give_back_memory() -> None:
+    """Give all memory that is free to the kernel, as far as glibc is there to be told.
+
+    Dask pauses a worker by the size of its process, and one that keeps what it has freed would
+    never go on.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
 def own_random_numbers() -> None:
     """Give Dask random numbers of its own.
 
@@ -56,7 +66,9 @@ def own_random_numbers() -> None:
             module.random = second  # type: ignore[attr-defined]
 
 
-def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
+def shards_that_fit(
+    memory_limit: int | None, shard_bytes: int, *, share: float, taken: int = 0
+) -> int | None:
     """How many shards a worker may hold.
 
     Parameters
@@ -67,6 +79,8 @@ def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float)
         Bytes of the largest shard with its validation shard.
     share
         Share of the limit that shards may take; the rest is for states and training.
+    taken
+        Bytes of that share which something else takes.
 
     Returns
     -------
@@ -77,8 +91,10 @@ def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float)
     --------
     >>> shards_that_fit(1000, 150, share=0.5)
     3
+    >>> shards_that_fit(1000, 150, share=0.5, taken=100)
+    2
     >>> shards_that_fit(None, 150, share=0.5)
     """
     if not memory_limit:
         return None
-    return int(memory_limit * share) // max(shard_bytes, 1)
+    return max(int(memory_limit * share) - taken, 0) // max(shard_bytes, 1)

@@ -1,19 +1,28 @@
-"""Performs a flow's decisions on a cluster and tells the flow what came of them."""
+"""Performs a flow's decisions and tells the flow what came of them.
+
+What happens is first an entry of the journal and then true: in each turn the events that came in
+are put to the flow, events and decisions are written to the journal together, and only then are the
+decisions performed. So a process that dies leaves a journal that says all that was decided, and the
+one that goes on performs again what may not have been performed.
+"""
 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Protocol, TypeAlias
 
-from dagsel.errors import ClusterError, SearchError
-from dagsel.execution.engine import Engine, Message
+from dagsel.codec import Json, to_json
+from dagsel.errors import ClusterError
+from dagsel.execution.reconcile import Plan, reconcile
 from dagsel.flow import (
     Ask,
     Asked,
+    Clone,
     Context,
+    DeadlineReached,
     Decision,
     Event,
     Finish,
@@ -22,79 +31,128 @@ from dagsel.flow import (
     Stop,
     Train,
     TrialFailed,
+    WorkersChanged,
+    encode,
+    save_state,
 )
 from dagsel.planning.rounds import Chain, Round, Unit
-from dagsel.record import Best, EpochRecord, Record, RoundRecord, UnitRecord
-from dagsel.storage import CheckpointStore
+from dagsel.record import Entry, Record, TrialRecord
 from dagsel.study import StudyDriver
 
 #: How often the runner looks up while nothing happens, so that Ctrl-C is heard.
-_POLL_S = 0.5
+POLL_S = 0.5
+#: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
+TURNS_PER_SNAPSHOT = 500
 
+Message: TypeAlias = dict[str, Any]
 Observer: TypeAlias = Callable[[Record], None]
+#: Of a trial and an epoch the order of its visits; None binds them late.
+Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
 
 
-@dataclass(slots=True)
-class EpochTally:
-    """What is known so far of one epoch of a trial."""
-
-    n_shards: int
-    trained: int = 0
-    evaluated: int = 0
-    loss: float = 0.0
-    n_trained: int = 0
-    sums: dict[str, float] = field(default_factory=dict)
-    n_evaluated: int = 0
-
-    def add(self, unit: Unit, message: Message) -> None:
-        """Add a unit's result, weighted by its samples."""
-        n_samples = message["n_samples"]
-        if unit.kind == "train":
-            self.trained += 1
-            self.n_trained += n_samples
-            self.loss += n_samples * message["loss"]  # NaN where the workload has no loss
-        else:
-            self.evaluated += 1
-            self.n_evaluated += n_samples
-            for name, value in message["metrics"].items():
-                self.sums[name] = self.sums.get(name, 0.0) + n_samples * value
+class Engine(Protocol):
+    """Where units run: a cluster, or a model of one in virtual time."""
 
     @property
-    def complete(self) -> bool:
-        """Whether all units of the epoch are in."""
-        return self.trained == self.evaluated == self.n_shards
+    def n_workers(self) -> int:
+        """Workers that can run units."""
+        ...
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Mean of each validation metric over all validation samples."""
-        return {name: total / max(self.n_evaluated, 1) for name, total in self.sums.items()}
+    def now(self) -> float:
+        """Seconds, from any moment on, by the clock that the search lives by."""
+        ...
 
-    @property
-    def train_loss(self) -> float:
-        """Mean training loss over all training samples."""
-        return self.loss / max(self.n_trained, 1)
+    def wall(self) -> float:
+        """Seconds since the epoch, by the clock that the workers' times are told by."""
+        ...
+
+    def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Send a round; earlier rounds go on."""
+        ...
+
+    def stop(self, trial: int) -> None:
+        """Withdraw a trial."""
+        ...
+
+    def prioritize(self, trial: int, priority: float) -> None:
+        """Serve trials of a higher priority first."""
+        ...
+
+    def messages(self, *, timeout_s: float) -> Iterator[Message]:
+        """Give what came in, waiting for the first one at most so long."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise a `ClusterError` if there is nothing to hear from any more."""
+        ...
+
+
+class States(Protocol):
+    """Where states are stored; `dagsel.storage.CheckpointStore` is one."""
+
+    def load_latest(
+        self, trial: int, at_most: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
+        """Give the newest readable state of a trial: its place, its bytes, what was said of it."""
+        ...
+
+    def save(
+        self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]
+    ) -> Any:
+        """Keep a state."""
+        ...
+
+    def delete(self, trial: int, epoch: int, position: int) -> None:
+        """Remove a state."""
+        ...
+
+    def drop(self, trial: int) -> None:
+        """Remove all states of a trial."""
+        ...
+
+
+class Journal(Protocol):
+    """Where entries are written; `dagsel.storage.Journal` is one."""
+
+    def append(self, records: Sequence[Entry]) -> None:
+        """Keep entries, all or none; they outlive this process when it returns."""
+        ...
+
+
+def late(trial: int, epoch: int) -> None:
+    """Leave the order of visits to the dispatcher."""
 
 
 @dataclass(slots=True)
 class Runner:
-    """One search on one cluster.
+    """One search on one engine.
 
     Parameters
     ----------
     flow
-        The search procedure.
+        The search procedure. It has begun if the record has a context.
     study
         Where trials come from and are told.
     engine
-        The run's side of the cluster, entered.
-    store
+        Where units run, entered.
+    states
         Where states are stored.
-    n_shards
-        Training shards of the data set.
+    journal
+        Where what happens is written.
     record
-        Filled while the search runs.
+        What has happened: empty, or what an earlier session has left.
+    metric
+        Name of the metric that the search is about.
+    seed
+        Seed of the run.
     check
         Raises an error if nothing can be trained with a configuration.
+    adapt
+        Turns a state of one configuration into one of another (`Clone`).
+    orders
+        Fixes the orders of visits.
+    deadline_s
+        When to end, in seconds since the run began; None for no limit.
     observe
         Called with the record whenever something has changed.
     """
@@ -102,16 +160,23 @@ class Runner:
     flow: Flow
     study: StudyDriver
     engine: Engine
-    store: CheckpointStore
-    n_shards: int
+    states: States
+    journal: Journal
     record: Record
-    check: Callable[[Any], None]
+    metric: str
+    seed: int = 0
+    check: Callable[[Any], None] = lambda config: None
+    adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
+    orders: Orders = late
+    deadline_s: float | None = None
     observe: Observer = lambda record: None
-    _epochs: dict[int, int] = field(default_factory=dict)  # live trial: epochs decided so far
-    _seen: dict[int, set[Unit]] = field(default_factory=dict)
-    _tallies: dict[tuple[int, int], EpochTally] = field(default_factory=dict)
-    _n_rounds: int = 0
-    _finished: bool = False
+    _entries: list[Entry] = field(default_factory=list)
+    _events: deque[tuple[Event, Mapping[str, Json]]] = field(default_factory=deque)
+    _began: float = 0.0  # what the clock would have shown at the run's beginning
+    _n_turns: int = 0
+    _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
+    _mended: dict[int, Plan] = field(default_factory=dict)  # paused trials whose last state is bad
+    _kept: int | None = None  # the best trial, whose states stay though it has ended
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -120,146 +185,282 @@ class Runner:
         ------
         ClusterError
             If the run cannot go on.
+        SearchError
+            If the flow decides what cannot be done.
         """
-        self._perform(self.flow.start(Context(n_workers=len(self.engine.workers))))
-        while not self._finished:
-            for message in self.engine.messages(timeout_s=_POLL_S):
+        self._began = self.engine.now() - self.record.seconds
+        seconds = self.record.seconds
+        self._note({"is": "session", "at": self.engine.wall(), "seconds": seconds})
+        if self.record.context is None:
+            self._begin()
+        else:
+            self._go_on()
+        self._turn()
+        while not self.record.finished:
+            for message in self.engine.messages(timeout_s=self._patience_s()):
                 self._hear(message)
+            self._watch()
+            self._turn()
             self.engine.check_alive()
             self.observe(self.record)
 
-    def _perform(self, decisions: Iterable[Decision]) -> None:
-        waiting = list(decisions)
-        trains: list[Train] = []
-        while waiting:
-            decision = waiting.pop(0)
-            match decision:
-                case Ask():
-                    waiting += self._ask(decision)
-                case Train():
-                    trains.append(decision)
-                case Stop():
-                    self._stop(decision)
-                case Finish():
-                    self._finished = True
-                case _:
-                    assert_never(decision)
-        if trains:
-            self._train(trains)
+    @property
+    def seconds(self) -> float:
+        """Time since the run began, without the time that it lay dead."""
+        return self.engine.now() - self._began
 
-    def _tell(self, event: Event) -> None:
-        self._perform(self.flow.handle(event))
+    def _patience_s(self) -> float:
+        if self.deadline_s is None:
+            return POLL_S
+        return min(POLL_S, max(0.0, self.deadline_s - self.seconds))
 
-    def _ask(self, ask: Ask) -> list[Decision]:
-        configs, exhausted = self.study.ask(ask.n, ask.sampling)
-        decisions: list[Decision] = []
-        for trial, config in configs.items():
-            self.record.add_trial(trial, config, self.study.params(trial))
-            self._epochs[trial] = 0
-            self._seen[trial] = set()
-        decisions += self.flow.handle(Asked(tuple(configs), exhausted))
-        for trial, config in configs.items():
+    # ---- how a session begins
+
+    def _begin(self) -> None:
+        context = Context(self.engine.n_workers, self.record.direction, self.seed)
+        decisions = self.flow.start(context)
+        self._take(decisions, {"context": to_json(context)})
+        self._do(decisions)
+
+    def _go_on(self) -> None:
+        """Do what an earlier session has decided and may not have done."""
+        live = [trial for trial in self.record.trials.values() if trial.is_live]
+        self._kept = None if self.record.best is None else self.record.best.trial
+        for number in self.record.trials.keys() - {trial.number for trial in live} - {self._kept}:
+            self.states.drop(number)
+        for trial in live:
+            self._adopt_again(trial)
+        self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
+        for trial in live:
+            self._report_if_complete(trial)
+        for ask in tuple(self.record.awaited):
+            self._ask(ask)
+
+    def _mend(self, trial: TrialRecord) -> Plan | None:
+        """Plan what is left of a trial from what the store holds of it."""
+        found = self.states.load_latest(trial.number)
+        place, meta = (None, {}) if found is None else (found[0], found[2])
+        plan = reconcile(trial, self.record.n_shards, place, meta)
+        if plan is None:
+            reason = "CheckpointCorruptError: none of its stored states can be read"
+            self._events.append((TrialFailed(trial.number, reason), {}))
+        elif trial.is_paused:
+            self._mended[trial.number] = plan
+            return None
+        return plan
+
+    # ---- turns
+
+    def _turn(self) -> None:
+        """Put what has happened to the flow, write it down, do what was decided."""
+        while self._events or self._entries:
+            steps: list[Decision | Event] = []
+            while self._events:
+                event, about = self._events.popleft()
+                if self._is_stale(event):
+                    continue
+                decisions = self.flow.handle(event)
+                self._take(decisions, {"event": encode(event), **about})
+                if isinstance(event, Asked):
+                    self._welcome(event.trials)
+                steps += [event, *decisions]
+            self._do(steps)
+
+    def _is_stale(self, event: Event) -> bool:
+        match event:
+            case Reported(trial) | TrialFailed(trial):
+                return not self.record.trials[trial].is_live
+            case _:
+                return self.record.finished
+
+    def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
+        encoded = [encode(decision) for decision in decisions]
+        self._note({"is": "turn", "seconds": self.seconds, **about, "decisions": encoded})
+        self._n_turns += 1
+        if self._n_turns % TURNS_PER_SNAPSHOT == 0:
+            self._note({"is": "flow", "state": save_state(self.flow)})
+
+    def _note(self, entry: Entry) -> None:
+        self._entries.append(entry)
+        self.record.add(entry)
+
+    def _welcome(self, trials: Iterable[int]) -> None:
+        for trial in trials:
+            config = self.record.trials[trial].config = self._configs.pop(trial)
             try:
                 self.check(config)
             except Exception as error:  # noqa: BLE001 - the trial's own code raised it
-                self._fail(trial, f"{type(error).__name__}: {error}")
-        return [d for d in decisions if not isinstance(d, Train) or d.trial in self._epochs]
+                failed = TrialFailed(trial, f"{type(error).__name__}: {error}")
+                self._events.append((failed, {}))
 
-    def _train(self, trains: list[Train]) -> None:
-        chains = []
+    # ---- what was decided
+
+    def _do(self, steps: Sequence[Decision | Event]) -> None:
+        """Perform decisions, once they are written down."""
+        self.journal.append(self._entries)
+        self._entries = []
+        trains: dict[int, Train] = {}
+        outdated: list[tuple[int, int]] = []  # a clone may need them until here
+        for step in steps:
+            match step:
+                case Reported(trial, epoch) if epoch > 1:
+                    outdated.append((trial, epoch - 1))
+                case Ask():
+                    self._ask(step)
+                case Train(trial, epochs, priority) if self.record.trials[trial].is_live:
+                    epochs += trains[trial].epochs if trial in trains else 0
+                    trains[trial] = Train(trial, epochs, priority)
+                case Stop(trial) | TrialFailed(trial):
+                    self._end(trial)
+                case Clone(_, target):
+                    self._adopt(self.record.trials[target])
+                case Finish():
+                    for trial in self.study.live:
+                        self._end(trial)
+        self._train(trains.values())
+        for trial, epoch in outdated:
+            self.states.delete(trial, epoch, self.record.n_shards - 1)
+
+    def _ask(self, ask: Ask) -> None:
+        configs, exhausted = self.study.ask(ask.n, ask.sampling)
+        self._configs |= configs
+        params = [[trial, self.study.params(trial)] for trial in configs]
+        told = tuple(_json_part(config) for config in configs.values())
+        self._events.append((Asked(tuple(configs), exhausted, told), {"params": params}))
+
+    def _train(self, trains: Iterable[Train]) -> None:
+        plans = []
         for train in trains:
-            done = self._epochs[train.trial]
-            epochs = range(done + 1, done + 1 + train.epochs)
-            self._epochs[train.trial] += train.epochs
-            self.record.n_epochs_decided += train.epochs
-            chains.append(Chain(train.trial, epochs, self.n_shards))
-        self._n_rounds += 1
-        pairs = frozenset((chain.trial, epoch) for chain in chains for epoch in chain.epochs)
-        self.record.rounds.append(RoundRecord(self._n_rounds, pairs, time.time()))
-        configs = {train.trial: self.record.trials[train.trial].config for train in trains}
-        self.engine.submit(Round(self._n_rounds, tuple(chains)), configs)
+            last = self.record.trials[train.trial].n_decided
+            plan = Plan(train.trial, range(last - train.epochs + 1, last + 1))
+            mended = self._mended.pop(train.trial, None)
+            plans.append(plan if mended is None else mended.until(last))
+        self._submit(plans)
         for train in trains:
             if train.priority:
                 self.engine.prioritize(train.trial, train.priority)
 
-    def _stop(self, stop: Stop) -> None:
-        trial = stop.trial
-        if trial not in self._epochs:
-            raise SearchError(f"the flow stops trial {trial}, which is not live")
-        record = self.record.trials[trial]
-        epoch = len(record.epochs)
-        self._withdraw(trial)
-        if stop.outcome == "pruned" or not record.epochs:
-            self.study.prune(trial)
-            self.record.end_trial(trial, "pruned", stop.reason)
-            self.store.drop(trial)
+    def _submit(self, plans: Sequence[Plan]) -> None:
+        chains = tuple(self._chain(plan) for plan in plans if plan.epochs)
+        if not chains:
             return
-        value = record.epochs[-1].metrics[self.study.metric]
-        self.study.complete(trial, value)
-        self.record.end_trial(trial, "complete", stop.reason)
-        best = self.record.best
-        if self.study.is_better(value, best.value if best else None):
-            self.record.best = Best(trial, epoch, self.n_shards - 1, value)
-            if best is not None:
-                self.store.drop(best.trial)
-        else:
-            self.store.drop(trial)
+        number = len(self.record.rounds) + 1
+        epochs = [[chain.trial, chain.epochs.start, chain.epochs.stop] for chain in chains]
+        self._note({"is": "round", "number": number, "start": self.engine.wall(), "epochs": epochs})
+        configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
+        self.engine.submit(Round(number, chains), configs)
 
-    def _fail(self, trial: int, reason: str, traceback: str = "") -> None:
-        if trial not in self._epochs:
+    def _chain(self, plan: Plan) -> Chain:
+        order = tuple(self.orders(plan.trial, epoch) for epoch in plan.epochs)
+        n_shards = self.record.n_shards
+        return Chain(plan.trial, plan.epochs, n_shards, order=order, begun=plan.begun)
+
+    def _end(self, number: int) -> None:
+        """Tell the study how a trial has ended, and forget what is not needed of it."""
+        trial, best = self.record.trials[number], self.record.best
+        self.engine.stop(number)
+        match trial.state:
+            case "complete":
+                self.study.complete(number, trial.epochs[-1].value)
+            case "pruned":
+                self.study.prune(number)
+            case "failed":
+                self.study.fail(number, trial.reason, trial.traceback)
+        kept = None if best is None else best.trial
+        for ended in (number, self._kept):
+            if ended is not None and ended != kept:
+                self.states.drop(ended)
+        self._kept = kept
+
+    def _adopt(self, trial: TrialRecord) -> None:
+        """Give a trial the state of the one that it goes on from."""
+        adoption, n_shards = trial.adoptions[-1], self.record.n_shards
+        place = (adoption.source_epoch, n_shards - 1)
+        found = self.states.load_latest(adoption.source, place)
+        if found is None or found[0] != place:
+            reason = f"the state of trial {adoption.source} that it was to go on from is lost"
+            self._events.append((TrialFailed(trial.number, reason), {}))
             return
-        self._withdraw(trial)
-        self.study.fail(trial, reason, traceback)
-        self.record.end_trial(trial, "failed", reason, traceback)
-        self.store.drop(trial)
-        self._tell(TrialFailed(trial, reason))
+        _, blob, meta = found
+        adapted = self.adapt(blob, self.record.trials[adoption.source].config, trial.config)
+        kept = {name: value for name, value in meta.items() if name != "digest"}
+        meta = {**kept, "adoptions": len(trial.adoptions)}
+        self.states.save(trial.number, len(trial.epochs), n_shards - 1, adapted, meta)
 
-    def _withdraw(self, trial: int) -> None:
-        del self._epochs[trial]
-        del self._seen[trial]
-        self.engine.stop(trial)
+    def _adopt_again(self, trial: TrialRecord) -> None:
+        """Make up for a driver that died between deciding and adopting."""
+        if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
+            found = self.states.load_latest(trial.number)
+            is_old = found is None or found[0] <= (len(trial.epochs), self.record.n_shards - 1)
+            if is_old and (found is None or found[2].get("adoptions") != len(trial.adoptions)):
+                self._adopt(trial)
+
+    # ---- what comes in
+
+    def _watch(self) -> None:
+        """Tell the flow of workers and of the time."""
+        if self.engine.n_workers not in (0, self.record.n_workers):
+            self._events.append((WorkersChanged(self.engine.n_workers), {}))
+        if self.deadline_s is not None and self.seconds >= self.deadline_s:
+            self._events.append((DeadlineReached(self.seconds), {}))
+            self._turn()
+            if not self.record.finished:
+                self._take([Finish()], {})
+                self._do([Finish()])
 
     def _hear(self, message: Message) -> None:
         match message["op"]:
             case "done":
-                self._unit_done(Unit(*message["unit"]), message)
+                self._unit_done(message)
             case "failed":
-                self._fail(message["trial"], message["reason"], message["traceback"])
+                self._failed(message)
             case "loaded":
-                self.record.loads.append((message["worker"], message["shard"]))
-            case "joined":
-                self.engine.workers.add(message["worker"])
-            case "left":
-                self.engine.workers.discard(message["worker"])
+                self._note({"is": "load", "worker": message["worker"], "shard": message["shard"]})
             case "refused" | "restarted":
-                self.record.notes.append(message["reason"])
+                self._note({"is": "note", "text": message["reason"]})
             case "fatal":
                 raise ClusterError(message["reason"])
 
-    def _unit_done(self, unit: Unit, message: Message) -> None:
-        self.record.units.append(UnitRecord.from_message(unit, message))
-        if unit.trial not in self._epochs or unit in self._seen[unit.trial]:
-            return  # withdrawn, or done before and found again after a worker was lost
-        self._seen[unit.trial].add(unit)
-        place = (unit.trial, unit.epoch)
-        tally = self._tallies.setdefault(place, EpochTally(self.n_shards))
-        tally.add(unit, message)
-        if tally.complete:
-            del self._tallies[place]
-            self._epoch_done(unit, tally)
+    def _unit_done(self, message: Message) -> None:
+        entry = {key: value for key, value in message.items() if key not in ("op", "visits")}
+        self._note({"is": "unit", **entry})
+        trial = self.record.trials[Unit(*message["unit"]).trial]
+        self._report_if_complete(trial)
 
-    def _epoch_done(self, unit: Unit, tally: EpochTally) -> None:
-        trial, epoch, metrics = unit.trial, unit.epoch, tally.metrics
-        seconds = time.monotonic() - self.record.started
-        self.record.trials[trial].epochs.append(
-            EpochRecord(epoch, metrics, tally.train_loss, seconds)
-        )
-        if epoch > 1:
-            self.store.delete(trial, epoch - 1, self.n_shards - 1)
-        value = metrics[self.study.metric]
+    def _report_if_complete(self, trial: TrialRecord) -> None:
+        epoch = len(trial.epochs) + 1
+        tally = trial.tallies.get(epoch)
+        if tally is None or not tally.is_complete or self._is_reported(trial.number, epoch):
+            return  # the trial has ended, or there is more to come
+        value, metrics = tally.metrics[self.metric], tally.metrics
         if math.isnan(value):
-            reason = f"DivergedError: {self.study.metric} is NaN after epoch {epoch}"
-            self._fail(trial, reason)
+            reason = f"DivergedError: {self.metric} is NaN after epoch {epoch}"
+            self._events.append((TrialFailed(trial.number, reason), {}))
             return
-        self.study.report(trial, epoch, value)
-        self._tell(Reported(trial, epoch, value, metrics, seconds))
+        self.study.report(trial.number, epoch, value)
+        prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
+        event = Reported(trial.number, epoch, value, metrics, self.seconds, prune)
+        self._events.append((event, {}))
+
+    def _is_reported(self, trial: int, epoch: int) -> bool:
+        return any(
+            isinstance(event, Reported) and (event.trial, event.epoch) == (trial, epoch)
+            for event, _ in self._events
+        )
+
+    def _failed(self, message: Message) -> None:
+        trial = self.record.trials[message["trial"]]
+        if not trial.is_live:
+            return
+        if message["reason"].startswith("CheckpointCorruptError"):
+            self.engine.stop(trial.number)
+            plan = self._mend(trial)
+            self._submit([] if plan is None else [plan])
+            return
+        failed = TrialFailed(trial.number, message["reason"])
+        self._events.append((failed, {"traceback": message["traceback"]}))
+
+
+def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what has no form in JSON."""
+    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}

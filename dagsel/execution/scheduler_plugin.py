@@ -23,10 +23,11 @@ from typing import Any, assert_never
 from distributed import Scheduler, SchedulerPlugin
 from distributed.scheduler import Recs, TaskState
 
+from dagsel.execution.copies import must_hop, spare_copies
 from dagsel.execution.graph import key_unit, unit_key
 from dagsel.execution.worker_plugin import RESOURCE, Binding, plugin_name, worker_topic
 from dagsel.planning import dispatch, events
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.planning.rounds import Begun, Chain, Round, Unit
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -42,6 +43,11 @@ def command_topic(run: str) -> str:
 def report_topic(run: str) -> str:
     """Topic of what the dispatcher tells the driver."""
     return f"dagsel-{run}-reports"
+
+
+def _read_chain(epochs: list[int], begun: list[Any], **rest: Any) -> Chain:
+    done = tuple(Begun(tuple(visits), frozenset(scored)) for visits, scored in begun)
+    return Chain(epochs=range(*epochs), begun=done, **rest)
 
 
 class DispatchPlugin(SchedulerPlugin):
@@ -87,8 +93,8 @@ class DispatchPlugin(SchedulerPlugin):
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
         self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
-        self._made: dict[tuple[int, int], str] = {}  # trial and epoch: where the state was made
-        self._last_worker: dict[int, str] = {}  # trial: where its newest state was made
+        self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
+        self._read: set[Any] = set()  # keys of states that were read and may have spare copies
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -119,6 +125,8 @@ class DispatchPlugin(SchedulerPlugin):
         match start, finish:
             case _, "no-worker":
                 self._push(events.UnitReady(unit))
+            case _, "processing":
+                self._hops[unit] = must_hop(task)
             case "processing", "memory":
                 self._unit_done(unit, task, details)
             case "processing", "erred":
@@ -135,14 +143,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._partial.pop(unit, None)
         seconds = 0.0 if report.get("recovered") else report["stop"] - report["start"]
         self._push(events.UnitDone(unit, seconds, report["shard"]))
-        if unit.kind == "train":
-            source = self._last_worker.get(unit.trial)
-            self._last_worker[unit.trial] = self._made[unit.trial, unit.epoch] = worker
-        else:
-            source = self._made.get((unit.trial, unit.epoch))
-        self._report(
-            "done", unit=list(unit), worker=worker, hop=source not in (None, worker), **report
-        )
+        self._read.update(state.key for state in task.dependencies)
+        hop = self._hops.pop(unit, False)
+        self._report("done", unit=list(unit), worker=worker, hop=hop, **report)
 
     def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
         reason = details.get("exception_text") or "a unit raised"
@@ -212,15 +215,18 @@ class DispatchPlugin(SchedulerPlugin):
             case "refused":
                 self._report("refused", worker=worker, reason=msg["reason"])
             case "started":
-                self._push(events.UnitStarted(Unit(*msg["unit"]), worker))
+                unit = Unit(*msg["unit"])
+                self._push(events.UnitStarted(unit, worker))
+                task = self.scheduler.tasks.get(unit_key(self.run, unit))
+                self._read.update(state.key for state in (task.dependencies if task else ()))
             case "preempted":
                 self._partial[Unit(*msg["unit"])] = msg["shard"]
 
     def _hear_driver(self, op: str, **msg: Any) -> None:
         match op:
             case "round":
-                chains = (Chain(**{**c, "epochs": range(*c["epochs"])}) for c in msg["chains"])
-                self._push(events.RoundAdded(Round(msg["number"], tuple(chains))))
+                chains = tuple(_read_chain(**chain) for chain in msg["chains"])
+                self._push(events.RoundAdded(Round(msg["number"], chains)))
             case "stop":
                 self._push(events.TrialStopped(msg["trial"]))
             case "preempt":
@@ -256,6 +262,7 @@ class DispatchPlugin(SchedulerPlugin):
             return
         batch, self._events = self._events, []
         self._perform(self.dispatcher.handle(*batch, now_s=time.monotonic()))
+        self._drop_spare_copies()
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -300,9 +307,29 @@ class DispatchPlugin(SchedulerPlugin):
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {worker}
-        binding = Binding(shard, attempt, self.max_seconds, self.max_batches)
+        visits = self.dispatcher.visits_before(unit)
+        binding = Binding(shard, attempt, self.max_seconds, self.max_batches, visits)
         task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
         bound[task.key] = "processing"
+
+    def _drop_spare_copies(self) -> None:
+        read, self._read = self._read, set()
+        for key in read:
+            state = self.scheduler.tasks.get(key)
+            if state is None or len(state.who_has or ()) < 2:
+                continue
+            for worker in spare_copies(state, self._may_read):
+                self.scheduler.request_remove_replicas(
+                    worker, [key], stimulus_id=f"dagsel-spare-{next(self._stimuli)}"
+                )
+
+    def _may_read(self, key: Any, worker: str) -> bool:
+        unit = key_unit(self.run, key)
+        if unit is None:
+            return False
+        if unit.kind == "train":
+            return self.dispatcher.home(unit.trial) == worker
+        return self.dispatcher.may_evaluate(worker, unit)
 
     def _preempt(self, unit: Unit, worker: str) -> None:
         self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))

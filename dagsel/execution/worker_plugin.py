@@ -12,13 +12,14 @@ import importlib.metadata
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
-from distributed import Reschedule, Worker, WorkerPlugin, get_worker
+from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
+from tornado.ioloop import PeriodicCallback
 
 from dagsel.errors import (
     CheckpointError,
@@ -27,7 +28,12 @@ from dagsel.errors import (
     VersionMismatchError,
     WorkerMemoryError,
 )
-from dagsel.execution.process import keep_freed_memory, own_random_numbers, shards_that_fit
+from dagsel.execution.process import (
+    give_back_memory,
+    keep_freed_memory,
+    own_random_numbers,
+    shards_that_fit,
+)
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
@@ -59,6 +65,11 @@ class RunSpec:
         Share of a worker's memory limit that its shards may take.
     state_share
         Share of a worker's memory limit past which states wait in the store alone.
+    validation_share
+        Share of a worker's memory limit that all validation shards may take to be held by every
+        worker.
+    evaluate_at_home
+        Whether they are.
     """
 
     run: str
@@ -68,7 +79,15 @@ class RunSpec:
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
     shard_share: float = 0.5
-    state_share: float = 0.7
+    state_share: float = 0.65
+    validation_share: float = 0.1
+    evaluate_at_home: bool = False
+
+    @property
+    def validation_bytes(self) -> int:
+        """Bytes of all validation shards in memory."""
+        sizes = self.data.shard_sizes
+        return sum(s.nbytes * s.n_validation // (s.n_train + s.n_validation) for s in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +112,22 @@ class Binding:
     max_seconds, max_batches
         What the unit may take before it stops at a batch boundary and waits for its turn again;
         None for no bound.
+    visits
+        Of a training unit: the shards that its trial has visited before in this epoch, in order.
     """
 
     shard: int
     attempt: int = 1
     max_seconds: float | None = None
     max_batches: int | None = None
+    visits: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
 class Held:
-    """A shard as a worker holds it: ready for training and for scoring."""
+    """A training or a validation shard as a worker holds it: prepared for the workload."""
 
-    train: Any
-    validation: Any
+    prepared: Any
     n_bytes: int
 
 
@@ -131,6 +152,7 @@ class TrainingPlugin(WorkerPlugin):
         self.spec = spec
         self.name = plugin_name(spec.run)
         self.shards: dict[int, Held] = {}
+        self.validation: dict[int, Held] = {}
         self.counters = Counters()
         self.owns_resource = False
         self._stops: dict[Unit, threading.Event] = {}
@@ -139,6 +161,7 @@ class TrainingPlugin(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
+        self._reading = threading.Lock()
         try:
             self._check_versions()
             self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
@@ -154,6 +177,9 @@ class TrainingPlugin(WorkerPlugin):
         worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
         worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
         await self._take_resource(worker)
+        watch = PeriodicCallback(self._go_on, 500)
+        worker.periodic_callbacks[self.name] = watch
+        watch.start()
         # Dask looks at the training thread's stack 100 times a second: 5% of its time.
         _profiler(worker, "stop")
         self._tell("joined", max_shards=max_shards, speed=speed, owns_resource=self.owns_resource)
@@ -163,6 +189,10 @@ class TrainingPlugin(WorkerPlugin):
         for stop in list(self._stops.values()):
             stop.set()
         self.shards.clear()
+        self.validation.clear()
+        watch = worker.periodic_callbacks.pop(self.name, None)
+        if watch is not None:
+            watch.stop()
         worker.stream_handlers.pop(f"{self.name}-preempt", None)
         worker.stream_handlers.pop(f"{self.name}-drop", None)
         if not _other_runs(worker):
@@ -181,7 +211,8 @@ class TrainingPlugin(WorkerPlugin):
     def _room(self, worker: Worker) -> int | None:
         limit = worker.memory_manager.memory_limit
         largest = max(size.nbytes for size in self.spec.data.shard_sizes)
-        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share)
+        everywhere = self.spec.validation_bytes if self.spec.evaluate_at_home else 0
+        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share, taken=everywhere)
         if max_shards == 0:
             raise WorkerMemoryError(
                 f"its memory limit is {limit:,} bytes, of which shards may take "
@@ -217,17 +248,30 @@ class TrainingPlugin(WorkerPlugin):
 
     def _on_drop(self, shard: int) -> None:
         self.shards.pop(shard, None)
+        if not self.spec.evaluate_at_home:
+            self.validation.pop(shard, None)
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
-        if shard not in self.shards:
-            train, validation = self.spec.data.shard(shard), self.spec.data.validation_shard(shard)
-            n_bytes = sum(array.nbytes for array in (*train.values(), *validation.values()))
-            self.shards[shard] = Held(
-                self.workload.prepare(train), self.workload.prepare(validation), n_bytes
-            )
-            self.counters.shard_bytes_read += n_bytes
-        return self.shards[shard].n_bytes
+        train = self._hold(self.shards, shard, self.spec.data.shard)
+        return train.n_bytes + self._validation(shard).n_bytes
+
+    def _validation(self, shard: int) -> Held:
+        return self._hold(self.validation, shard, self.spec.data.validation_shard)
+
+    def _hold(
+        self, there: dict[int, Held], shard: int, read: Callable[[int], Mapping[str, Any]]
+    ) -> Held:
+        held = there.get(shard)
+        if held is not None:
+            return held
+        with self._reading:  # a unit may want a validation shard that is being loaded
+            if shard not in there:
+                arrays = read(shard)
+                n_bytes = sum(array.nbytes for array in arrays.values())
+                there[shard] = Held(self.workload.prepare(arrays), n_bytes)
+                self.counters.shard_bytes_read += n_bytes
+            return there[shard]
 
     def train(
         self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None
@@ -251,10 +295,11 @@ class TrainingPlugin(WorkerPlugin):
             ends_epoch = unit.position == self.spec.data.n_shards - 1
             visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
             leash = Leash(stop, binding.max_seconds, binding.max_batches)
-            shard = self.shards[binding.shard].train
+            shard = self.shards[binding.shard].prepared
             trained = self.workload.train(before, shard, config, visit=visit, should_stop=leash)
             meta = {
                 "shard": binding.shard,
+                "visits": [*binding.visits, binding.shard],
                 "n_samples": trained.n_samples,
                 "loss": trained.loss,
                 "state_bytes": trained.state.nbytes,
@@ -267,8 +312,8 @@ class TrainingPlugin(WorkerPlugin):
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
-            self._save(unit, trained.state, meta)
-            self._report(report | meta | {"stop": time.time()})
+            digest = self._save(unit, trained.state, meta)
+            self._report(report | meta | {"digest": digest, "stop": time.time()})
             return self._keep(unit, trained.state)
         finally:
             self._stops.pop(unit, None)
@@ -281,7 +326,8 @@ class TrainingPlugin(WorkerPlugin):
         start = time.time()
         self._tell("started", unit=list(unit))
         loaded = self._load(state) if isinstance(state, Stored) else state
-        scores = self.workload.evaluate(loaded, self.shards[unit.position].validation, config)
+        shard = self._validation(unit.position).prepared
+        scores = self.workload.evaluate(loaded, shard, config)
         report = {"start": start, "shard": unit.position, "n_samples": scores.n_samples}
         self._report(report | {"metrics": scores.metrics, "stop": time.time()})
         return scores.metrics
@@ -330,21 +376,31 @@ class TrainingPlugin(WorkerPlugin):
 
     def _save(
         self, unit: Unit, state: State, meta: dict[str, Any], *, partial: bool = False
-    ) -> None:
+    ) -> str:
         store, n_shards = self.spec.run_dir.states, self.spec.data.n_shards
-        store.save(unit.trial, unit.epoch, unit.position, state.buffer, meta, partial=partial)
+        place = (unit.trial, unit.epoch, unit.position)
+        digest = store.save(*place, state.buffer, meta, partial=partial)
         old = before(unit, n_shards, by=2)
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)
+        return digest
 
     def _keep(self, unit: Unit, state: State) -> State | Stored:
         """Keep a state in memory, or in the store alone when memory is short."""
-        manager = self._worker.memory_manager
-        if manager.memory_limit:
-            used = self._worker.monitor.get_process_memory()
-            if used > self.spec.state_share * manager.memory_limit:
+        if self._is_short_of_memory():
+            give_back_memory()
+            if self._is_short_of_memory():
                 return Stored(unit.trial, unit.epoch, unit.position)
         return state
+
+    def _is_short_of_memory(self) -> bool:
+        limit = self._worker.memory_manager.memory_limit
+        used = self._worker.monitor.get_process_memory()
+        return limit is not None and used > self.spec.state_share * limit
+
+    async def _go_on(self) -> None:
+        if self._worker.status is Status.paused:
+            await asyncio.to_thread(give_back_memory)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,9 +61,12 @@ class Trial:
                 raise ValueError(f"trial {self.number}: epoch {epoch} was added before")
         for epoch in chain.epochs:
             everything = (1 << chain.n_shards) - 1
-            unscored = everything if chain.evaluate else 0
-            self.epochs[epoch] = Epoch(chain, [None] * chain.n_shards, everything, unscored)
-            self.open[epoch] = self.epochs[epoch]
+            done = chain.done(epoch)
+            visited = [*done.visits, *[None] * (chain.n_shards - len(done.visits))]
+            left = everything & ~sum(1 << shard for shard in done.visits)
+            unscored = sum(1 << unit.position for unit in chain.evaluations(epoch))
+            self.epochs[epoch] = self.open[epoch] = Epoch(chain, visited, left, unscored)
+            self.close(epoch)
 
     def recorded(self, unit: Unit) -> int | None:
         """Shard that the unit has visited before, or is partly through."""

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 
 class Unit(NamedTuple):
     """One trial's pass over one shard; also the tail of its Dask key.
@@ -38,6 +40,34 @@ class Unit(NamedTuple):
     position: int
 
 
+def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[int, ...]:
+    """Order of a trial's visits in an epoch that depends on nothing but these four numbers.
+
+    Examples
+    --------
+    >>> visit_order(5, seed=0, trial=3, epoch=1)
+    (4, 1, 3, 2, 0)
+    """
+    order = np.random.default_rng([seed, trial, epoch, n_shards]).permutation(n_shards)
+    return tuple(int(shard) for shard in order)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What of an epoch was done before its chain is added: by an earlier session of the run.
+
+    Parameters
+    ----------
+    visits
+        The shards visited, in order.
+    scored
+        The validation shards that are scored.
+    """
+
+    visits: tuple[int, ...] = ()
+    scored: frozenset[int] = frozenset()
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """One trial's epochs in one round.
@@ -57,14 +87,17 @@ class Chain:
     cost
         Prior of the work of one of its training units, relative to other trials'.
     order
-        For each epoch the shards in the order of their visits; None binds them late.
+        For each epoch the shards in the order of their visits; None, for one or for all, binds
+        them late.
     evaluate
         Whether each epoch is followed by a validation.
+    begun
+        What is done of its first epochs.
 
     Raises
     ------
     ValueError
-        When the epochs are none, not consecutive or below 1, or the order is no permutation.
+        When the epochs are none, not consecutive or below 1, or an order is no permutation.
 
     Examples
     --------
@@ -79,8 +112,9 @@ class Chain:
     epochs: range
     n_shards: int
     cost: float = 1.0
-    order: tuple[tuple[int, ...], ...] | None = None
+    order: tuple[tuple[int, ...] | None, ...] | None = None
     evaluate: bool = True
+    begun: tuple[Begun, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:
@@ -89,6 +123,9 @@ class Chain:
             raise ValueError(f"trial {self.trial}: n_shards must be 1 or more, got {self.n_shards}")
         if not 0.0 < self.cost < float("inf"):
             raise ValueError(f"trial {self.trial}: cost must be positive, got {self.cost}")
+        for begun in self.begun:
+            if not set(begun.visits) <= set(range(self.n_shards)):
+                raise ValueError(f"trial {self.trial}: {begun} has shards beyond {self.n_shards}")
         if self.order is None:
             return
         if len(self.order) != len(self.epochs):
@@ -96,23 +133,30 @@ class Chain:
                 f"trial {self.trial}: {len(self.order)} orders for {len(self.epochs)} epochs"
             )
         for visits in self.order:
-            if sorted(visits) != list(range(self.n_shards)):
+            if visits is not None and sorted(visits) != list(range(self.n_shards)):
                 raise ValueError(
                     f"trial {self.trial}: {visits} is not an order of {self.n_shards} shards"
                 )
 
+    def done(self, epoch: int) -> Begun:
+        """Give what was done of an epoch before the chain is added."""
+        index = epoch - self.epochs.start
+        return self.begun[index] if index < len(self.begun) else Begun()
+
     @property
     def units(self) -> Iterator[Unit]:
-        """The training units, in chain order."""
+        """The training units that are to do, in chain order."""
         for epoch in self.epochs:
-            for position in range(self.n_shards):
+            for position in range(len(self.done(epoch).visits), self.n_shards):
                 yield Unit("train", self.trial, epoch, position)
 
     def evaluations(self, epoch: int) -> Iterator[Unit]:
-        """List the evaluating units of an epoch; none when the chain does not evaluate."""
+        """List an epoch's evaluating units to do; none when the chain does not evaluate."""
         if self.evaluate:
+            scored = self.done(epoch).scored
             for shard in range(self.n_shards):
-                yield Unit("evaluate", self.trial, epoch, shard)
+                if shard not in scored:
+                    yield Unit("evaluate", self.trial, epoch, shard)
 
     def fixed_shard(self, unit: Unit) -> int | None:
         """Shard that the unit must visit, or None when it is bound late.
@@ -126,7 +170,8 @@ class Chain:
             return unit.position
         if self.order is None:
             return None
-        return self.order[unit.epoch - self.epochs.start][unit.position]
+        visits = self.order[unit.epoch - self.epochs.start]
+        return None if visits is None else visits[unit.position]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import NamedTuple
 
 from dagsel.planning.dispatch import Dispatcher
 from dagsel.planning.events import (
@@ -28,6 +29,7 @@ from dagsel.planning.events import (
     ShardFailed,
     ShardLoaded,
     Tick,
+    TrialStopped,
     UnitDone,
     UnitReady,
     UnitReturned,
@@ -39,6 +41,17 @@ from dagsel.planning.events import (
 from dagsel.planning.rounds import Chain, Round, Unit
 
 UnitSeconds = Callable[[Unit, Worker, int], float]
+
+
+class Ran(NamedTuple):
+    """A unit that was done: where, with which shard, when, and whether the state had to move."""
+
+    unit: Unit
+    worker: Worker
+    shard: int
+    start_s: float
+    stop_s: float
+    hop: bool
 
 
 @dataclass(slots=True)
@@ -55,10 +68,12 @@ class Outcome:
         Units started and done.
     loads
         How often each worker was asked to load a shard.
+    loaded
+        Workers and the shards that they have loaded, in the order of time.
     failed
         Why trials failed, or (trial -1) the run.
     timeline
-        ``(unit, worker, shard, start, end)`` of each done unit, if asked for.
+        The units that were done, in the order of time.
     """
 
     makespan_s: float = 0.0
@@ -66,8 +81,9 @@ class Outcome:
     n_started: int = 0
     n_done: int = 0
     loads: dict[tuple[Worker, int], int] = field(default_factory=dict)
+    loaded: list[tuple[Worker, int]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
-    timeline: list[tuple[Unit, Worker, int, float, float]] = field(default_factory=list)
+    timeline: list[Ran] = field(default_factory=list)
 
 
 class VirtualCluster:
@@ -154,22 +170,41 @@ class VirtualCluster:
 
     def run(self, until_s: float = inf) -> Outcome:
         """Run until nothing happens any more, or the time is over."""
-        while self._agenda:
-            wake_at = self.dispatcher.wake_at
-            soonest = self._agenda[0][0]
-            if wake_at is not None and wake_at < soonest:
-                self.now_s = wake_at
-                self._tell([Tick()])
-                continue
-            if soonest > until_s:
-                break
-            self.now_s = soonest
-            batch: list[Event] = []
-            while self._agenda and self._agenda[0][0] <= self.now_s:
-                batch.extend(heapq.heappop(self._agenda)[2]())
-            if batch:
-                self._tell(batch)
+        while self._agenda and self.step(until_s):
+            pass
         return self.outcome
+
+    def step(self, until_s: float = inf) -> bool:
+        """Let happen all that happens at the next moment.
+
+        Parameters
+        ----------
+        until_s
+            The last moment that may be reached.
+
+        Returns
+        -------
+        bool
+            Whether there was anything to happen by then.
+        """
+        soonest = self._agenda[0][0] if self._agenda else inf
+        wake_at = self.dispatcher.wake_at
+        is_tick = wake_at is not None and wake_at < soonest
+        moment = wake_at if wake_at is not None and is_tick else soonest
+        if moment == inf or moment > until_s:
+            return False
+        self.now_s = moment
+        batch: list[Event] = [Tick()] if is_tick else []
+        while self._agenda and self._agenda[0][0] <= self.now_s:
+            batch.extend(heapq.heappop(self._agenda)[2]())
+        if batch:
+            self._tell(batch)
+        return True
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers that are there."""
+        return list(self._queues)
 
     def _plan(self, time_s: float, step: Callable[[], list[Event]]) -> None:
         heapq.heappush(self._agenda, (time_s, self._n_planned, step))
@@ -186,6 +221,8 @@ class VirtualCluster:
                 return self._kill(worker, expected=event.expected)
             case DrainRequested(worker) if worker not in self._queues:
                 return []
+            case TrialStopped(trial):
+                self._gone.add(trial)
             case _:
                 pass
         return [event]
@@ -198,6 +235,7 @@ class VirtualCluster:
                 self.outcome.visits[chain.trial, epoch] = []
             first = Unit("train", chain.trial, chain.epochs.start, 0)
             before = (chain.trial, chain.epochs.start - 1)
+            assert not chain.begun, "a model cluster has no store to go on from"
             if before not in self._chains or self._last(*before) in self._done:
                 ready.append(UnitReady(first))
         return ready
@@ -256,6 +294,7 @@ class VirtualCluster:
         if len(self._held[worker]) >= self._limits.get(worker, len(self._held[worker]) + 1):
             return [ShardFailed(worker, shard, "out of memory")]
         self._held[worker].add(shard)
+        self.outcome.loaded.append((worker, shard))
         return [ShardLoaded(worker, shard)]
 
     def _preempted(self, unit: Unit, worker: Worker) -> list[Event]:
@@ -280,7 +319,7 @@ class VirtualCluster:
         moved = self._source(unit) not in (None, worker)
         self._plan(start, lambda: self._started(unit, worker, token))
         end = start + took + (self._hop_seconds if moved else 0.0)
-        self._plan(end, lambda: self._finished(unit, worker, shard, token, start, took))
+        self._plan(end, lambda: self._finished(unit, worker, shard, token, start, took, moved))
 
     def _source(self, unit: Unit) -> Worker | None:
         if unit.kind == "evaluate":
@@ -297,7 +336,14 @@ class VirtualCluster:
         return [UnitStarted(unit, worker)]
 
     def _finished(
-        self, unit: Unit, worker: Worker, shard: int, token: int, start: float, took: float
+        self,
+        unit: Unit,
+        worker: Worker,
+        shard: int,
+        token: int,
+        start: float,
+        took: float,
+        moved: bool,
     ) -> list[Event]:
         if self._tokens.get(worker) != token:
             return []
@@ -308,7 +354,7 @@ class VirtualCluster:
         self._made_at[unit] = worker
         self.outcome.n_done += 1
         self.outcome.makespan_s = self.now_s
-        self.outcome.timeline.append((unit, worker, shard, start, self.now_s))
+        self.outcome.timeline.append(Ran(unit, worker, shard, start, self.now_s, moved))
         if unit.kind == "train":
             self.outcome.visits[unit.trial, unit.epoch].append(shard)
         done: list[Event] = [UnitDone(unit, took, shard)]

@@ -6,11 +6,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dagsel.testing.flows import FlowSuite
     from dagsel.testing.workloads import WorkloadSuite
 
-__all__ = ["WorkloadSuite"]
+__all__ = ["FlowSuite", "WorkloadSuite"]
 
-_LAZY = {"WorkloadSuite": "dagsel.testing.workloads"}
+_LAZY = {
+    "FlowSuite": "dagsel.testing.flows",
+    "WorkloadSuite": "dagsel.testing.workloads",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.state import State
-from dagsel.workloads.base import Trained, Visit, Workload, never
+from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
 
 
 class WorkloadSuite:
@@ -133,6 +133,17 @@ class WorkloadSuite:
         after = self._train(workload, state, 2).state
         assert self._train(workload, hopped, 2).state == after
         assert self._train(workload, stored, 2).state == after
+
+    def test_a_state_goes_on_with_its_own_configuration(self) -> None:
+        """To reconfigure a state for the configuration that it has changes no byte of it."""
+        workload = self.make_workload()
+        state = self._train(workload, workload.init(self.config, 0)).state
+        before = bytes(state.buffer)
+        if isinstance(workload, Reconfigurable):
+            same = workload.reconfigure(state, self.config, dict(self.config))
+            assert _content(same) == _content(state)
+            assert self._train(workload, same, 2).state == self._train(workload, state, 2).state
+        assert bytes(state.buffer) == before
 
     def test_evaluation_gives_the_metrics_and_changes_nothing(self) -> None:
         """Metrics are those that were promised, twice the same, and training does not see them."""

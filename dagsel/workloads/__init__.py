@@ -9,13 +9,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagsel.workloads.base import Evaluated, Trained, Visit, Workload
+from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Workload
 
 if TYPE_CHECKING:
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import TorchWorkload
 
-__all__ = ["Evaluated", "SklearnWorkload", "TorchWorkload", "Trained", "Visit", "Workload"]
+__all__ = [
+    "Evaluated",
+    "Reconfigurable",
+    "SklearnWorkload",
+    "TorchWorkload",
+    "Trained",
+    "Visit",
+    "Workload",
+]
 
 _LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
 

@@ -177,3 +177,34 @@ class Workload(Protocol):
     def restore(self, state: State, config: Config) -> Any:
         """Make the trained model of a state: a module on the CPU, an estimator."""
         ...
+
+
+@runtime_checkable
+class Reconfigurable(Protocol):
+    """A workload whose states hold something of the configuration, as optimizers do.
+
+    A flow may let a trial go on from a state with another configuration (`dagsel.flow.Clone`). A
+    workload that reads all of it anew in each unit needs nothing for that; any other has this
+    method. It is called where there need be no GPU.
+    """
+
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Make the state with which training goes on.
+
+        With an equal configuration it equals the one that goes in.
+
+        Parameters
+        ----------
+        state
+            A state at the end of an epoch. Not changed.
+        config
+            The configuration under which it was trained.
+        new_config
+            The one for what follows.
+
+        Raises
+        ------
+        WorkloadError
+            If the state cannot go on with it; names the part of the configuration.
+        """
+        ...

@@ -22,6 +22,11 @@ from dagsel.workloads._random import (
 from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
 
 Shard: TypeAlias = dict[str, NDArray[Any]]
+#: Parameters that fix the shape of what is fitted, or what stands in it.
+_SHAPING = frozenset(
+    {"average", "hidden_layer_sizes", "n_clusters", "n_components", "priors", "solver"}
+)
+_OPTIMIZER_NAMES = {"learning_rate": "lr_schedule", "nesterovs_momentum": "nesterov"}
 _DIRECTIONS: dict[str, Direction] = {"score": "maximize", "accuracy": "maximize"}
 
 
@@ -193,6 +198,29 @@ class SklearnWorkload:
         with preserved_streams():
             return self._restore(state, config)[0]
 
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Let a state go on with another configuration: its estimator gets the new parameters.
+
+        Raises
+        ------
+        WorkloadError
+            If a parameter has shaped what is fitted, or belongs to an estimator inside this one.
+        """
+        with preserved_streams():
+            before, after = self._parameters(config), self._parameters(new_config)
+            changed = {k: v for k, v in after.items() if k not in before or not _same(before[k], v)}
+            estimator, classes, _ = self._restore(state, config)
+            for name in changed:
+                if name in _SHAPING or "__" in name:
+                    raise WorkloadError(
+                        f"a trial cannot go on with another {name!r}: it has shaped what the "
+                        f"{type(estimator).__name__} has fitted"
+                    )
+            if changed:
+                estimator.set_params(**changed)
+                _set_optimizer(estimator, changed)
+            return self._capture(estimator, classes, {})
+
     @property
     def _is_factory(self) -> bool:
         return callable(self.estimator) and not hasattr(self.estimator, "get_params")
@@ -206,6 +234,16 @@ class SklearnWorkload:
             return clone(self.estimator).set_params(**config)
         except ValueError as error:
             raise WorkloadError(str(error)) from error
+
+    def _parameters(self, config: Config) -> dict[str, Any]:
+        estimator = self._make(config)
+        if not hasattr(estimator, "set_params"):
+            raise WorkloadError(
+                f"a trial cannot go on with another configuration: {type(estimator).__name__} has "
+                "no get_params and set_params"
+            )
+        parameters: dict[str, Any] = estimator.get_params()
+        return parameters
 
     def _batch_size(self, config: Config, n_samples: int) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
@@ -263,6 +301,31 @@ class SklearnWorkload:
 def _parts(shard: Shard) -> tuple[NDArray[Any], NDArray[Any] | None]:
     arrays = list(shard.values())
     return arrays[0], arrays[-1] if len(arrays) > 1 else None
+
+
+def _set_optimizer(estimator: Any, changed: Mapping[str, Any]) -> None:
+    # A multi-layer perceptron copies these at its first batch, and reads only the copies then.
+    optimizer = getattr(estimator, "_optimizer", None)
+    if optimizer is None:
+        return
+    if "learning_rate_init" in changed:
+        lowered = optimizer.learning_rate / optimizer.learning_rate_init
+        optimizer.learning_rate = changed["learning_rate_init"] * lowered
+    for name, value in changed.items():
+        copy = _OPTIMIZER_NAMES.get(name, name)
+        if hasattr(optimizer, copy):
+            setattr(optimizer, copy, value)
+
+
+def _same(first: Any, second: Any) -> bool:
+    one, other = Encoder(), Encoder()
+    try:
+        if one.encode(first, "") != other.encode(second, ""):
+            return False
+    except WorkloadError:
+        return True  # a function, say: no state holds it, the configuration gives it anew
+    pairs = zip(one.tensors.values(), other.tensors.values(), strict=True)
+    return all(a.data.tobytes() == b.data.tobytes() for a, b in pairs)
 
 
 def _is_classifier(estimator: Any) -> bool:

@@ -26,6 +26,7 @@ from dagsel.workloads._torch_loop import (
     standard_loop,
     track_steps,
 )
+from dagsel.workloads._torch_reconfigure import Outline, difference, merge, n_steps, outline
 from dagsel.workloads._torch_state import (
     Reader,
     as_torch,
@@ -226,6 +227,34 @@ class TorchWorkload:
         with preserved_streams(torch=True):
             return self._restore(Reader(state), config, torch.device("cpu")).eval()
 
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Let a state go on with another configuration.
+
+        Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
+        get what the new configuration says differently: the rate is what the schedule makes of its
+        new base after as many steps as it has made.
+
+        Raises
+        ------
+        WorkloadError
+            If the new configuration makes another model or another optimizer.
+        """
+        reader = Reader(state)
+        tree = {part: reader.decode(part, reader.view) for part in reader.tree}
+        steps = n_steps(tree["schedule"] or {})
+        with preserved_streams(torch=True):
+            before, after = self._outline(config, steps), self._outline(new_config, steps)
+            if before.kind != after.kind:
+                changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
+                alone = {k: self._outline({**config, k: new_config[k]}, 0).kind for k in changed}
+                keys = [k for k in changed if alone[k] != before.kind] or changed
+                raise WorkloadError(
+                    f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
+                    f"{difference(before.kind, after.kind)}"
+                )
+        meta = {name: value for name, value in reader.meta.items() if name != "tree"}
+        return pack(merge(tree, before.settings, after.settings), meta)
+
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
@@ -266,6 +295,10 @@ class TorchWorkload:
         if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
             raise WorkloadError(f"lr_scheduler gave a {type(schedule).__name__}, not a scheduler")
         return optimizer, schedule
+
+    def _outline(self, config: Config, steps: int) -> Outline:
+        module = self._build(config, seed=0, large=True)
+        return outline(module, *self._build_optimizer(module, config), steps)
 
     def _restore(self, reader: Reader, config: Config, device: torch.device) -> torch.nn.Module:
         large = reader.nbytes("model.") > _LARGE

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster
 from helpers import done, engine_for, final_state, listen
 
 import dagsel
-from dagsel.execution.cluster import close, local_cluster
+from dagsel.execution.cluster import close
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -113,6 +116,13 @@ class Hostile(SyntheticWorkload):
                 os._exit(1)
             case "segv":
                 ctypes.string_at(0)
+            case "eat":
+                eaten = []
+                while True:
+                    eaten.append(np.ones(1_000_000))
+                    time.sleep(0.01)  # so that the nanny sees it in time
+            case "overeat":
+                np.ones(1 << 50)
             case "hang":
                 time.sleep(10_000)
             case "raise":
@@ -122,12 +132,28 @@ class Hostile(SyntheticWorkload):
 
 @pytest.fixture
 def own_cluster() -> Iterator[LocalCluster]:
-    cluster = local_cluster(2)
+    cluster = LocalCluster(
+        n_workers=2,
+        threads_per_worker=2,
+        memory_limit="500 MB",
+        host="127.0.0.1",
+        dashboard_address=":0",
+        silence_logs=logging.CRITICAL,
+    )
     yield cluster
     close(cluster)  # a `with` may wait for ever when a worker was just lost
 
 
-@pytest.mark.parametrize("does", ["exit", "segv", "raise"])
+REASONS = {
+    "exit": "3 strikes",
+    "segv": "3 strikes",
+    "eat": "3 strikes",  # the nanny ends the worker at 95% of its memory
+    "overeat": "MemoryError",
+    "raise": "this unit is broken",
+}
+
+
+@pytest.mark.parametrize("does", REASONS)
 def test_a_bad_unit_fails_its_trial_and_no_other(
     does: str, own_cluster: LocalCluster, digits: ShardedDataset, run_dir: str
 ) -> None:
@@ -144,7 +170,7 @@ def test_a_bad_unit_fails_its_trial_and_no_other(
             heard = listen(engine, until=over)
             failed = {m["trial"]: m["reason"] for m in heard if m["op"] == "failed"}
             assert set(failed) == {0}
-            assert ("this unit is broken" if does == "raise" else "3 strikes") in failed[0]
+            assert REASONS[does] in failed[0]
             for trial in (1, 2, 3):
                 visits = seen(final_state(engine, trial, 2, 4))
                 both = [(e, s, b) for e in (1, 2) for s in range(4) for b in range(2)]
@@ -171,4 +197,4 @@ def test_a_hung_unit_is_bounded(
             assert any(m["op"] == "restarted" for m in heard)
 
 
-cloudpickle.register_pickle_by_value(__import__(__name__))
+cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -1,7 +1,5 @@
 """Random and grid search: every trial to the end, never too many at once, always an end."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,102 +9,91 @@ from dagsel.flow import (
     Ask,
     Asked,
     Context,
-    Decision,
-    Event,
+    DeadlineReached,
     Finish,
-    Flow,
-    Reported,
     Stop,
     Train,
     TrialFailed,
+    WorkersChanged,
 )
 from dagsel.flows import Grid, RandomSearch
+from dagsel.testing import FlowSuite
+from dagsel.testing.world import Tape, World
 
 
-class World:
-    """Performs decisions with trials that end in any order, some of them badly."""
+class TestRandomSearch(FlowSuite):
+    n_concurrent = 4
 
-    def __init__(self, flow: Flow, n_points: int | None) -> None:
-        self.flow, self.n_points = flow, n_points
-        self.n_drawn = 0
-        self.live: dict[int, int] = {}  # trial: epochs left
-        self.ended: dict[int, str] = {}
-        self.finished = False
-        self.most_live = 0
-
-    def perform(self, decisions: list[Decision]) -> None:
-        for decision in decisions:
-            assert not self.finished
-            match decision:
-                case Ask(n, _):
-                    left = n if self.n_points is None else min(n, self.n_points - self.n_drawn)
-                    trials = tuple(range(self.n_drawn, self.n_drawn + left))
-                    self.n_drawn += left
-                    self.live |= dict.fromkeys(trials, 0)
-                    self.most_live = max(self.most_live, len(self.live))
-                    exhausted = self.n_points is not None and self.n_drawn == self.n_points
-                    self.perform(self.flow.handle(Asked(trials, exhausted)))
-                case Train(trial, epochs):
-                    self.live[trial] += epochs
-                case Stop(trial, _, outcome):
-                    del self.live[trial]
-                    self.ended[trial] = outcome
-                case Finish():
-                    self.finished = True
-
-    def step(self, trial: int, *, fails: bool, max_epochs: int) -> None:
-        event: Event
-        if fails:
-            del self.live[trial]
-            self.ended[trial] = "failed"
-            event = TrialFailed(trial, "it broke")
-        else:
-            self.live[trial] -= 1
-            epoch = max_epochs - self.live[trial]
-            event = Reported(trial, epoch, 0.5, {"accuracy": 0.5}, seconds=1.0)
-        self.perform(self.flow.handle(event))
+    def make_flow(self) -> RandomSearch:
+        return RandomSearch(max_epochs=3, n_trials=9, n_concurrent=4)
 
 
+class TestGrid(FlowSuite):
+    n_points = 11
+
+    def make_flow(self) -> Grid:
+        return Grid(max_epochs=2)  # four trials a worker, however many there are
+
+
+@pytest.mark.filterwarnings("ignore:n_concurrent is")
 @given(
     max_epochs=st.integers(1, 4),
-    n_trials=st.integers(1, 12),
+    n_trials=st.none() | st.integers(1, 12),
     n_concurrent=st.none() | st.integers(1, 6),
-    n_points=st.none() | st.integers(1, 15),
-    data=st.data(),
+    n_points=st.integers(1, 15),
+    choices=st.binary(min_size=20, max_size=60),
 )
-def test_every_trial_trains_to_the_end_and_the_search_ends(
+def test_every_trial_trains_to_the_end(
     max_epochs: int,
-    n_trials: int,
+    n_trials: int | None,
     n_concurrent: int | None,
-    n_points: int | None,
-    data: st.DataObject,
+    n_points: int,
+    choices: bytes,
 ) -> None:
-    flow = RandomSearch(max_epochs, n_trials=n_trials, n_concurrent=n_concurrent)
-    world = World(flow, n_points)
-    world.perform(flow.start(Context(n_workers=2)))
-    while not world.finished:
-        trial = data.draw(st.sampled_from(sorted(world.live)))
-        world.step(trial, fails=data.draw(st.integers(0, 9)) == 0, max_epochs=max_epochs)
-    assert world.live == {}
-    assert len(world.ended) == min(n_trials, n_points or n_trials)
-    assert world.most_live <= (n_concurrent or 8)
-    assert set(world.ended.values()) <= {"complete", "failed"}
+    flow = Grid(max_epochs, n_trials=n_trials, n_concurrent=n_concurrent)
+    world = World(flow, Context(n_workers=2), Tape(choices), lambda trial: {}, n_points)
+    world.run()
+    stops = [d for step in world.steps for d in step.decisions if isinstance(d, Stop)]
+    failed = [step for step in world.steps if isinstance(step.event, TrialFailed)]
+    assert world.reported == {}
+    assert len(world.ended) == len(stops) + len(failed) == min(n_trials or n_points, n_points)
+    assert {stop.outcome for stop in stops} <= {"complete"}
+    assert world.most_training <= (n_concurrent or len(world.ended))
 
 
-def test_a_flow_serves_two_runs() -> None:
-    flow = RandomSearch(max_epochs=1, n_trials=2)
-    first, second = replace(flow), replace(flow)
-    assert first.start(Context(1)) == second.start(Context(1)) == [Ask(2, "random")]
-    assert flow == first
+def test_four_trials_a_worker_train_at_once() -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=20)
+    assert flow.start(Context(n_workers=1)) == [Ask(4, "random")]
+    assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 2) for trial in range(4)]
+    assert flow.handle(WorkersChanged(2)) == [Ask(4, "random")]
+    assert flow.handle(WorkersChanged(1)) == []
+    own = RandomSearch(max_epochs=2, n_trials=20, n_concurrent=3)
+    assert own.start(Context(n_workers=1)) == [Ask(3, "random")]
+    assert own.handle(WorkersChanged(9)) == []
 
 
-def test_a_grid_goes_on_until_the_space_is_exhausted() -> None:
-    flow = Grid(max_epochs=1, n_concurrent=2)
-    world = World(flow, n_points=5)
-    world.perform(flow.start(Context(n_workers=1)))
-    while not world.finished:
-        world.step(min(world.live), fails=False, max_epochs=1)
-    assert world.ended == dict.fromkeys(range(5), "complete")
+def test_a_search_whose_workers_are_gone_is_not_over() -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=9)
+    flow.start(Context(n_workers=1))
+    flow.handle(Asked((0, 1, 2, 3)))
+    assert flow.handle(WorkersChanged(0)) == []
+    answers = [flow.handle(TrialFailed(trial, "it broke")) for trial in range(4)]
+    assert answers == 4 * [[Ask(1, "random")]]
+
+
+def test_at_the_deadline_live_trials_are_pruned() -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=9, n_concurrent=2)
+    flow.start(Context(n_workers=1))
+    flow.handle(Asked((8, 3)))
+    pruned = [Stop(trial, "the time is over", "pruned") for trial in (3, 8)]
+    assert flow.handle(DeadlineReached(60.0)) == [*pruned, Finish()]
+    assert flow.handle(TrialFailed(3, "it broke")) == flow.handle(WorkersChanged(9)) == []
+
+
+def test_more_at_once_than_there_are_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="n_concurrent is 5, but n_trials is 4") as warned:
+        RandomSearch(max_epochs=2, n_trials=4, n_concurrent=5)
+    assert warned[0].filename == __file__
 
 
 @pytest.mark.parametrize("bad", [{"max_epochs": 0}, {"max_epochs": 2, "n_trials": -1}])

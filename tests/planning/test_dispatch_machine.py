@@ -27,7 +27,7 @@ from dagsel.planning.board import Board
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
 from dagsel.planning.events import DrainRequested, PriorityChanged, RoundAdded, TrialStopped
 from dagsel.planning.ledger import Trial
-from dagsel.planning.rounds import Chain, Round
+from dagsel.planning.rounds import Begun, Chain, Round
 
 from .world import World
 
@@ -44,11 +44,12 @@ class DispatchMachine(RuleBasedStateMachine):
         failures=st.integers(1, 2),
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),
+        at_home=st.booleans(),
     )
-    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1):
+    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1, at_home=False):
         config = DispatchConfig(
             n_shards, replicas, max_failures=failures, unit_timeout_s=timeout, lookahead_s=1.0,
-            overhead_s=0.1,
+            overhead_s=0.1, evaluate_at_home=at_home,
         )  # fmt: skip
         self.n_rounds = 0
         self.epochs: dict[int, int] = {}
@@ -72,6 +73,21 @@ class DispatchMachine(RuleBasedStateMachine):
                 Chain(trial, range(first, first + n_epochs), n, 1.0 + trial, order, evaluate)
             )
         round_ = Round(self.n_rounds, tuple(chains))
+        self.n_rounds += 1
+        self.world.add_round(round_)
+        self.world.tell(RoundAdded(round_), *self.world.refresh_ready())
+
+    @precondition(lambda self: self.n_rounds < 3)
+    @rule(random=st.randoms(use_true_random=False), has_ended=st.booleans())
+    def resume_a_trial(self, random, has_ended):
+        n, trial = self.world.config.n_shards, 100 + self.n_rounds
+        visits = tuple(random.sample(range(n), n))
+        scored = frozenset(random.sample(range(n), random.randint(0, n)))
+        partly = Begun(visits[: random.randint(0, n - 1)])
+        begun = (Begun(visits, scored), partly) if has_ended else (partly,)
+        first = random.randint(1, 3)
+        self.epochs[trial] = first + 1
+        round_ = Round(self.n_rounds, (Chain(trial, range(first, first + 2), n, begun=begun),))
         self.n_rounds += 1
         self.world.add_round(round_)
         self.world.tell(RoundAdded(round_), *self.world.refresh_ready())

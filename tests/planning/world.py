@@ -108,7 +108,12 @@ class World:
         assert machine is not None, f"{unit} bound to {worker}, which is gone"
         assert not machine.draining, f"{unit} bound to {worker}, which is to go"
         assert unit in self.ready, f"{unit} bound, but not ready"
-        assert shard in machine.held, f"{worker} does not hold shard {shard}"
+        if unit.kind == "evaluate" and self.config.evaluate_at_home:
+            home = self.results.get(unit._replace(kind="train", position=self.config.n_shards - 1))
+            may_stay = home in self.machines and not self.machines[home].draining
+            assert worker == home or not may_stay, f"{unit} is scored away from home"
+        else:
+            assert shard in machine.held, f"{worker} does not hold shard {shard}"
         assert len(machine.queue) < 2, f"exclusivity: a third unit on {worker}"
         if unit.kind == "evaluate":
             assert shard == unit.position
@@ -180,6 +185,10 @@ class World:
                     evaluations += waiting
                 elif waiting:
                     goals.append(k)
+        for chain in self.chains[trial]:
+            for epoch in chain.epochs:
+                if len(chain.done(epoch).visits) == chain.n_shards:  # its state is in the store
+                    evaluations += [e for e in chain.evaluations(epoch) if e not in self.scored]
         train = []
         for goal in goals:
             k = goal
@@ -196,6 +205,9 @@ class World:
     def add_round(self, round_):
         for chain in round_.chains:
             self.chains.setdefault(chain.trial, []).append(chain)
+            for epoch in chain.epochs:
+                for position, shard in enumerate(chain.done(epoch).visits):
+                    self.visits[Unit("train", chain.trial, epoch, position)] = shard
 
     def add_worker(self, shards, speed, max_shards):
         name = f"w{self.n_workers}"
@@ -265,7 +277,8 @@ class World:
     def has_input(self, unit):
         line = self.units(unit.trial)
         if unit.kind == "evaluate":
-            return unit._replace(kind="train", position=self.config.n_shards - 1) in self.results
+            last = unit._replace(kind="train", position=self.config.n_shards - 1)
+            return last in self.results or last not in line
         k = line.index(unit)
         return k == 0 or line[k - 1] in self.results
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
@@ -20,6 +21,13 @@ from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNot
 from dagsel.storage import CheckpointStore
 
 
+def load(store: CheckpointStore, *key: int, partial: bool = False) -> tuple[bytes, dict[str, Any]]:
+    """Load as saved: the digest, which `save` did not get, is checked and left out."""
+    blob, meta = store.load(*key, partial=partial)
+    assert meta.pop("digest") == f"{google_crc32c.value(blob):08x}"
+    return blob, meta
+
+
 @pytest.fixture
 def store(place: Any) -> CheckpointStore:
     return CheckpointStore(place.url, place.options)
@@ -28,7 +36,7 @@ def store(place: Any) -> CheckpointStore:
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_what_was_saved_is_loaded(store: CheckpointStore, kind: Callable[[bytes], Any]) -> None:
     store.save(3, 1, 2, kind(b"state"), {"loss": 0.5, "shards": [1, 2]})
-    assert store.load(3, 1, 2) == (b"state", {"loss": 0.5, "shards": [1, 2]})
+    assert load(store, 3, 1, 2) == (b"state", {"loss": 0.5, "shards": [1, 2]})
     assert store.latest(3) == (1, 2)
     assert store.trials() == (3,)
 
@@ -37,14 +45,14 @@ def test_an_empty_state_and_a_large_one(store: CheckpointStore) -> None:
     large = np.random.default_rng(0).bytes(3_000_001)
     store.save(0, 0, 0, b"", {})
     store.save(0, 0, 1, memoryview(np.frombuffer(large, "u1")), {})
-    assert store.load(0, 0, 0) == (b"", {})
-    assert store.load(0, 0, 1)[0] == large
+    assert load(store, 0, 0, 0) == (b"", {})
+    assert load(store, 0, 0, 1)[0] == large
 
 
 def test_nothing_there(store: CheckpointStore) -> None:
     assert (store.latest(1), store.list(1), store.trials(), store.pinned(1)) == (None, (), (), ())
     with pytest.raises(CheckpointNotFoundError, match="trial-000001/epoch-000002-position-000003"):
-        store.load(1, 2, 3)
+        load(store, 1, 2, 3)
     with pytest.raises(CheckpointNotFoundError, match="trial 1 has no state"):
         store.pin(1)
     store.delete(1, 2, 3)
@@ -64,9 +72,9 @@ def test_keys_sort_as_numbers_do(store: CheckpointStore) -> None:
 def test_the_same_key_again_replaces(store: CheckpointStore, place: Any) -> None:
     store.save(1, 0, 0, b"old", {"n": 1})
     store.save(1, 0, 0, b"new", {"n": 2})
-    assert store.load(1, 0, 0) == (b"new", {"n": 2})
+    assert load(store, 1, 0, 0) == (b"new", {"n": 2})
     store.save(1, 0, 0, b"new", {"n": 3})
-    assert store.load(1, 0, 0) == (b"new", {"n": 3})
+    assert load(store, 1, 0, 0) == (b"new", {"n": 3})
     assert len(place.files()) == 2
 
 
@@ -77,13 +85,13 @@ def test_a_partial_state_stands_beside_and_goes_with_the_complete_one(
     assert store.latest(1) is None
     assert store.list(1, partial=True) == ((0, 4),)
     with pytest.raises(CheckpointNotFoundError):
-        store.load(1, 0, 4)
+        load(store, 1, 0, 4)
     store.save(1, 0, 4, b"more", {"at": 9}, partial=True)
-    assert store.load(1, 0, 4, partial=True) == (b"more", {"at": 9})
+    assert load(store, 1, 0, 4, partial=True) == (b"more", {"at": 9})
     store.save(1, 0, 4, b"whole", {})
-    assert store.load(1, 0, 4) == (b"whole", {})
+    assert load(store, 1, 0, 4) == (b"whole", {})
     with pytest.raises(CheckpointNotFoundError):
-        store.load(1, 0, 4, partial=True)
+        load(store, 1, 0, 4, partial=True)
     assert len(place.files()) == 2
 
 
@@ -96,7 +104,7 @@ def test_prune_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None:
     store.prune(1, keep=2)
     assert store.list(1) == ((2, 0), (2, 4), (2, 5))
     assert store.list(1, partial=True) == ((3, 0),)
-    assert store.load(1, 2, 0)[0] == b"s0"
+    assert load(store, 1, 2, 0)[0] == b"s0"
     store.unpin(1)
     store.prune(1, keep=1)
     assert store.list(1) == ((2, 5),)
@@ -147,7 +155,7 @@ def test_a_key_is_made_of_counting_numbers(tmp_path: Path, bad: Any, which: int)
     key: list[Any] = [0, 0, 0]
     key[which] = bad
     store = CheckpointStore(tmp_path)
-    for method in (lambda: store.save(*key, b"", {}), lambda: store.load(*key)):
+    for method in (lambda: store.save(*key, b"", {}), lambda: load(store, *key)):
         with pytest.raises(CheckpointError, match="non-negative integer"):
             method()
     assert list(tmp_path.iterdir()) == []
@@ -156,7 +164,7 @@ def test_a_key_is_made_of_counting_numbers(tmp_path: Path, bad: Any, which: int)
 def test_numpys_integers_are_numbers_too(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     store.save(np.int64(1), np.int64(2), np.int32(3), b"x", {})  # type: ignore[arg-type]
-    assert store.load(1, 2, 3)[0] == b"x"
+    assert load(store, 1, 2, 3)[0] == b"x"
 
 
 def test_what_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -190,10 +198,40 @@ def test_damage_is_found_and_named(
     (path,) = tmp_path.rglob(f"*.{suffix}")
     damage(path, data)
     with pytest.raises(CheckpointCorruptError, match=says) as caught:
-        store.load(1, 0, 0)
+        load(store, 1, 0, 0)
     assert path.name in str(caught.value)
     store.save(1, 0, 0, b"again", {})
-    assert store.load(1, 0, 0)[0] == b"again"
+    assert load(store, 1, 0, 0)[0] == b"again"
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "json"])
+@pytest.mark.parametrize("data", [b"", b"sta", b"stat\x00", None])
+def test_a_damaged_state_is_named_and_the_one_before_it_is_taken(
+    tmp_path: Path, suffix: str, data: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path)
+    digests = [store.save(1, 0, position, b"state%d" % position, {}) for position in range(3)]
+    assert store.load_latest(1) == ((0, 2), b"state2", {"digest": digests[2]})
+    assert store.load_latest(1, at_most=(0, 1)) == ((0, 1), b"state1", {"digest": digests[1]})
+    assert store.load_latest(2) is None
+    assert caplog.records == []
+    (path,) = tmp_path.rglob(f"*position-000002*.{suffix}")
+    damage(path, data)
+    assert store.load_latest(1) == ((0, 1), b"state1", {"digest": digests[1]})
+    if (suffix, data) != ("json", None):  # which is what a deleted one looks like
+        (record,) = caplog.records
+        assert (record.name, record.levelname) == ("dagsel", "WARNING")
+        assert path.name in record.getMessage()
+    damage(next(tmp_path.rglob("*position-000001*.safetensors")), b"")
+    damage(next(tmp_path.rglob("*position-000000*.json")), b"")
+    assert store.load_latest(1) is None
+
+
+def test_the_digest_is_that_of_the_bytes(store: CheckpointStore) -> None:
+    digests = {store.save(1, 0, n, blob, {}) for n, blob in enumerate([b"a", b"b", b"", b"a"])}
+    assert digests == {store.load(1, 0, n)[1]["digest"] for n in range(3)}
+    with pytest.raises(CheckpointError, match="digest"):
+        store.save(1, 0, 0, b"a", {"digest": "mine"})
 
 
 def test_a_record_cannot_lead_out_of_the_store(tmp_path: Path) -> None:
@@ -204,7 +242,7 @@ def test_a_record_cannot_lead_out_of_the_store(tmp_path: Path) -> None:
     body = {**json.loads(path.read_text()), "blob": "../../secret.00000000.safetensors"}
     path.write_text(json.dumps(body))
     with pytest.raises(CheckpointCorruptError):
-        store.load(1, 0, 0)
+        load(store, 1, 0, 0)
     store.delete(1, 0, 0)
     assert (tmp_path / "secret.00000000.safetensors").exists()
 
@@ -276,7 +314,7 @@ def content(store: CheckpointStore) -> dict[tuple[int, ...], tuple[bytes, int]]:
     for trial in store.trials():
         for partial in (False, True):
             for place in store.list(trial, partial=partial):
-                blob, meta = store.load(trial, *place, partial=partial)
+                blob, meta = load(store, trial, *place, partial=partial)
                 found[trial, *place, int(partial)] = (blob, meta["n"])
     return found
 
@@ -382,7 +420,7 @@ class StoreMachine(RuleBasedStateMachine):
                 assert places == tuple(sorted(key[1:] for key in kept if key[0] == trial))
                 for place in places:
                     key = (trial, *place)
-                    loaded = self.store.load(*key, partial=partial)
+                    loaded = load(self.store, *key, partial=partial)
                     assert loaded == (kept[key], {"key": list(key)})
             pins = tuple(sorted(key[1:] for key in self.pins if key[0] == trial))
             assert self.store.pinned(trial) == pins

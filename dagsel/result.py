@@ -1,0 +1,154 @@
+"""What a search came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dagsel.errors import NoCompletedTrialError
+from dagsel.makespans import makespans
+from dagsel.record import Best, Record, TrialRecord
+from dagsel.state import State
+from dagsel.storage import RunDir
+from dagsel.workloads.base import Workload
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a search came to, on a cluster or in virtual time.
+
+    Parameters
+    ----------
+    study
+        The study, told of every trial.
+    metric
+        Name of the metric that the search was about.
+    record
+        All that was done.
+    """
+
+    study: optuna.Study
+    metric: str
+    record: Record
+
+    @property
+    def best(self) -> Best:
+        """The best trial: of the completed ones; if there is none, of those that were pruned.
+
+        Raises
+        ------
+        NoCompletedTrialError
+            If no trial has ended an epoch.
+        """
+        if self.record.best is None:
+            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
+            raise NoCompletedTrialError(f"no trial has completed ({reasons or 'none was started'})")
+        return self.record.best
+
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """Parameters of the best trial."""
+        return self.record.trials[self.best.trial].params
+
+    @property
+    def best_value(self) -> float:
+        """Value of the best trial: its metric after its last epoch."""
+        return self.best.value
+
+    @property
+    def failures(self) -> list[TrialRecord]:
+        """Trials that have failed, each with its reason and traceback."""
+        return self.record.failures
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
+        return self.record.metrics()
+
+    def timeline(self) -> pd.DataFrame:
+        """Give a row for each unit that ran: where, when, on which shard."""
+        return self.record.timeline()
+
+    def makespans(self) -> pd.DataFrame:
+        """Give a row for each round: its makespan in seconds, and that over its lower bound."""
+        return makespans(self.record)
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """Give the study's own frame of all its trials."""
+        frame: pd.DataFrame = self.study.trials_dataframe()
+        return frame
+
+    def leaderboard(self, n: int = 10) -> pd.DataFrame:
+        """Give the best trials of this run, best first.
+
+        Parameters
+        ----------
+        n
+            How many.
+        """
+        rows = [
+            {"trial": t.number, self.metric: t.epochs[-1].metrics[self.metric], **t.params}
+            for t in self.record.trials.values()
+            if t.state == "complete"
+        ]
+        # Of equal ones the best comes first: the one that completed first.
+        best = self.record.best.trial if self.record.best else None
+        rows.sort(key=lambda row: row["trial"] != best)
+        rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
+        return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
+
+    def __repr__(self) -> str:
+        trials = self.record.trials.values()
+        ended = ", ".join(
+            f"{sum(t.state == state for t in trials)} {state}"
+            for state in ("complete", "pruned", "failed", "running")
+            if any(t.state == state for t in trials)
+        )
+        best = self.record.best
+        value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
+        name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
+        return f"<{name}: {ended or 'no trial'}; {value}>"
+
+    def _repr_html_(self) -> str:
+        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
+        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
+        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
+        return f"<p>{escape(repr(self))}</p>{table}{lost}"
+
+
+@dataclass(frozen=True, repr=False)
+class Run(Result):
+    """What a search on a cluster came to.
+
+    Parameters
+    ----------
+    study
+        The study, told of every trial.
+    metric
+        Name of the metric that the search was about.
+    record
+        All that was done.
+    workload
+        What was trained.
+    run_dir
+        Where states are stored.
+    """
+
+    workload: Workload
+    run_dir: RunDir
+
+    def best_model(self) -> Any:
+        """Make the trained model of the best trial: a module on the CPU, an estimator."""
+        best = self.best
+        blob, _ = self.run_dir.states.load(best.trial, best.epoch, best.position)
+        return self.workload.restore(State(blob), self.record.trials[best.trial].config)
+
+    def _repr_html_(self) -> str:
+        return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

@@ -1,0 +1,137 @@
+"""A flow that decides again what a recorded run has decided, when the same has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dagsel.codec import Json
+from dagsel.flow import (
+    Ask,
+    Clone,
+    Context,
+    Decision,
+    Event,
+    Finish,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    decode_decision,
+    decode_event,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An event, or none, and what was decided on it."""
+
+    event: Event | None
+    decisions: tuple[Decision, ...]
+
+
+def read_turns(entries: Iterable[Mapping[str, Json]]) -> tuple[Turn, ...]:
+    """Read the turns of a journal."""
+    return tuple(
+        Turn(
+            decode_event(entry["event"]) if "event" in entry else None,
+            tuple(decode_decision(decision) for decision in entry["decisions"]),
+        )
+        for entry in entries
+        if entry["is"] == "turn"
+    )
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a script has got.
+
+    Attributes
+    ----------
+    n_played
+        Turns that are over.
+    reported
+        Trials and epochs that have come in.
+    ended
+        Trials that were stopped or have failed.
+    astray
+        A trial that failed now and did not then, and why.
+    """
+
+    n_played: int = 0
+    reported: set[tuple[int, int]] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    astray: str = ""
+
+
+@dataclass(frozen=True)
+class Script:
+    """Repeats a run's decisions in their order; its trials are there from the start.
+
+    Parameters
+    ----------
+    turns
+        What the run has decided, on what.
+
+    Examples
+    --------
+    >>> turns = (
+    ...     Turn(None, (Train(0, 1), Train(1, 1))),
+    ...     Turn(Reported(1, 1, 0.5, {}, 0.0), (Stop(1, "rung 1"),)),
+    ...     Turn(Reported(0, 1, 0.7, {}, 0.0), (Stop(0, "the end", "complete"), Finish())),
+    ... )
+    >>> script = Script(turns)
+    >>> script.start(Context(n_workers=1))
+    [Train(trial=0, epochs=1, priority=0.0), Train(trial=1, epochs=1, priority=0.0)]
+    >>> script.handle(Reported(0, 1, 0.7, {}, 0.0))  # then, trial 1 was first
+    []
+    >>> len(script.handle(Reported(1, 1, 0.5, {}, 0.0)))
+    3
+    """
+
+    turns: tuple[Turn, ...]
+    state: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
+
+    def start(self, context: Context) -> list[Decision]:
+        """Decide what was decided before anything was reported."""
+        return self._advance()
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Decide what was decided once all this had happened."""
+        match event:
+            case Reported(trial, epoch):
+                self.state.reported.add((trial, epoch))
+            case TrialFailed(trial, reason):
+                if not any(isinstance(t.event, TrialFailed) and t.event.trial == trial
+                           for t in self.turns):  # fmt: skip
+                    self.state.astray = f"trial {trial} failed: {reason}"
+                    return [Finish()]
+                self.state.ended.add(trial)
+        return self._advance()
+
+    def _advance(self) -> list[Decision]:
+        state, decided = self.state, list[Decision]()
+        while state.n_played < len(self.turns):
+            turn = self.turns[state.n_played]
+            match turn.event:
+                case Reported(trial, epoch) if (trial, epoch) not in state.reported:
+                    return decided
+                case TrialFailed(trial, reason) if trial not in state.ended:
+                    decided.append(Stop(trial, f"the recorded run's failed: {reason}"))
+                    state.ended.add(trial)
+            state.n_played += 1
+            for decision in turn.decisions:
+                decided += self._again(decision)
+        return decided if Finish() in decided else [*decided, Finish()]
+
+    def _again(self, decision: Decision) -> list[Decision]:
+        match decision:
+            case Ask():
+                return []
+            case Train(trial) | Clone(_, trial) if trial in self.state.ended:
+                return []
+            case Stop(trial):
+                if trial in self.state.ended:
+                    return []
+                self.state.ended.add(trial)
+        return [decision]

@@ -1,0 +1,22 @@
+"""Searches in virtual time: the same flows, runner and dispatcher, on workers that are a model.
+
+- `run`: the call.
+- `cluster`: what the workers are like; `curves`, `recorded`: what trials do, and what they cost.
+- `engine`: plays the cluster for the runner; `order`: reports in the order of another run.
+"""
+
+from dagsel.simulation.cluster import SimulatedCluster
+from dagsel.simulation.curves import Curves, PowerLaw
+from dagsel.simulation.order import decision_log
+from dagsel.simulation.recorded import Recorded
+from dagsel.simulation.run import SimulatedRun, simulate
+
+__all__ = [
+    "Curves",
+    "PowerLaw",
+    "Recorded",
+    "SimulatedCluster",
+    "SimulatedRun",
+    "decision_log",
+    "simulate",
+]

@@ -1,0 +1,138 @@
+"""What trials do and what they cost: the protocol, and curves of a parametric family."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from dagsel.errors import SearchError
+
+Config: TypeAlias = Mapping[str, Any]
+#: A number for all configurations, two numbers to draw it between, or a function of the
+#: configuration.
+Parameter: TypeAlias = float | tuple[float, float] | Callable[[Config], float]
+
+
+@runtime_checkable
+class Curves(Protocol):
+    """What trials do and what they cost, by configuration.
+
+    A curve may depend on the number of the trial: two trials of one configuration need not do
+    alike. It must not depend on what was asked for before.
+    """
+
+    @property
+    def evaluation_share(self) -> float:
+        """Time that an epoch's validation takes, as a share of its training's.
+
+        With 0 an epoch is scored as soon as it is trained, by no units of its own.
+        """
+        ...
+
+    def value(self, config: Config, epoch: int, *, trial: int) -> float:
+        """Value of the metric after an epoch, from 1.
+
+        Raises
+        ------
+        TrainingError
+            If the trial fails in this epoch.
+        """
+        ...
+
+    def seconds(self, config: Config, *, trial: int) -> float:
+        """Time that an epoch's training takes on a worker of speed 1."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLaw:
+    """Curves ``asymptote + amplitude · epoch^(−rate) + noise``, one for each configuration.
+
+    A parameter is a number, a pair of numbers between which it is drawn for each configuration, or
+    a function of the configuration. The default draws asymptote, amplitude and rate apart from each
+    other, so curves cross: of two trials the better one after few epochs may be the worse at the
+    end. For a metric that grows, give a negative amplitude.
+
+    Draws depend on ``seed`` and on the configuration alone (what of it has no form in JSON does not
+    count), noise on the trial and the epoch as well: the order of calls changes nothing.
+
+    Parameters
+    ----------
+    asymptote
+        Value after endless training.
+    amplitude
+        How far above it the first epoch ends.
+    rate
+        How fast the curve falls; above 0.
+    noise
+        Standard deviation of the noise of each value.
+    epoch_s
+        Seconds of an epoch's training on a worker of speed 1.
+    evaluation_share
+        Time of an epoch's validation, as a share of its training's.
+    seed
+        Seeds the draws.
+
+    Examples
+    --------
+    >>> curves = PowerLaw(asymptote=lambda config: config["lr"], amplitude=1.0, rate=0.5, noise=0)
+    >>> [curves.value({"lr": 0.25}, epoch, trial=0) for epoch in (1, 4, 16)]
+    [1.25, 0.75, 0.5]
+    """
+
+    asymptote: Parameter = (0.1, 0.5)
+    amplitude: Parameter = (0.3, 0.9)
+    rate: Parameter = (0.2, 1.5)
+    noise: Parameter = 0.005
+    epoch_s: Parameter = 60.0
+    evaluation_share: float = 0.0
+    seed: int = 0
+
+    def value(self, config: Config, epoch: int, *, trial: int) -> float:
+        """Value of the metric after an epoch."""
+        a = self._parameter("asymptote", config)
+        b = self._parameter("amplitude", config)
+        c = self._parameter("rate", config)
+        noise = self._parameter("noise", config)
+        if noise:
+            u = self._uniform("value", config, trial, epoch)
+            a += noise * _NORMAL.inv_cdf(u)
+        return a + b * epoch**-c
+
+    def seconds(self, config: Config, *, trial: int) -> float:
+        """Time of an epoch's training on a worker of speed 1."""
+        seconds = self._parameter("epoch_s", config)
+        if not seconds > 0:
+            raise SearchError(f"epoch_s must be above 0, got {seconds!r} for {dict(config)}")
+        return seconds
+
+    def _parameter(self, name: str, config: Config) -> float:
+        parameter: Parameter = getattr(self, name)
+        if isinstance(parameter, tuple):
+            low, high = parameter
+            return low + (high - low) * self._uniform(name, config)
+        return parameter(config) if callable(parameter) else parameter
+
+    def _uniform(self, name: str, config: Config, *more: int) -> float:
+        """Draw from between 0 and 1, the ends left out."""
+        text = json.dumps([self.seed, name, *more, scalars(config)], sort_keys=True)
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        return (int.from_bytes(digest, "big") // 2048 + 0.5) / 2**53
+
+
+_NORMAL = NormalDist()
+
+
+def scalars(config: Config) -> dict[str, Any]:
+    """Leave out what has no form in JSON.
+
+    Examples
+    --------
+    >>> scalars({"lr": 0.1, "activation": max})
+    {'lr': 0.1}
+    """
+    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}

@@ -1,0 +1,183 @@
+"""Curves that were recorded: what the trials of an earlier run did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+import pandas as pd
+
+from dagsel.errors import SearchError, TrainingError
+from dagsel.makespans import relative_speeds
+from dagsel.record import Record
+from dagsel.result import Result
+from dagsel.simulation.curves import Config, scalars
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the trials of an earlier run did, by configuration.
+
+    A simulation without a space draws the recorded configurations, in their order. With one, what
+    it draws must have been recorded.
+
+    Parameters
+    ----------
+    configs
+        Configuration of each trial, by its number.
+    values
+        Of each trial the value of the metric after each epoch, from the first one on.
+    epoch_s
+        Of each trial the seconds of an epoch's training on a worker of speed 1.
+    failed
+        Why trials failed: they fail again after their last recorded epoch.
+    evaluation_share
+        Time of an epoch's validation, as a share of its training's.
+    adopted
+        Trials that went on from another one's state: what they did is told by their number, since
+        their configuration has changed.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> metrics = pd.DataFrame(
+    ...     {"trial": [0, 0], "epoch": [1, 2], "split": "validation", "name": "error",
+    ...      "value": [0.5, 0.25]}
+    ... )
+    >>> curves = Recorded.from_metrics(metrics, {0: {"lr": 0.1}}, metric="error", epoch_s=60.0)
+    >>> curves.value({"lr": 0.1}, 2, trial=5)
+    0.25
+    """
+
+    configs: Mapping[int, Config]
+    values: Mapping[int, tuple[float, ...]]
+    epoch_s: Mapping[int, float]
+    failed: Mapping[int, str]
+    evaluation_share: float = 0.0
+    adopted: frozenset[int] = frozenset()
+
+    @classmethod
+    def from_run(cls, run: Result) -> Recorded:
+        """Take what a run has recorded: its metrics, its configurations and its units' times."""
+        record = run.record
+        curves = cls.from_metrics(
+            run.metrics,
+            {number: trial.config for number, trial in record.trials.items()},
+            metric=run.metric,
+            epoch_s=_epoch_s(record),
+        )
+        return cls(
+            curves.configs,
+            curves.values,
+            curves.epoch_s,
+            {trial.number: trial.reason for trial in record.failures},
+            _evaluation_share(record),
+            frozenset(number for number, trial in record.trials.items() if trial.adoptions),
+        )
+
+    @classmethod
+    def from_metrics(
+        cls,
+        metrics: pd.DataFrame,
+        configs: Mapping[int, Config],
+        *,
+        metric: str,
+        epoch_s: float | Mapping[int, float],
+    ) -> Recorded:
+        """Take a run's metrics.
+
+        Parameters
+        ----------
+        metrics
+            A frame like `Run.metrics`.
+        configs
+            Configuration of each trial.
+        metric
+            Name of the validation metric that the search was about.
+        epoch_s
+            Seconds of an epoch's training on a worker of speed 1: of each trial, or of all.
+
+        Raises
+        ------
+        SearchError
+            If the metric was not recorded, or not after each epoch.
+        """
+        is_metric = (metrics["split"] == "validation") & (metrics["name"] == metric)
+        if not is_metric.any():
+            names = ", ".join(sorted(set(metrics["name"])))
+            raise SearchError(f"no validation metric {metric!r} was recorded, only {names}")
+        values = {}
+        for trial, rows in metrics[is_metric].sort_values("epoch").groupby("trial"):
+            if list(rows["epoch"]) != list(range(1, len(rows) + 1)):
+                raise SearchError(f"trial {trial}: {metric!r} was not recorded after each epoch")
+            values[int(trial)] = tuple(map(float, rows["value"]))
+        seconds = epoch_s if isinstance(epoch_s, Mapping) else dict.fromkeys(configs, epoch_s)
+        return cls({n: scalars(config) for n, config in configs.items()}, values, seconds, {})
+
+    def value(self, config: Config, epoch: int, *, trial: int) -> float:
+        """Value of the metric after an epoch.
+
+        Raises
+        ------
+        TrainingError
+            If the recorded trial failed in this epoch.
+        SearchError
+            If that was not recorded.
+        """
+        number = self._find(config, trial)
+        values = self.values.get(number, ())
+        if epoch <= len(values):
+            return values[epoch - 1]
+        if number in self.failed:
+            raise TrainingError(self.failed[number])
+        raise SearchError(
+            f"trial {number} was recorded for {len(values)} epochs, and epoch {epoch} is wanted; "
+            "record a run that trains its trials as long, such as RandomSearch"
+        )
+
+    def seconds(self, config: Config, *, trial: int) -> float:
+        """Time of an epoch's training; of a trial that ended no unit that of an average one."""
+        known = self.epoch_s.get(self._find(config, trial))
+        return fmean(self.epoch_s.values()) if known is None else known
+
+    def space(self, trial: Any) -> dict[str, Any]:
+        """Suggest the recorded configuration of a trial's number."""
+        config = self.configs[sorted(self.configs)[trial.number]]
+        return {key: trial.suggest_categorical(key, self._choices(key)) for key in config}
+
+    def _choices(self, key: str) -> list[Any]:
+        return list(dict.fromkeys(c[key] for c in self.configs.values() if key in c))
+
+    def _find(self, config: Config, trial: int) -> int:
+        config = scalars(config)
+        if trial in self.adopted or self.configs.get(trial) == config:
+            return trial
+        for number, recorded in self.configs.items():
+            if recorded == config:
+                return number
+        raise SearchError(
+            f"trial {trial} has a configuration that was not recorded: {config}; leave out space= "
+            "to draw the recorded ones"
+        )
+
+
+def _epoch_s(record: Record) -> dict[int, float]:
+    trained = [unit for unit in record.units if unit.unit.kind == "train" and not unit.recovered]
+    speeds = relative_speeds(trained)
+    seconds: dict[int, list[float]] = {}
+    for unit in trained:
+        work = (unit.stop - unit.start) * speeds[unit.worker]
+        seconds.setdefault(unit.unit.trial, []).append(work)
+    return {trial: record.n_shards * fmean(times) for trial, times in seconds.items()}
+
+
+def _evaluation_share(record: Record) -> float:
+    seconds: dict[str, list[float]] = {"train": [], "evaluate": []}
+    for unit in record.units:
+        if not unit.recovered:
+            seconds[unit.unit.kind].append(unit.stop - unit.start)
+    if not seconds["train"] or not seconds["evaluate"]:
+        return 0.0
+    return fmean(seconds["evaluate"]) / fmean(seconds["train"])

@@ -1,0 +1,118 @@
+"""Who draws a trial, with which random numbers, and what is drawn instead of a duplicate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler, RandomSampler
+
+from dagsel.errors import SearchError
+from dagsel.flow import Sampling
+from dagsel.study.checks import Space, configure
+from dagsel.study.grid import GridWalk, Point, is_finite, point
+from dagsel.study.sampler import SamplerStudy
+from dagsel.study.streams import reseed
+
+#: How often the sampler, and then a uniform one, may draw again what has been drawn before.
+_REDRAWS, _RANDOM_REDRAWS = 4, 16
+
+
+@dataclass(slots=True)
+class Draws:
+    """The draws of a run.
+
+    Each draw sets the random streams anew, from a seed and the number of the draw. So no state of
+    them has to be kept, and a resumed run goes on as if it had never stopped.
+
+    Parameters
+    ----------
+    view
+        Where trials are drawn.
+    space
+        What they are drawn from.
+    sampler
+        The study's own.
+    sampler_seed
+        Its seed.
+    seed
+        That of uniform draws.
+    n
+        Trials drawn so far.
+    had
+        Points of the run's trials.
+    had_before
+        Points that had ended in the study otherwise; the grid walks through them again.
+    """
+
+    view: SamplerStudy
+    space: Space
+    sampler: BaseSampler
+    sampler_seed: int
+    seed: int
+    n: int = 0
+    had: set[Point] = field(default_factory=set)
+    had_before: set[Point] = field(default_factory=set)
+    _random: RandomSampler = field(default_factory=RandomSampler, init=False)
+    _grid: GridWalk = field(default_factory=GridWalk, init=False)
+    _rest: GridWalk = field(default_factory=GridWalk, init=False)
+
+    @property
+    def grid_ended(self) -> bool:
+        """Whether the grid has no further point."""
+        return self._grid.ended
+
+    def count(self, params: Mapping[str, Any]) -> None:
+        """Count a trial of the run."""
+        self.n += 1
+        self.had.add(point(params))
+
+    def rest_of(self, number: int, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]]:
+        """Draw what an enqueued trial leaves open, and give its configuration."""
+        trial = self.view.draw_rest(number, self._who(sampling))
+        return trial, configure(self.space, trial)
+
+    def next(self, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]] | None:
+        """Draw a trial and its configuration; None if a finite space has no further point."""
+        if sampling == "grid":
+            return self._next_point(self._grid, self.had)
+        had = self.had | self.had_before
+        for attempt in range(_REDRAWS + _RANDOM_REDRAWS):
+            trial, config = self._draw(self._who(sampling, attempt))
+            if not is_finite(trial.distributions) or point(trial.params) not in had:
+                return trial, config
+            self.view.take_back()
+        try:
+            return self._next_point(self._rest, had)
+        except SearchError:  # another branch of the space is continuous
+            return self._draw(self._random)
+
+    def _who(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
+        if sampling == "grid":
+            return self._grid
+        if sampling == "study" and attempt < _REDRAWS:
+            reseed(self.sampler, self.sampler_seed, self.n, attempt)
+            return self.sampler
+        reseed(self._random, self.seed, self.n, attempt)
+        return self._random
+
+    def _next_point(
+        self, walk: GridWalk, had: set[Point]
+    ) -> tuple[optuna.Trial, dict[str, Any]] | None:
+        while not walk.ended:
+            trial, config = self._draw(walk)
+            walk.advance()
+            if point(trial.params) not in had:
+                return trial, config
+            self.view.take_back()
+        return None
+
+    def _draw(self, sampler: BaseSampler) -> tuple[optuna.Trial, dict[str, Any]]:
+        trial = self.view.draw(sampler)
+        try:
+            return trial, configure(self.space, trial)
+        except BaseException:
+            self.view.take_back()
+            raise

@@ -1,0 +1,364 @@
+"""Draws, reports and tells: everything that is written to the user's study is written here."""
+
+from __future__ import annotations
+
+import copy
+import math
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.pruners import BasePruner
+from optuna.samplers import RandomSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from dagsel.flow import Sampling
+from dagsel.study.checks import Space, check_metric, probe
+from dagsel.study.draws import Draws
+from dagsel.study.grid import GridWalk, point
+from dagsel.study.pruning import check_pruner
+from dagsel.study.resume import (
+    REASON,
+    TRACEBACK,
+    Adopted,
+    end_as_failed,
+    match_up,
+    recall,
+)
+from dagsel.study.sampler import RUN, SamplerStudy
+from dagsel.study.streams import draw_seed, reseed
+
+Callback: TypeAlias = Callable[[optuna.Study, FrozenTrial], None]
+
+
+@dataclass(slots=True)
+class StudyDriver:
+    """A study, the space that its trials are drawn from, and the trials of this run.
+
+    The sampler draws in a study of its own, which shows it one value of each trial
+    (`SamplerStudy`); what it has drawn is written to the user's study in one piece. In a finite
+    space no point is drawn twice.
+
+    Parameters
+    ----------
+    study
+        The user's study, written here alone. Its sampler draws, with other random numbers.
+    space
+        Optuna's define-by-run function: a trial in, a configuration out.
+    metric
+        Name of the metric that is reported and told.
+    seed
+        Seeds the draws that are not the study's own sampler's.
+    callbacks
+        Called with study and trial after each trial that ended, as Optuna does.
+    run
+        Name of the run; each trial carries it as its user attribute ``dagsel:run``.
+    sampler_seed
+        Seeds the draws of the study's own sampler; None to draw one from the sampler's own stream.
+        A resumed run is given that of the run.
+    max_epochs
+        After how many epochs a trial ends, if that is known.
+    use_pruner
+        Whether `should_prune` is asked.
+    pruner
+        Who answers; None for the study's own.
+    """
+
+    study: optuna.Study
+    space: Space
+    metric: str
+    seed: int = 0
+    callbacks: Sequence[Callback] = ()
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    sampler_seed: int | None = None
+    max_epochs: int | None = None
+    use_pruner: bool = False
+    pruner: BasePruner | None = None
+    _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
+    _view: SamplerStudy = field(init=False)
+    _draws: Draws = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = self.study.sampler
+        if self.sampler_seed is None:
+            self.sampler_seed = draw_seed(own, self.seed)
+        self._view = SamplerStudy(self.study, self.run, self.max_epochs)
+        self._draws = Draws(self._view, self.space, own, self.sampler_seed, self.seed)
+
+    @property
+    def name(self) -> str:
+        """Name of the study."""
+        return str(self.study.study_name)
+
+    @property
+    def maximize(self) -> bool:
+        """Whether larger values are better."""
+        return bool(self.study.direction == optuna.study.StudyDirection.MAXIMIZE)
+
+    # ---- Before the run.
+
+    def validate(
+        self, directions: Mapping[str, str | None], *, grid: bool, check: Callable[[Any], None]
+    ) -> None:
+        """Check that study, space, metric and pruner fit together, before anything runs.
+
+        Parameters
+        ----------
+        directions
+            The workload's metrics, each with its better direction if known.
+        grid
+            Whether the space has to be finite.
+        check
+            Raises an error if nothing can be trained with a configuration.
+
+        Raises
+        ------
+        SearchError
+            If they do not; the text names the culprit and the cure.
+        """
+        check_metric(self.study, self.metric, directions)
+        if self.use_pruner and self.max_epochs is not None:
+            check_pruner(self._pruner, self.max_epochs)
+        uniform = RandomSampler()
+        reseed(uniform, self.seed, 0, 0)  # what is checked is what a random draw gives first
+        configs = probe(self.space, GridWalk() if grid else uniform)
+        check(next(configs))
+        if grid:
+            for _ in configs:
+                pass
+
+    # ---- Drawing.
+
+    def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
+        """Draw trials; those that the user has enqueued come first.
+
+        Parameters
+        ----------
+        n
+            How many.
+        sampling
+            Who draws.
+
+        Returns
+        -------
+        configs
+            Each new trial's configuration, by its number.
+        exhausted
+            Whether no further trial can be drawn.
+        """
+        configs: dict[int, dict[str, Any]] = {}
+        enqueued = self._follow()
+        while len(configs) < n:
+            if enqueued:
+                trial = enqueued.pop(0)
+                if not self._claim(trial):
+                    continue
+                number, config = trial.number, self._draw_rest(trial, sampling)
+            else:
+                found = self._draws.next(sampling)
+                if found is None:
+                    return configs, True
+                number, config = self._add(*found)
+            configs[number] = config
+            self._draws.count(self._live[number].params)
+        return configs, sampling == "grid" and self._draws.grid_ended
+
+    def _follow(self) -> list[FrozenTrial]:
+        """Look at what others have added to the study; give the trials that are enqueued."""
+        trials = self.study.get_trials(deepcopy=False)
+        new = trials[len(self._view) :]
+        self._view.extend(new)
+        self._draws.had_before |= {
+            point(trial.params)
+            for trial in new
+            if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
+        }
+        return [trial for trial in trials if trial.state == TrialState.WAITING]
+
+    def _claim(self, trial: FrozenTrial) -> bool:
+        """Make an enqueued trial the run's; False if another process was faster."""
+        # Marked first: wherever the driver is interrupted, `fail_live` finds it.
+        try:
+            self.study._storage.set_trial_user_attr(trial._trial_id, RUN, self.run)
+            return self.study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+        except UpdateFinishedTrialError:
+            return False
+
+    def _draw_rest(self, trial: FrozenTrial, sampling: Sampling) -> dict[str, Any]:
+        """Draw what an enqueued trial leaves open, and write it to the study."""
+        drawn, config = self._draws.rest_of(trial.number, sampling)
+        frozen = self._view.drawn(drawn)
+        storage, trial_id = self.study._storage, trial._trial_id
+        for name, distribution in frozen.distributions.items():
+            value = distribution.to_internal_repr(frozen.params[name])
+            storage.set_trial_param(trial_id, name, value, distribution)
+        for key, value in frozen.user_attrs.items():
+            storage.set_trial_user_attr(trial_id, key, value)
+        for key, value in frozen.system_attrs.items():
+            storage.set_trial_system_attr(trial_id, key, value)
+        self._live[trial.number] = storage.get_trial(trial_id)
+        self._view.place(trial.number, self._live[trial.number])
+        return config
+
+    def _add(self, trial: optuna.Trial, config: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Write to the study what has been drawn, in one piece."""
+        storage = self.study._storage
+        frozen = self._view.drawn(trial)
+        frozen.user_attrs = {**frozen.user_attrs, RUN: self.run}
+        study_id = self.study._study_id
+        frozen._trial_id = storage.create_new_trial(study_id, frozen)
+        place = (study_id, trial.number)
+        if storage.get_trial_id_from_study_id_trial_number(*place) == frozen._trial_id:
+            self._view.keep(trial)
+        else:  # someone else has added a trial meanwhile
+            frozen.number = storage.get_trial_number_from_id(frozen._trial_id)
+            self._view.take_back()
+            self._follow()
+            self._view.place(frozen.number, frozen)
+        self._live[frozen.number] = frozen
+        return frozen.number, config
+
+    # ---- Reporting and telling.
+
+    def params(self, number: int) -> dict[str, Any]:
+        """Parameters that a live trial has suggested."""
+        return dict(self._live[number].params)
+
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Report a live trial's value after an epoch; again if the study has it already."""
+        trial_id = self._live[number]._trial_id
+        self.study._storage.set_trial_intermediate_value(trial_id, epoch, float(value))
+        self._view.report(number, epoch, value)
+
+    def should_prune(self, number: int) -> bool:
+        """Ask the pruner whether a live trial is to end after its last report."""
+        if not self.use_pruner:
+            return False
+        trial = self.study._storage.get_trial(self._live[number]._trial_id)
+        return bool(self._pruner.prune(self.study, copy.copy(trial)))
+
+    @property
+    def _pruner(self) -> BasePruner:
+        return self.study.pruner if self.pruner is None else self.pruner
+
+    def complete(self, number: int, value: float) -> None:
+        """Tell a live trial's final value; with NaN, which Optuna does not take, it has failed."""
+        if math.isnan(value):
+            self.fail(number, f"{self.metric} is NaN")
+        else:
+            self._end(number, TrialState.COMPLETE, value)
+
+    def prune(self, number: int) -> None:
+        """Tell that a live trial was ended early; its last report stays its value."""
+        self._end(number, TrialState.PRUNED)
+
+    def fail(self, number: int, reason: str, traceback: str = "") -> None:
+        """Tell that a live trial has failed, and keep why as a user attribute of it."""
+        self._note(self._live[number], reason, traceback)
+        self._end(number, TrialState.FAIL)
+
+    def _note(self, trial: FrozenTrial, reason: str, traceback: str) -> None:
+        for key, text in ((REASON, reason), (TRACEBACK, traceback)):
+            if text:
+                self.study._storage.set_trial_user_attr(trial._trial_id, key, text)
+
+    def fail_live(self, reason: str) -> None:
+        """Leave no trial of this run in the state RUNNING; no callback can keep that from it."""
+        left = {trial._trial_id for trial in self._live.values()}
+        left |= {
+            trial._trial_id
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if trial.user_attrs.get(RUN) == self.run
+        }
+        for trial_id in sorted(left):
+            end_as_failed(self.study, trial_id, reason)
+        self._live.clear()
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        """Whether a value is better than another; NaN never is."""
+        if math.isnan(value):
+            return False
+        if than is None:
+            return True
+        return value > than if self.maximize else value < than
+
+    def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
+        frozen = self._tell(self._live[number], state, value)
+        del self._live[number]
+        self._view.end(number, failed=state == TrialState.FAIL, system_attrs=frozen.system_attrs)
+        for callback in self.callbacks:
+            callback(self.study, frozen)
+
+    def _tell(
+        self, trial: FrozenTrial, state: TrialState, value: float | None = None
+    ) -> FrozenTrial:
+        try:
+            return self.study.tell(trial.number, value, state=state)
+        except RuntimeError:
+            # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
+            # allows in Study.optimize alone. By then the trial has been told.
+            told = self.study._storage.get_trial(trial._trial_id)
+            if not told.state.is_finished():
+                raise
+            return copy.deepcopy(told)
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """Numbers of the run's trials that have not ended."""
+        return tuple(self._live)
+
+    def trials_dataframe(self) -> Any:
+        """Give the study's own frame of all its trials."""
+        return self.study.trials_dataframe()
+
+    # ---- Going on after the driver has died.
+
+    def adopt(self, trials: Mapping[int, Adopted]) -> dict[int, dict[str, Any]]:
+        """Take over the run's trials as its journal knows them, and bring the study in line.
+
+        What the journal does not know is failed. A study that was in memory and is lost is filled
+        again. To be called before anything is drawn.
+
+        Parameters
+        ----------
+        trials
+            All trials of the run, by number.
+
+        Returns
+        -------
+        dict
+            Each trial's configuration, by its number.
+
+        Raises
+        ------
+        SearchError
+            If the study or the space is not the run's.
+        """
+        configs, templates = {}, {}
+        for number, adopted in trials.items():
+            configs[number], templates[number] = recall(self.space, number, adopted, self.run)
+        held = match_up(self.study, self.run, trials, templates)
+        self._follow()
+        for number, adopted in sorted(trials.items()):
+            trial = held[number]
+            self._view.place(number, trial)
+            for epoch, value in adopted.reports:
+                self._view.report(number, epoch, value)
+            if adopted.told == TrialState.RUNNING:
+                self._live[number] = trial
+            else:
+                self._tell_again(number, trial, adopted)
+            self._draws.count(trial.params)
+        return configs
+
+    def _tell_again(self, number: int, trial: FrozenTrial, adopted: Adopted) -> None:
+        state = adopted.told
+        if not trial.state.is_finished():
+            if state == TrialState.FAIL:
+                self._note(trial, adopted.reason, adopted.traceback)
+            value = adopted.reports[-1][1] if state == TrialState.COMPLETE else None
+            trial = self._tell(trial, state, value)
+        self._view.end(number, failed=state == TrialState.FAIL, system_attrs=trial.system_attrs)

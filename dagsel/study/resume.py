@@ -1,0 +1,166 @@
+"""Bringing a study in line with what the run's journal says of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optuna
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from dagsel.errors import SearchError
+from dagsel.study.checks import Space, configure
+from dagsel.study.sampler import RUN
+
+#: User attribute of a trial that stands for another one of its run, which had been told too early.
+STANDS_FOR = "dagsel:trial"
+REASON = "dagsel:reason"
+TRACEBACK = "dagsel:traceback"
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What the journal of a run says of one of its trials.
+
+    Parameters
+    ----------
+    params
+        What it was drawn with.
+    reports
+        Epochs and values, in order.
+    state
+        Whether it has ended, and how.
+    reason
+        Why it failed.
+    traceback
+        Of the error that it failed with.
+    """
+
+    params: Mapping[str, Any]
+    reports: tuple[tuple[int, float], ...] = ()
+    state: Literal["running", "complete", "pruned", "failed"] = "running"
+    reason: str = ""
+    traceback: str = ""
+
+    @property
+    def told(self) -> TrialState:
+        """The state in the study."""
+        states = {
+            "running": TrialState.RUNNING,
+            "complete": TrialState.COMPLETE if self.reports else TrialState.PRUNED,
+            "pruned": TrialState.PRUNED,
+            "failed": TrialState.FAIL,
+        }
+        return states[self.state]
+
+
+def recall(
+    space: Space, number: int, adopted: Adopted, run: str
+) -> tuple[dict[str, Any], FrozenTrial]:
+    """Give an adopted trial's configuration, and a trial to stand for it if the study lacks it.
+
+    Raises
+    ------
+    SearchError
+        If the space is not the one that the trial was drawn from.
+    """
+    fixed = optuna.trial.FixedTrial(dict(adopted.params), number)
+    try:
+        config = configure(space, fixed)
+    except ValueError as error:
+        raise _other_space(number, str(error)) from error
+    unknown = adopted.params.keys() - fixed.params.keys()
+    if unknown:
+        raise _other_space(number, f"it does not suggest {', '.join(sorted(unknown))}")
+    trial = create_trial(
+        state=TrialState.RUNNING,
+        params=dict(adopted.params),
+        distributions=fixed.distributions,
+        user_attrs={**fixed.user_attrs, RUN: run},
+        system_attrs=fixed.system_attrs,
+        intermediate_values=dict(adopted.reports),
+    )
+    return config, trial
+
+
+def _other_space(number: int, why: str) -> SearchError:
+    return SearchError(
+        f"the space is not the one that trial {number} was drawn from ({why}); resume with the "
+        "space that the run began with"
+    )
+
+
+def match_up(
+    study: optuna.Study,
+    run: str,
+    trials: Mapping[int, Adopted],
+    templates: Mapping[int, FrozenTrial],
+) -> dict[int, FrozenTrial]:
+    """Find each adopted trial in the study, or add it.
+
+    A trial cannot be told twice. Where the study holds an end that the journal does not know, as
+    after Ctrl-C, a new trial stands for the old one from then on.
+
+    Returns
+    -------
+    dict
+        By number, the study's trial: with all reports, and running unless it ended as the journal
+        says.
+
+    Raises
+    ------
+    SearchError
+        If the study has other trials in their places.
+    """
+    theirs = study.get_trials(deepcopy=False)
+    held = {
+        trial.user_attrs.get(STANDS_FOR, trial.number): trial
+        for trial in theirs
+        if trial.user_attrs.get(RUN) == run
+    }
+    n_trials = len(theirs)
+    for number in sorted(trials.keys() - held.keys()):
+        if number < n_trials:
+            raise SearchError(
+                f"trial {number} of study {study.study_name!r} is not of run {run}; resume with "
+                "the study that the run began with, or, if that was in memory, with an empty one"
+            )
+        for _ in range(n_trials, number):
+            lost = {REASON: "a trial of before the run, lost with the study in memory"}
+            study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=lost))
+        held[number] = _add(study, templates[number])
+        n_trials = number + 1
+    for number, adopted in trials.items():
+        if held[number].state.is_finished() and held[number].state != adopted.told:
+            again = templates[number]
+            again.user_attrs = {**again.user_attrs, STANDS_FOR: number}
+            again.system_attrs = held[number].system_attrs
+            held[number] = _add(study, again)
+    for number, trial in held.items():
+        if number not in trials:
+            end_as_failed(study, trial._trial_id, "the driver died before it was recorded")
+    return {number: _with_reports(study, held[number], trials[number]) for number in trials}
+
+
+def end_as_failed(study: optuna.Study, trial_id: int, reason: str) -> None:
+    """Tell that a trial has failed, whatever the sampler says to it; nothing if it has ended."""
+    try:
+        study._storage.set_trial_user_attr(trial_id, REASON, reason)
+        study._storage.set_trial_state_values(trial_id, TrialState.FAIL)
+    except UpdateFinishedTrialError:
+        pass
+
+
+def _add(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
+    trial_id = study._storage.create_new_trial(study._study_id, trial)
+    return study._storage.get_trial(trial_id)
+
+
+def _with_reports(study: optuna.Study, trial: FrozenTrial, adopted: Adopted) -> FrozenTrial:
+    if not trial.state.is_finished():
+        for epoch, value in adopted.reports:
+            if epoch not in trial.intermediate_values:
+                study._storage.set_trial_intermediate_value(trial._trial_id, epoch, value)
+    return study._storage.get_trial(trial._trial_id)

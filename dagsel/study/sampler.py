@@ -1,0 +1,251 @@
+"""What the sampler is shown: one value of each trial, all after the same number of epochs.
+
+Optuna's samplers learn from ended trials alone, and take the value of each for final. So a trial
+that is paused would teach them nothing, and one that was ended early something wrong. They draw in
+a study of their own, in memory, in which a trial counts as complete once it has reached the epoch
+that trials are compared at.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import optuna
+from optuna.pruners import NopPruner
+from optuna.samplers import BaseSampler
+from optuna.storages import InMemoryStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from dagsel.study.streams import forget_spaces, samplers
+
+#: User attribute of every trial that dagsel has drawn: the run that drew it.
+RUN = "dagsel:run"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Optuna from announcing a study that is not the user's."""
+    verbosity = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(verbosity)
+
+
+class _Storage(InMemoryStorage):
+    """Trials that can be shown anew and taken back, which Optuna's storages do not allow.
+
+    What a sampler notes on the study stands in the user's study, where it survives.
+    """
+
+    def __init__(self, theirs: optuna.Study) -> None:
+        super().__init__()
+        self._theirs = theirs
+        # The user's sampler remembers the id of the first study that it drew for.
+        self._max_study_id = theirs._study_id - 1
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """Give what samplers have noted on the study."""
+        return self._theirs._storage.get_study_system_attrs(study_id)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Note something on the study."""
+        if ":parent:" in key:
+            return  # evolutionary samplers remember parents, who may be unseen by the next draw
+        self._theirs._storage.set_study_system_attr(study_id, key, value)
+
+    def put(self, trial: FrozenTrial) -> None:
+        """Show a trial in place of the one with its number."""
+        self._set_trial(trial._trial_id, trial)
+
+    def take_back(self, study_id: int) -> None:
+        """Forget the last trial, as if it had never been drawn."""
+        trial = self._studies[study_id].trials.pop()
+        del self._trial_id_to_study_id_and_number[trial._trial_id]
+        self._max_trial_id -= 1
+
+    def expect(self, study_id: int, trial: FrozenTrial) -> None:
+        """Hold later trials to the choices of this one's parameters, as Optuna does."""
+        for name, distribution in trial.distributions.items():
+            self._studies[study_id].param_distribution.setdefault(name, distribution)
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """Give the best of what is shown now; the base class remembers what was shown."""
+        complete = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
+        if not complete:
+            raise ValueError("No trials are completed yet.")
+        sign = 1 if self.get_study_directions(study_id)[0] == StudyDirection.MINIMIZE else -1
+        return min(complete, key=lambda trial: sign * (trial.value or 0.0))
+
+
+class SamplerStudy:
+    """A study in memory with as many trials as the user's, that shows the sampler the truth.
+
+    Trials are compared after the most epochs that enough of them have reached, as in BOHB (Falkner,
+    Klein and Hutter, ICML 2018, Algorithm 2, line 3: |D_b| ≥ N_min + 2 with N_min = d + 1, for d
+    parameters), and no fewer than the sampler starts with; while no epoch has so many, after the
+    epoch that most have reached. A trial that has been there shows its value of then as complete,
+    though it may be in training, paused, complete or pruned. One that has not is running if it is
+    live, and unseen else. A failed trial is unseen. What was complete before the run, told by
+    others without epochs, counts with its value, always.
+
+    Parameters
+    ----------
+    study
+        The user's study.
+    run
+        Name of the run.
+    max_epochs
+        Epochs after which a trial of this run ends; values after more are not compared.
+    """
+
+    def __init__(self, study: optuna.Study, run: str, max_epochs: int | None = None) -> None:
+        self._run = run
+        self._max_epochs = math.inf if max_epochs is None else max_epochs
+        self._own = study.sampler
+        self._storage = _Storage(study)
+        with quiet():
+            self._id = self._storage.create_new_study(study.directions, study.study_name)
+        self._study = optuna.Study(study.study_name, self._storage, study.sampler, NopPruner())
+        self._bases: list[FrozenTrial] = []
+        self._running: set[int] = set()
+        self._finals: dict[int, float] = {}
+        self._reports: dict[int, dict[int, float]] = {}
+        self._n_at: Counter[int] = Counter()
+        self._n_params = 0
+        self._rung: int | None = -1  # so that the sampler looks at all trials at first
+        self._changed: set[int] = set()
+
+    def __len__(self) -> int:
+        return len(self._bases)
+
+    # ---- What has happened.
+
+    def extend(self, trials: Sequence[FrozenTrial]) -> None:
+        """Take over trials of the user's study that are not there yet, in their order.
+
+        Those of this run stay unseen until `place` says what is known of them.
+        """
+        for trial in trials:
+            number = len(self)
+            self._storage.create_new_trial(self._id, trial)
+            self._append(self._storage.get_trial(self._trial_id(number)))
+            if trial.user_attrs.get(RUN) == self._run:
+                continue
+            if trial.state == TrialState.RUNNING:
+                self._running.add(number)
+            elif RUN in trial.user_attrs and trial.state != TrialState.FAIL:
+                for epoch, value in trial.intermediate_values.items():
+                    self.report(number, epoch, value)
+            elif trial.state == TrialState.COMPLETE and trial.value is not None:
+                self._finals[number] = trial.value
+
+    def place(self, number: int, trial: FrozenTrial) -> None:
+        """Say what a live trial of this run was drawn with."""
+        base = copy.copy(trial)
+        base.number, base._trial_id = number, self._trial_id(number)
+        self._storage.expect(self._id, base)
+        self._bases[number] = base
+        self._running.add(number)
+        self._changed.add(number)
+        self._n_params = max(self._n_params, len(base.params))
+
+    def report(self, number: int, epoch: int, value: float) -> None:
+        """Say a trial's value after an epoch."""
+        if math.isnan(value) or epoch > self._max_epochs:
+            return
+        reports = self._reports.setdefault(number, {})
+        self._n_at[epoch] += epoch not in reports
+        reports[epoch] = value
+        self._changed.add(number)
+
+    def end(self, number: int, *, failed: bool, system_attrs: Mapping[str, Any]) -> None:
+        """Say that a trial is live no more, and what the sampler has noted on it since."""
+        self._running.discard(number)
+        self._changed.add(number)
+        self._bases[number].system_attrs = dict(system_attrs)
+        if failed:
+            self._n_at.subtract(self._reports.pop(number, {}).keys())
+
+    # ---- What the sampler sees of it.
+
+    def draw(self, sampler: BaseSampler) -> optuna.Trial:
+        """Begin a trial; `keep` or `take_back` it."""
+        self._show(sampler)
+        return self._study.ask()
+
+    def draw_rest(self, number: int, sampler: BaseSampler) -> optuna.Trial:
+        """Begin a trial that the user has enqueued: what is open is the sampler's."""
+        self._show(sampler)
+        trial = copy.copy(self._bases[number])
+        trial.state = TrialState.RUNNING
+        self._storage.put(trial)
+        self._study._thread_local.cached_all_trials = None  # as Study.ask does
+        return optuna.Trial(self._study, trial._trial_id)
+
+    def drawn(self, trial: optuna.Trial) -> FrozenTrial:
+        """Give what has been drawn, with what space and sampler have noted on it."""
+        return copy.copy(self._storage.get_trial(trial._trial_id))
+
+    def keep(self, trial: optuna.Trial) -> None:
+        """Count the trial that was begun last as live."""
+        self._append(self.drawn(trial))
+        self._running.add(trial.number)
+
+    def take_back(self) -> None:
+        """Undo the trial that was begun last."""
+        self._storage.take_back(self._id)
+
+    def _append(self, base: FrozenTrial) -> None:
+        self._bases.append(base)
+        self._storage.expect(self._id, base)
+        self._changed.add(base.number)
+        self._n_params = max(self._n_params, len(base.params))
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
+
+    def _show(self, sampler: BaseSampler) -> None:
+        self._study.sampler = sampler
+        rung = self._find_rung()
+        if rung != self._rung:
+            self._rung = rung
+            self._changed.update(range(len(self)))
+            forget_spaces(self._own)
+        for number in self._changed:
+            self._storage.put(self._as_seen(number))
+        self._changed.clear()
+
+    def _find_rung(self) -> int | None:
+        enough = max(
+            self._n_params + 3,
+            # Below that, a sampler of Optuna's draws at random.
+            *(getattr(part, "_n_startup_trials", 0) for part in samplers(self._own)),
+        )
+        n_finals = len(self._finals)
+        reached = [(min(n + n_finals, enough), epoch) for epoch, n in self._n_at.items() if n]
+        return max(reached)[1] if reached else None
+
+    def _as_seen(self, number: int) -> FrozenTrial:
+        base = self._bases[number]
+        reports = self._reports.get(number, {})
+        shown = None if self._rung is None else reports.get(self._rung)
+        value = self._finals.get(number, shown)
+        trial = copy.copy(base)
+        trial.intermediate_values = {}
+        trial.value = value
+        if value is not None:
+            trial.state = TrialState.COMPLETE
+            trial.datetime_complete = base.datetime_complete or base.datetime_start
+        else:
+            running = number in self._running
+            trial.state = TrialState.RUNNING if running else TrialState.FAIL
+            trial.datetime_complete = None if running else base.datetime_start
+        return trial

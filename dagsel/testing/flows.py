@@ -1,0 +1,303 @@
+"""`FlowSuite`: what every search procedure must keep, as tests to inherit.
+
+The suite plays runs in a small world (`dagsel.testing.world`). Hypothesis looks for the order of
+events that breaks a law.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import is_dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dagsel.flow import (
+    Clone,
+    Context,
+    Decision,
+    Direction,
+    Flow,
+    Reported,
+    Stop,
+    Train,
+    decode_decision,
+    encode,
+    load_state,
+    save_state,
+)
+from dagsel.testing.world import Tape, World, replay
+
+
+class FlowSuite:
+    """Laws of a `Flow`. Inherit it under a name that begins with ``Test``.
+
+    Give `make_flow`, and keep the search small: some ten trials and ten epochs find more than
+    hundreds do. The laws need Hypothesis (``pip install hypothesis``).
+
+    Attributes
+    ----------
+    direction
+        Of the runs; that the other one mirrors it is one of the laws.
+    n_workers
+        Workers at the start of a run.
+    n_points
+        Size of the search space; None for an infinite one. A space may be smaller than the flow
+        hopes, so smaller ones are tried in any case.
+    n_concurrent
+        How many trials the flow promises to train at once, at most; None if it promises nothing.
+
+    Examples
+    --------
+    >>> from dagsel.flows import RandomSearch
+    >>> class TestMine(FlowSuite):
+    ...     n_concurrent = 3
+    ...
+    ...     def make_flow(self):
+    ...         return RandomSearch(max_epochs=2, n_trials=5, n_concurrent=3)
+    >>> TestMine().test_no_more_than_n_concurrent_train_at_once()
+    """
+
+    direction: Direction = "minimize"
+    n_workers: int = 2
+    n_points: int | None = None
+    n_concurrent: int | None = None
+
+    def make_flow(self) -> Flow:
+        """Make the flow under test, the same one at each call."""
+        raise NotImplementedError
+
+    def configs(self, trial: int) -> Mapping[str, Any]:
+        """Give the configuration of a trial, if your flow reads it."""
+        return {"x": trial % 7 / 7}
+
+    def test_is_a_flow(self) -> None:
+        """It has the protocol's members, it equals its copies, and it travels."""
+        flow = self.make_flow()
+        assert isinstance(flow, Flow)
+        assert is_dataclass(flow.state), "the state must be a dataclass"
+        for twin in (
+            self.make_flow(),
+            copy.deepcopy(flow),
+            pickle.loads(_pickled(flow)),  # noqa: S301
+        ):
+            assert twin == flow, "flows of the same configuration must be equal"
+            assert _text(twin) == _text(flow), "flows of the same configuration begin alike"
+
+    def test_decisions_are_legal_and_the_search_ends(self) -> None:
+        """However the cluster orders what happens, the flow goes on, and at last it finishes.
+
+        It decides nothing about a trial that was stopped or has failed, and nothing after `Finish`;
+        it clones only from a trial that has reported to one that is paused; it finishes when no
+        trial trains. While it has not finished, a trial trains.
+        """
+
+        def law(tape: Tape) -> None:
+            for step in self._play(tape).steps:
+                for decision in step.decisions:
+                    written = json.loads(json.dumps(encode(decision)))
+                    assert decode_decision(written) == decision, f"{decision} cannot be recorded"
+
+        _for_all(law)
+
+    def test_no_more_than_n_concurrent_train_at_once(self) -> None:
+        """The flow keeps its promise, whatever fails and however workers come and go."""
+
+        def law(tape: Tape) -> None:
+            world = self._play(tape)
+            assert self.n_concurrent is None or world.most_training <= self.n_concurrent, (
+                f"{world.most_training} trials train at once, {self.n_concurrent} were promised"
+            )
+
+        _for_all(law)
+
+    def test_the_same_events_give_the_same_decisions(self) -> None:
+        """A run depends on the flow, the context and the events, and on nothing else.
+
+        No global random numbers are drawn, and a run sees nothing of the runs before it.
+        """
+
+        def law(tape: Tape) -> None:
+            with _random_streams_left_alone():
+                world = self._play(tape)
+            for flow in (self.make_flow(), pickle.loads(_pickled(self.make_flow()))):  # noqa: S301
+                for step, decisions in replay(flow, world.context, world.steps):
+                    assert decisions == step.decisions, f"two copies differ after {step.event}"
+
+        _for_all(law)
+
+    def test_a_state_goes_through_json_between_any_two_events(self) -> None:
+        """A flow that was never started goes on from another one's state as that one does."""
+
+        def law(tape: Tape) -> None:
+            world = self._play(tape)
+            flow = self.make_flow()
+            flow.start(world.context)
+            for step in world.steps[1:]:
+                if tape.choose(3) == 0:
+                    text = _text(flow)
+                    flow = self.make_flow()
+                    load_state(flow, json.loads(text))
+                    assert _text(flow) == text, "a state does not come back as it was"
+                assert step.event is not None
+                decisions = tuple(flow.handle(step.event))
+                assert decisions == step.decisions, f"restored, it differs after {step.event}"
+
+        _for_all(law)
+
+    def test_a_deadline_ends_the_search_at_once(self) -> None:
+        """At any moment `DeadlineReached` is answered by `Stop` and `Finish` alone."""
+
+        def law(tape: Tape) -> None:
+            n_events = len(self._play(tape).steps) - 1
+            tape.rewind()
+            deadline = tape.choose(n_events)
+            tape.rewind()
+            self._play(tape, deadline=deadline)
+
+        _for_all(law)
+
+    def test_a_mirrored_metric_changes_nothing(self) -> None:
+        """To maximize a metric is to minimize its negative."""
+
+        def mirrored(value: float) -> float:
+            return -value
+
+        def law(tape: Tape) -> None:
+            world = self._play(tape)
+            other: Direction = "maximize" if self.direction == "minimize" else "minimize"
+            context = replace(world.context, direction=other)
+            flow = self.make_flow()
+            for step, decisions in replay(flow, context, world.steps, mirrored):
+                assert _bare(decisions) == _bare(step.decisions), (
+                    f"the mirrored search differs after {step.event}"
+                )
+
+        _for_all(law)
+
+    def test_what_is_not_finite_ranks_last(self) -> None:
+        """NaN and infinities are one and the same, and never better than the worst finite value.
+
+        With a very bad finite value in place of each, a flow may treat the trial as well as
+        before or better, but no trial whose value is not finite may train on, be cloned or end as
+        complete where it would not with the bad value.
+        """
+        turned = {"nan": math.inf, "inf": -math.inf, "-inf": math.nan}
+
+        def turn(value: float) -> float:
+            return turned.get(str(value), value)
+
+        def law(tape: Tape) -> None:
+            context = self._context(tape)
+            worst = 1e30 if context.direction == "minimize" else -1e30
+            world = self._play(tape, context=context)
+            for step, decisions in replay(self.make_flow(), context, world.steps, turn):
+                assert _bare(decisions) == _bare(step.decisions), (
+                    f"NaN, inf and -inf are not treated alike after {step.event}"
+                )
+            flow, bad = self.make_flow(), set[int]()
+            for step, decisions in replay(
+                flow, context, world.steps, lambda value: value if math.isfinite(value) else worst
+            ):
+                if isinstance(step.event, Reported):
+                    (bad.discard if math.isfinite(step.event.value) else bad.add)(step.event.trial)
+                if _bare(decisions) != _bare(step.decisions):
+                    favoured = (_favoured(step.decisions) - _favoured(decisions)) & bad
+                    assert not favoured, (
+                        f"trials {sorted(favoured)} are not finite, yet preferred to bad ones "
+                        f"after {step.event}: {step.decisions} instead of {decisions}"
+                    )
+                    break
+
+        _for_all(law)
+
+    def test_a_run_leaves_the_flow_as_it_was(self) -> None:
+        """A run on a copy does not touch the flow, and no run touches the configuration."""
+
+        def law(tape: Tape) -> None:
+            flow = self.make_flow()
+            fresh, ran = _text(flow), copy.deepcopy(flow)
+            self._play(tape, flow=ran)
+            assert ran == flow, "the configuration has changed, or the state is compared with it"
+            assert _text(flow) == fresh, "a flow and its copy share their state"
+            pickle.loads(_pickled(ran))  # noqa: S301
+
+        _for_all(law)
+
+    def _context(self, tape: Tape) -> Context:
+        return Context(self.n_workers, self.direction, seed=tape.choose(256))
+
+    def _play(
+        self,
+        tape: Tape,
+        *,
+        context: Context | None = None,
+        flow: Flow | None = None,
+        deadline: int | None = None,
+    ) -> World:
+        context = context or self._context(tape)
+        n_points = self.n_points
+        if tape.choose(4) == 3:
+            n_points = tape.choose(n_points or 12) + 1
+        world = World(flow or self.make_flow(), context, tape, self.configs, n_points, deadline)
+        world.run()
+        return world
+
+
+def _for_all(law: Callable[[Tape], None]) -> None:
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    @settings(
+        max_examples=100,
+        deadline=None,
+        report_multiple_bugs=False,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(choices=st.binary(min_size=40, max_size=240))
+    def holds(choices: bytes) -> None:
+        law(Tape(choices))
+
+    holds()
+
+
+def _bare(decisions: tuple[Decision, ...]) -> list[Decision]:
+    # A reason may name the value.
+    return [replace(d, reason="") if isinstance(d, Stop) else d for d in decisions]
+
+
+def _favoured(decisions: tuple[Decision, ...]) -> set[int]:
+    favoured = set()
+    for decision in decisions:
+        match decision:
+            case Train(trial) | Clone(source=trial) | Stop(trial, _, "complete"):
+                favoured.add(trial)
+    return favoured
+
+
+@contextmanager
+def _random_streams_left_alone() -> Iterator[None]:
+    def streams() -> tuple[Any, ...]:
+        name, keys, *rest = np.random.get_state()
+        return random.getstate(), name, bytes(np.asarray(keys)), *rest
+
+    before = streams()
+    yield
+    assert streams() == before, "the flow draws from the random numbers of the process"
+
+
+def _text(flow: Flow) -> str:
+    return json.dumps(save_state(flow))
+
+
+def _pickled(flow: Flow) -> bytes:
+    import cloudpickle
+
+    pickled: bytes = cloudpickle.dumps(flow)
+    return pickled

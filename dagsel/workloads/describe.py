@@ -1,0 +1,67 @@
+"""What a workload is made of, as text that a later process can compare with its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import partial
+from types import CodeType
+from typing import Any
+
+
+def describe(workload: Any) -> dict[str, str]:
+    """Describe each part of a workload; equal parts give equal text in every process.
+
+    Functions are told apart by their names and their code, not by what they close over.
+
+    Examples
+    --------
+    >>> from dagsel.workloads import SklearnWorkload
+    >>> describe(SklearnWorkload(lambda config: None))["class"]
+    'dagsel.workloads.sklearn.SklearnWorkload'
+    """
+    kind = type(workload)
+    parts = {name: _text(part) for name, part in sorted(vars(workload).items())}
+    return {"class": f"{kind.__module__}.{kind.__qualname__}", **parts}
+
+
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Name the parts in which two descriptions differ."""
+    return [
+        f"{name!r} was {then.get(name, 'missing')} and is {now.get(name, 'missing')}"
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+
+
+def _text(part: Any) -> str:
+    if isinstance(part, partial):
+        return f"partial of {_text(part.func)}"
+    code = getattr(part, "__code__", None)
+    if isinstance(code, CodeType):
+        return f"{part.__qualname__} (code {_digest(code)})"
+    if isinstance(part, type) or callable(part):
+        owner = part if hasattr(part, "__qualname__") else type(part)
+        return f"{owner.__module__}.{owner.__qualname__}"
+    if isinstance(part, Mapping):
+        return str({str(key): _text(value) for key, value in part.items()})
+    if part is None or isinstance(part, bool | int | float | str):
+        return repr(part)
+    if isinstance(part, tuple | list):
+        return str([_text(item) for item in part])
+    return f"a {type(part).__module__}.{type(part).__qualname__}"
+
+
+def _digest(code: CodeType) -> str:
+    digest = hashlib.blake2b(digest_size=4)
+    waiting = [code]
+    while waiting:
+        here = waiting.pop()
+        digest.update(here.co_code)
+        digest.update(repr(here.co_names).encode())
+        for constant in here.co_consts:
+            if isinstance(constant, CodeType):
+                waiting.append(constant)
+            elif not isinstance(constant, frozenset):  # their order differs between processes
+                digest.update(repr(constant).encode())
+    return digest.hexdigest()

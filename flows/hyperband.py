@@ -1,0 +1,66 @@
+"""Hyperband: brackets of successive halving from the most to the least aggressive.
+
+Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, JMLR 2018.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagsel.flows.rungs import Bracket, Rounding, hyperband_brackets
+from dagsel.flows.successive_halving import BracketSearch, BracketsState
+
+
+@dataclass(frozen=True)
+class Hyperband(BracketSearch):
+    """Run all brackets of Hyperband once, side by side.
+
+    The most aggressive bracket is filled and served first; the next ones take the places that it
+    leaves free while it waits for the last trial of a rung. `brackets` says how many trials each
+    rung has. Ties go to the trial with the lower number.
+
+    Parameters
+    ----------
+    max_epochs
+        R: the most epochs that a trial may have. A bracket's last rung is at ⌊R·η^-s⌋·η^s epochs,
+        which is R if R is `min_epochs` times a power of η.
+    min_epochs
+        The fewest epochs after which a trial may be judged.
+    reduction_factor
+        η: one of so many trials goes on.
+    rounding
+        ``"floor"`` keeps ⌊n/η⌋ trials, as the paper does; ``"ceil"`` keeps ⌈n/η⌉, as Ray and Syne
+        Tune do.
+    n_concurrent
+        How many of them train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If one of them is no whole number, or too small, or `min_epochs` is above `max_epochs`.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Context
+    >>> flow = Hyperband(max_epochs=9)
+    >>> [[rung.n_trials for rung in bracket] for bracket in flow.brackets]
+    [[9, 3, 1], [5, 1], [3]]
+    >>> flow.start(Context(n_workers=2))
+    [Ask(n=8, sampling='study')]
+    """
+
+    max_epochs: int
+    min_epochs: int = 1
+    reduction_factor: int = 3
+    rounding: Rounding = "floor"
+    n_concurrent: int | None = None
+    state: BracketsState = field(
+        default_factory=BracketsState, init=False, repr=False, compare=False
+    )
+
+    @property
+    def brackets(self) -> tuple[Bracket, ...]:
+        """Rungs of each bracket, the most aggressive bracket first, the lowest rung first."""
+        return hyperband_brackets(
+            self.min_epochs, self.max_epochs, self.reduction_factor, self.rounding
+        )

@@ -1,0 +1,82 @@
+"""The median stopping rule.
+
+Golovin et al., Google Vizier: A Service for Black-Box Optimization, KDD 2017, section 3.2.2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import fmean, median
+
+from dagsel.flow import Reported, Stop
+from dagsel.flows.full_training import FullTraining, Progress, check_counts
+
+
+@dataclass(slots=True)
+class Curves(Progress):
+    """The state of a search that compares learning curves."""
+
+    losses: dict[int, list[float]] = field(default_factory=dict)  # by trial, one an epoch
+
+
+@dataclass(frozen=True)
+class MedianStopping(FullTraining):
+    """Stop a trial whose best value so far is worse than the median of the others' averages.
+
+    At epoch e a trial is compared with every other one that has come so far, whether it still
+    trains or not: by its best value, with the median of the means of their first e values.
+
+    Parameters
+    ----------
+    max_epochs
+        Epochs of each trial that is not stopped.
+    n_trials
+        How many trials to draw.
+    grace_epochs
+        A trial is not stopped before the end of this epoch.
+    min_trials
+        Nor before so many others have come as far.
+    n_concurrent
+        How many of them train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If one of them is below 1.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context
+    >>> flow = MedianStopping(max_epochs=9, n_trials=4, n_concurrent=4)
+    >>> decisions = flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1, 2, 3)))
+    >>> [flow.handle(Reported(trial, 1, 0.5, {}, 1.0)) for trial in (0, 1, 2)]
+    [[], [], []]
+    >>> flow.handle(Reported(3, 1, 0.6, {}, 1.0))
+    [Stop(trial=3, reason='worse than the median of 3 others at epoch 1', outcome='pruned')]
+    """
+
+    n_trials: int = field()
+    grace_epochs: int = 1
+    min_trials: int = 3
+    n_concurrent: int | None = field(default=None, kw_only=True)
+    state: Curves = field(default_factory=Curves, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(grace_epochs=self.grace_epochs, min_trials=self.min_trials)
+
+    def _judge(self, report: Reported) -> Stop | None:
+        epoch, losses = report.epoch, self.state.losses
+        own = losses.setdefault(report.trial, [])
+        own.append(self.state.context.loss(report.value))
+        others = [
+            fmean(curve[:epoch])
+            for trial, curve in losses.items()
+            if trial != report.trial and len(curve) >= epoch
+        ]
+        stop = super()._judge(report)
+        if stop is not None or epoch < self.grace_epochs or len(others) < self.min_trials:
+            return stop
+        if min(own) <= median(others):
+            return None
+        return Stop(report.trial, f"worse than the median of {len(others)} others at epoch {epoch}")

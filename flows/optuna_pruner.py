@@ -1,0 +1,65 @@
+"""Early stopping by a pruner of Optuna's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagsel.errors import SearchError
+from dagsel.flow import Reported, Stop
+from dagsel.flows.full_training import FullTraining
+
+
+@dataclass(frozen=True)
+class OptunaPruner(FullTraining):
+    """Let a pruner decide after each epoch whether a trial trains on.
+
+    An Optuna set-up with ``trial.report`` and ``trial.should_prune`` moves over as it is: sampler
+    and pruner are the study's. Each epoch is a step, counted from 1.
+
+    Parameters
+    ----------
+    max_epochs
+        Epochs of each trial that is not pruned.
+    n_trials
+        How many trials to draw.
+    pruner
+        Any pruner of Optuna's; None for the study's own.
+    n_concurrent
+        How many of them train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If a number is below 1, or the pruner is none.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context
+    >>> flow = OptunaPruner(max_epochs=9, n_trials=1)
+    >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
+    [Ask(n=1, sampling='study'), Train(trial=0, epochs=9, priority=0.0)]
+    >>> flow.handle(Reported(0, 3, 0.5, {}, 1.0, prune=True))[0]
+    Stop(trial=0, reason='the pruner ended it after epoch 3', outcome='pruned')
+    """
+
+    n_trials: int = field()
+    pruner: Any = None
+    n_concurrent: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_pruner = callable(getattr(self.pruner, "prune", None)) and not isinstance(
+            self.pruner, type
+        )
+        if self.pruner is not None and not is_pruner:
+            raise SearchError(
+                f"pruner must be one of Optuna's, such as optuna.pruners.MedianPruner(), got "
+                f"{self.pruner!r}"
+            )
+
+    def _judge(self, report: Reported) -> Stop | None:
+        stop = super()._judge(report)
+        if stop is None and report.prune:
+            return Stop(report.trial, f"the pruner ended it after epoch {report.epoch}")
+        return stop

@@ -1,0 +1,122 @@
+"""What is written to a local disk: whole or not at all, and on the disk where that is asked for.
+
+A process that dies takes nothing with it that it has written, since the kernel has it; only a power
+failure does. So `sync` is for what must outlive that, such as the journal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+
+
+def replace(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
+    """Write a file so that readers see the old one or the new one, whole."""
+    aside = _write_aside(path, data, sync=sync)
+    try:
+        aside.replace(path)
+    except BaseException:
+        _forget(aside)
+        raise
+    if sync:
+        _sync_directory(path.parent)
+
+
+def create(path: Path, data: bytes, *, sync: bool) -> bool:
+    """Write a file whole if there is none yet; tell whether there was none."""
+    aside = _write_aside(path, data, sync=sync)
+    try:
+        # Unlike an exclusive open, a link shows the file only when all of it is there.
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        # A file system without links, such as exFAT: one writer wins, a crash may leave half.
+        try:
+            _write_new(path, data, sync=sync)
+        except FileExistsError:
+            return False
+    finally:
+        _forget(aside)
+    if sync:
+        _sync_directory(path.parent)
+    return True
+
+
+def append(path: Path, data: bytes, *, at: int) -> None:
+    """Add bytes to a file and wait until the disk has them, all or none; see `Folder.append`."""
+    if at == 0:
+        make_directory(path.parent, sync=True)
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if at else os.O_CREAT), 0o666)
+    try:
+        if os.fstat(fd).st_size != at:
+            raise OSError(errno.ESTALE, "another process writes to it too")
+        try:
+            _write(fd, data)
+            os.fsync(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, at)
+            raise
+    finally:
+        os.close(fd)
+    if at == 0:
+        _sync_directory(path.parent)
+
+
+def make_directory(path: Path, *, sync: bool) -> None:
+    """Make a directory and those that it is in, where they are missing."""
+    if path.is_dir():
+        return
+    make_directory(path.parent, sync=sync)
+    path.mkdir(exist_ok=True)
+    if sync:
+        _sync_directory(path.parent)
+
+
+def _write_aside(path: Path, data: bytes | memoryview, *, sync: bool) -> Path:
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        _write_new(aside, data, sync=sync)
+    except FileNotFoundError:
+        make_directory(path.parent, sync=sync)
+        _write_new(aside, data, sync=sync)
+    return aside
+
+
+def _write_new(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            _write(fd, data)
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+    except BaseException:
+        _forget(path)
+        raise
+
+
+def _write(fd: int, data: bytes | memoryview) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def _forget(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,91 @@
+"""A scheduler where dagsel is not installed, or is broken: the error names it, nothing is begun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import distributed
+import optuna
+import pytest
+from distributed import Client
+
+import dagsel
+from dagsel import errors
+from dagsel.flows import RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+
+@contextmanager
+def scheduler(folder: Path, *flags: str, **environment: str) -> Iterator[str]:
+    """Run a scheduler in a process of its own; give its address."""
+    found = folder / "scheduler.json"
+    command = [sys.executable, *flags, "-m", "dask", "scheduler", "--no-dashboard", "--port", "0"]
+    command += ["--host", "127.0.0.1", "--scheduler-file", str(found)]
+    with (
+        (folder / "scheduler.log").open("wb") as log,
+        subprocess.Popen(
+            command, env=os.environ | environment, cwd=folder, stdout=log, stderr=log
+        ) as process,
+    ):
+        try:
+            while not found.exists():
+                assert process.poll() is None, (folder / "scheduler.log").read_text()
+            with Client(scheduler_file=str(found), set_as_default=False) as client:
+                yield client.scheduler.address
+        finally:
+            process.terminate()
+
+
+def search(address: str, data: ShardedDataset, study: optuna.Study, run_dir: str) -> None:
+    def space(trial: optuna.Trial) -> dict[str, float]:
+        return {"x": trial.suggest_float("x", 0, 1)}
+
+    flow = RandomSearch(max_epochs=1, n_trials=1)
+    dagsel.optimize(
+        study,
+        SyntheticWorkload(),
+        data,
+        space=space,
+        flow=flow,
+        metric="value",
+        client=address,
+        run_dir=run_dir,
+    )
+
+
+#: What of dagsel the scheduler's machine has, and what a search there ends with.
+FOREIGN: dict[str, tuple[tuple[str, ...], type[Exception], str]] = {
+    "nothing": (
+        (),
+        errors.VersionMismatchError,
+        "dagsel is not installed on scheduler; install dagsel==",
+    ),
+    "an installation that is broken": (
+        (".dist-info",),
+        errors.ClusterError,
+        "the scheduler refuses dagsel's plugin; install the same dagsel there as here: Module",
+    ),
+}
+
+
+@pytest.mark.parametrize("has", FOREIGN)
+def test_a_scheduler_without_dagsel_is_named(
+    has: str, digits: ShardedDataset, study: optuna.Study, run_dir: str, tmp_path: Path
+) -> None:
+    kept, error, text = FOREIGN[has]
+    there = tmp_path / "site-packages"
+    there.mkdir()
+    for entry in Path(distributed.__file__).parents[1].iterdir():
+        if "dagsel" not in entry.name or entry.name.endswith(kept):
+            (there / entry.name).symlink_to(entry)
+    # -S: no site-packages but these.
+    with scheduler(tmp_path, "-S", PYTHONPATH=str(there)) as address:
+        with pytest.raises(error, match=text):
+            search(address, digits, study, run_dir)
+    assert study.trials == []

@@ -1,0 +1,360 @@
+"""The sampler is told the truth, no point is drawn twice, and the study holds what was drawn."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optuna.samplers import BruteForceSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState, create_trial
+from scipy.stats import wilcoxon
+
+from dagsel.study import StudyDriver
+
+N_STARTUP = 5
+
+
+def make_study(sampler: Any = None, storage: Any = None, **options: Any) -> optuna.Study:
+    return optuna.create_study(study_name="test", sampler=sampler, storage=storage, **options)
+
+
+def one_float(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("x", 0, 1)}
+
+
+# ---- What the sampler sees.
+
+
+class Spy(RandomSampler):
+    """Notes what a sampler sees of the trials before its own."""
+
+    _n_startup_trials = N_STARTUP
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.seen: list[tuple[str, float | None]] = []
+
+    def before_trial(self, study: optuna.Study, trial: Any) -> None:
+        self.seen = [(t.state.name, t.value) for t in study.get_trials(deepcopy=False)][:-1]
+
+
+def expected(reports: list[list[float]], ends: list[str]) -> list[tuple[str, float | None]]:
+    """What is to be seen, without dagsel: the rung is found by trying each epoch."""
+    there = [[] if end == "fail" else values for values, end in zip(reports, ends, strict=True)]
+    enough = max(N_STARTUP, 1 + 3)
+    rung, most = 0, 0
+    for epoch in range(1, 6):
+        n = sum(len(values) >= epoch for values in there)
+        if n and min(n, enough) >= most:
+            rung, most = epoch, min(n, enough)
+    return [
+        ("COMPLETE", values[rung - 1])
+        if rung and len(values) >= rung
+        else ("RUNNING" if end == "live" else "FAIL", None)
+        for values, end in zip(there, ends, strict=True)
+    ]
+
+
+values = st.lists(st.floats(0, 1), max_size=5)
+ends = st.sampled_from(["live", "live", "complete", "prune", "fail"])
+
+
+@given(st.lists(st.tuples(values, ends), min_size=1, max_size=12), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_the_sampler_sees_one_value_a_trial_at_the_rung_that_enough_have_reached(
+    trials: list[tuple[list[float], str]], random: Any
+) -> None:
+    spy = Spy()
+    study = make_study(spy)
+    driver = StudyDriver(study, one_float, "loss")
+    numbers = list(driver.ask(len(trials), "study")[0])
+    reports: list[list[float]] = [[] for _ in trials]
+    state = ["live"] * len(trials)
+    todo = [n for n in numbers for _ in range(len(trials[n][0]) + 1)]
+    random.shuffle(todo)
+    for number in todo:
+        all_values, end = trials[number]
+        if len(reports[number]) < len(all_values):
+            reports[number].append(all_values[len(reports[number])])
+            driver.report(number, len(reports[number]), reports[number][-1])
+        elif end != "live":
+            last = reports[number][-1] if reports[number] else 0.5
+            telling = {"complete": (last,), "prune": (), "fail": ("broken",)}[end]
+            getattr(driver, end)(number, *telling)
+            state[number] = end
+        if random.random() < 0.3:
+            drawn, _ = driver.ask(1, "study")
+            assert spy.seen[: len(trials)] == expected(reports, state)
+            driver.fail(next(iter(drawn)), "drawn to look")
+    driver.ask(1, "study")
+    assert spy.seen[: len(trials)] == expected(reports, state)
+    running = {trial.number for trial in study.trials if trial.state == TrialState.RUNNING}
+    assert {n for n in numbers if state[n] == "live"} <= running
+
+
+def test_what_was_complete_before_the_run_counts_with_its_value() -> None:
+    spy = Spy()
+    study = make_study(spy)
+    floats = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    for value, steps in ((0.5, {}), (0.7, {100: 0.1, 200: 0.7})):
+        study.add_trial(
+            create_trial(
+                value=value, params={"x": 0.1}, distributions=floats, intermediate_values=steps
+            )
+        )
+    earlier = StudyDriver(study, one_float, "loss")
+    for number in earlier.ask(2, "random")[0]:
+        for epoch in (1, 2):
+            earlier.report(number, epoch, number + epoch / 10)
+    earlier.complete(2, 2.2)
+    earlier.fail_live("lost")
+    driver = StudyDriver(study, one_float, "loss", max_epochs=1)
+    driver.ask(1, "study")
+    assert spy.seen == [("COMPLETE", 0.5), ("COMPLETE", 0.7), ("COMPLETE", 2.1), ("FAIL", None)]
+
+
+def test_nan_is_not_shown() -> None:
+    spy = Spy()
+    driver = StudyDriver(make_study(spy), one_float, "loss")
+    driver.ask(2, "study")
+    driver.report(0, 1, math.nan)
+    driver.report(1, 1, math.inf)
+    driver.ask(1, "study")
+    assert spy.seen == [("RUNNING", None), ("COMPLETE", math.inf)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", ["branin", "hartmann6"])
+def test_tpe_finds_better_than_random_search(function: str) -> None:
+    space, objective = FUNCTIONS[function]
+    best = {sampling: [search(space, objective, s, sampling) for s in range(20)] for sampling in
+            ("study", "random")}  # fmt: skip
+    assert np.median(best["study"]) < np.median(best["random"])
+    assert wilcoxon(best["study"], best["random"], alternative="less").pvalue < 0.05
+
+
+def search(space: Any, objective: Any, seed: int, sampling: Any) -> float:
+    driver = StudyDriver(make_study(TPESampler(seed=seed)), space, "loss", seed=seed)
+    for _ in range(64):
+        ((number, config),) = driver.ask(1, sampling)[0].items()
+        value = objective(**config)
+        driver.report(number, 1, value)
+        driver.complete(number, value)
+    return float(driver.study.best_value)
+
+
+def branin(x: float, y: float) -> float:
+    a = y - 5.1 / (4 * math.pi**2) * x**2 + 5 / math.pi * x - 6
+    return a**2 + 10 * (1 - 1 / (8 * math.pi)) * math.cos(x) + 10
+
+
+_A = np.array([[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14],
+               [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]])  # fmt: skip
+_P = 1e-4 * np.array([[1312, 1696, 5569, 124, 8283, 5886], [2329, 4135, 8307, 3736, 1004, 9991],
+                      [2348, 1451, 3522, 2883, 3047, 6650],
+                      [4047, 8828, 8732, 5743, 1091, 381]])  # fmt: skip
+
+
+def hartmann6(**x: float) -> float:
+    point = np.array(list(x.values()))
+    return -float(np.array([1, 1.2, 3, 3.2]) @ np.exp(-(_A * (point - _P) ** 2).sum(axis=1)))
+
+
+FUNCTIONS: dict[str, tuple[Any, Any]] = {
+    "branin": (
+        lambda t: {"x": t.suggest_float("x", -5, 10), "y": t.suggest_float("y", 0, 15)},
+        branin,
+    ),
+    "hartmann6": (
+        lambda t: {f"x{i}": t.suggest_float(f"x{i}", 0, 1) for i in range(6)},
+        hartmann6,
+    ),
+}
+
+
+# ---- Duplicates.
+
+N_POINTS = 2 * 3 + 4
+
+
+def finite(trial: optuna.Trial) -> dict[str, Any]:
+    """Ten points: two branches."""
+    if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+        return {"n": trial.suggest_int("n", 1, 2), "z": trial.suggest_float("z", 0, 1, step=0.5)}
+    return {
+        "s": trial.suggest_float("s", 0.1, 0.7, step=0.2),
+        "one": trial.suggest_int("one", 1, 1),
+    }
+
+
+def flat(trial: optuna.Trial) -> dict[str, Any]:
+    return {"n": trial.suggest_int("n", 0, 1), "s": trial.suggest_float("s", 0, 1, step=0.25)}
+
+
+GRID = {"n": [0, 1], "s": [0.0, 0.25, 0.5, 0.75, 1.0]}
+SAMPLERS: dict[str, tuple[Callable[[], Any], Any]] = {
+    "tpe": (lambda: TPESampler(seed=1, n_startup_trials=2), finite),
+    "random": (lambda: RandomSampler(1), finite),
+    "qmc": (lambda: QMCSampler(seed=1, warn_independent_sampling=False), flat),
+    "grid": (lambda: GridSampler(GRID, seed=1), flat),
+    "brute force": (lambda: BruteForceSampler(seed=1), finite),
+    "nsga-ii": (lambda: optuna.samplers.NSGAIISampler(seed=1, population_size=4), flat),
+}
+
+
+def make_sampler(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return SAMPLERS[name][0]()
+
+
+def as_set(configs: list[dict[str, Any]]) -> Counter[Any]:
+    return Counter(tuple((name, f"{value:.9g}") for name, value in c.items()) for c in configs)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("sampling", ["study", "random", "grid"])
+def test_a_finite_space_is_drawn_once_and_then_exhausted(name: str, sampling: Any) -> None:
+    driver = StudyDriver(make_study(make_sampler(name)), SAMPLERS[name][1], "loss")
+    configs = []
+    for n in (1, 3, 4, 1, 5):
+        drawn, exhausted = driver.ask(n, sampling)
+        assert exhausted == (len(configs) + n > N_POINTS or
+                             (sampling == "grid" and len(configs) + n == N_POINTS))  # fmt: skip
+        for number, config in drawn.items():
+            configs.append(config)
+            if number % 3:
+                driver.report(number, 1, float(number))
+                driver.complete(number, float(number))
+    assert len(configs) == N_POINTS
+    assert set(as_set(configs).values()) == {1}
+    assert driver.ask(2, sampling) == ({}, True)
+    driver.fail_live("the end")
+    assert len(driver.study.trials) == N_POINTS
+
+
+@pytest.mark.parametrize("sampling", ["study", "random"])
+def test_what_has_ended_in_the_study_is_not_drawn_again(sampling: Any) -> None:
+    study = make_study(TPESampler(seed=0))
+    first = StudyDriver(study, finite, "loss")
+    old, _ = first.ask(6, "random")
+    for number in list(old)[:4]:
+        first.complete(number, 0.5)
+    first.fail_live("broken off")  # two that failed may be drawn again
+    new, exhausted = StudyDriver(study, finite, "loss").ask(9, sampling)
+    assert exhausted
+    assert len(new) == N_POINTS - 4
+    assert not set(as_set(list(old.values())[:4])) & set(as_set(list(new.values())))
+
+
+def test_a_continuous_branch_is_never_exhausted() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+            return {}
+        return {"x": trial.suggest_float("x", 0, 1)}
+
+    configs, exhausted = StudyDriver(make_study(TPESampler(seed=0)), space, "loss").ask(30, "study")
+    assert (len(configs), exhausted) == (30, False)
+    assert sum(not config for config in configs.values()) == 1
+
+
+# ---- What is written to the study.
+
+
+def test_the_study_holds_what_was_drawn(open_storage: Callable[[], Any]) -> None:
+    storage = open_storage()
+    numbers = []
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        numbers.append(trial.number)
+        trial.set_user_attr("mine", ["kept", trial.number])
+        lr = trial.suggest_float("lr", 1e-5, 1e-1, log=True)
+        optimizer = trial.suggest_categorical("optimizer", ["sgd", "adam", None])
+        return {"lr": lr, "optimizer": optimizer, "n": trial.suggest_int("n", 1, 64, log=True)}
+
+    study = make_study(TPESampler(seed=0, n_startup_trials=2), storage)
+    study.add_trial(create_trial(value=0.1))
+    driver = StudyDriver(study, space, "loss", run="r1")
+    drawn: dict[int, Any] = {}
+    for n in (2, 1, 3):
+        drawn |= driver.ask(n, "study")[0]
+        for number in drawn:
+            driver.report(number, n, 1.0 * number)
+    trials = study.trials[1:]
+    assert [trial.number for trial in trials] == list(drawn) == numbers == [1, 2, 3, 4, 5, 6]
+    for trial in trials:
+        assert trial.state == TrialState.RUNNING
+        assert trial.params == drawn[trial.number] == driver.params(trial.number)
+        assert trial.user_attrs == {"mine": ["kept", trial.number], "dagsel:run": "r1"}
+
+
+def test_enqueued_trials_come_first_as_they_are(open_storage: Callable[[], Any]) -> None:
+    storage = open_storage()
+    study = make_study(TPESampler(seed=0), storage)
+    for x in (0.25, 0.5):
+        study.enqueue_trial({"x": x}, user_attrs={"whose": "mine"})
+    driver = StudyDriver(study, lambda t: one_float(t) | {"n": t.suggest_int("n", 1, 9)}, "loss")
+    first, _ = driver.ask(1, "study")
+    study.enqueue_trial({"x": 0.75, "n": 3})
+    second, _ = driver.ask(3, "random")
+    configs = first | second
+    assert [config["x"] for config in configs.values()][:3] == [0.25, 0.5, 0.75]
+    assert list(configs) == [0, 1, 2, 3]
+    assert configs[2]["n"] == 3
+    assert [trial.params for trial in study.trials] == list(configs.values())
+    assert {trial.user_attrs["dagsel:run"] for trial in study.trials} == {driver.run}
+    assert [trial.user_attrs.get("whose") for trial in study.trials][:2] == ["mine"] * 2
+    driver.fail_live("the end")
+    assert {trial.state for trial in study.trials} == {TrialState.FAIL}
+
+
+def test_a_trial_that_another_adds_meanwhile_is_let_be() -> None:
+    spy = Spy()
+    study = make_study(spy)
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.number == 1:
+            study.add_trial(create_trial(value=7.0))
+        return one_float(trial)
+
+    driver = StudyDriver(study, space, "loss")
+    drawn, _ = driver.ask(3, "study")
+    assert list(drawn) == [0, 2, 3]
+    assert [study.trials[number].params for number in drawn] == list(drawn.values())
+    driver.report(2, 1, 0.5)
+    driver.complete(2, 0.5)
+    driver.ask(1, "study")
+    states = [("RUNNING", None), ("COMPLETE", 7.0), ("COMPLETE", 0.5), ("RUNNING", None)]
+    assert spy.seen == states
+
+
+def test_choices_that_differ_from_the_studys_are_refused() -> None:
+    study = make_study()
+    choices = optuna.distributions.CategoricalDistribution(["a", "b"])
+    study.add_trial(create_trial(value=1.0, params={"c": "a"}, distributions={"c": choices}))
+    driver = StudyDriver(study, lambda t: {"c": t.suggest_categorical("c", ["b", "z"])}, "loss")
+    with pytest.raises(ValueError, match="dynamic value space"):
+        driver.ask(1, "random")
+    assert len(study.trials) == 1
+
+
+# ---- Random numbers.
+
+
+@pytest.mark.parametrize("seeds", [(7, 7), (7, 8), (None, None)])
+def test_the_samplers_own_seed_decides(seeds: tuple[int | None, int | None]) -> None:
+    def draw(seed: int | None, sizes: list[int]) -> list[Any]:
+        driver = StudyDriver(make_study(TPESampler(seed=seed)), one_float, "loss")
+        return [config for n in sizes for config in driver.ask(n, "study")[0].values()]
+
+    one, other = draw(seeds[0], [5]), draw(seeds[1], [1, 3, 1])
+    assert (one == other) == (seeds == (7, 7))
+    assert len(as_set(one)) == 5
