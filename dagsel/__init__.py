@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
     from dagsel.run import resume as resume
+    from dagsel.simulation import simulate as simulate
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
@@ -29,8 +30,19 @@ _HOMES = {
     "optimize": "dagsel.run",
     "replay": "dagsel.run",
     "resume": "dagsel.run",
+    "simulate": "dagsel.simulation",
 }
-_MODULES = ("codec", "errors", "flow", "flows", "metrics", "storage", "testing", "workloads")
+_MODULES = (
+    "codec",
+    "errors",
+    "flow",
+    "flows",
+    "metrics",
+    "simulation",
+    "storage",
+    "testing",
+    "workloads",
+)
 
 __all__ = [
     "Run",
@@ -41,6 +53,7 @@ __all__ = [
     "optimize",
     "replay",
     "resume",
+    "simulate",
 ]
 
 

@@ -16,20 +16,21 @@ from dagsel.errors import RunDirError, SearchError
 from dagsel.execution.catch_up import catch_up
 from dagsel.execution.cluster import connect
 from dagsel.execution.engine import Engine, pack_workload, versions_here
-from dagsel.execution.runner import Orders, Runner
+from dagsel.execution.runner import Runner
 from dagsel.execution.worker_plugin import RunSpec
 from dagsel.flow import Asked, Flow, encode
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import visit_order
-from dagsel.record import Record
+from dagsel.record import Entry, Record
 from dagsel.result import Run
 from dagsel.script import Script, read_turns
 from dagsel.settings import Settings, flow_config, flow_name
 from dagsel.state import State
-from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage import Journal, RunDir, ShardedDataset
+from dagsel.storage.lock import RunLock
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import Workload
+from dagsel.workloads.base import Reconfigurable, Workload
 from dagsel.workloads.describe import describe
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def optimize(
     folder.claim(run, settings.to_json())
     record = Record(run, data.n_shards, settings.direction)
     session = _Session(settings, folder, driver, copy.deepcopy(flow), workload, data, record)
-    with folder.lock(run):
-        return session.run(client, cluster, worker_timeout, session.orders)
+    with folder.lock(run) as lock:
+        return session.run(client, cluster, worker_timeout, lock)
 
 
 def resume(
@@ -229,7 +230,7 @@ def resume(
     workload, space, data = _parts(settings, workload, space, data)
     flow = copy.deepcopy(settings.make_flow(flow))
     record = Record(about["run"], settings.n_shards, settings.direction)
-    with folder.lock(record.run):
+    with folder.lock(record.run) as lock:
         entries = folder.journal.read()
         for entry in entries:
             record.add(entry)
@@ -254,7 +255,7 @@ def resume(
         if record.finished:
             driver.fail_live("the run had ended")
             return session.result
-        return session.run(client, cluster, worker_timeout, session.orders)
+        return session.run(client, cluster, worker_timeout, lock)
 
 
 def replay(
@@ -321,16 +322,13 @@ def replay(
     }
     record.add(drawn)
     _adopt(driver, record)
-    visits = then.visits()
     folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
     folder.claim(run, settings.to_json())
     folder.journal.append([drawn])
     script = Script(read_turns(entries))
-    session = _Session(settings, folder, driver, script, workload, data, record)
-    with folder.lock(run):
-        repeated = session.run(
-            client, cluster, worker_timeout, lambda trial, epoch: visits.get((trial, epoch))
-        )
+    session = _Session(settings, folder, driver, script, workload, data, record, then.visits())
+    with folder.lock(run) as lock:
+        repeated = session.run(client, cluster, worker_timeout, lock)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
     for note in record.notes:
@@ -339,8 +337,28 @@ def replay(
 
 
 @dataclass(frozen=True, slots=True)
+class _LockedJournal:
+    """A journal that is not written to once another driver has taken the lock."""
+
+    journal: Journal
+    lock: RunLock
+
+    def append(self, records: Sequence[Entry]) -> None:
+        """Keep entries, all or none."""
+        self.lock.check()
+        self.journal.append(records)
+
+
+@dataclass(frozen=True, slots=True)
 class _Session:
-    """All that one driver's part of a run needs but a cluster."""
+    """All that one driver's part of a run needs but a cluster.
+
+    Parameters
+    ----------
+    visits
+        The orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed
+        if the run is deterministic.
+    """
 
     settings: Settings
     folder: RunDir
@@ -349,21 +367,27 @@ class _Session:
     workload: Workload
     data: ShardedDataset
     record: Record
+    visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
 
     @property
     def result(self) -> Run:
         return Run(self.driver.study, self.settings.metric, self.record, self.workload, self.folder)
 
     def orders(self, trial: int, epoch: int) -> tuple[int, ...] | None:
-        """Order of a trial's visits if the run is deterministic."""
-        if not self.settings.deterministic:
+        """Order of a trial's visits, where it is not left to the dispatcher."""
+        settings = self.settings
+        if self.visits is not None:
+            return self.visits.get((trial, epoch))
+        if not settings.deterministic:
             return None
-        return visit_order(
-            self.settings.n_shards, seed=self.settings.seed, trial=trial, epoch=epoch
-        )
+        return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
 
     def run(
-        self, client: Client | str | None, cluster: Any, worker_timeout: float, orders: Orders
+        self,
+        client: Client | str | None,
+        cluster: Any,
+        worker_timeout: float,
+        lock: RunLock,
     ) -> Run:
         settings, record = self.settings, self.record
         packed = pack_workload(self.workload)
@@ -382,13 +406,13 @@ class _Session:
                 self.driver,
                 engine,
                 self.folder.states,
-                self.folder.journal,
+                _LockedJournal(self.folder.journal, lock),
                 record,
                 settings.metric,
                 seed=settings.seed,
                 check=self.workload.validate,
                 adapt=self._adapt,
-                orders=orders,
+                orders=self.orders,
                 deadline_s=settings.deadline_s,
                 observe=progress.update,
             )
@@ -397,6 +421,8 @@ class _Session:
         return self.result
 
     def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+        if not isinstance(self.workload, Reconfigurable):
+            return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from dagsel.codec import Json
 from dagsel.flow import (
@@ -54,6 +55,8 @@ class Progress:
         Trials and epochs that have come in.
     ended
         Trials that were stopped or have failed.
+    granted
+        Of each trial the epochs that it was given to train.
     astray
         A trial that failed now and did not then, and why.
     """
@@ -61,12 +64,16 @@ class Progress:
     n_played: int = 0
     reported: set[tuple[int, int]] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
+    granted: dict[int, int] = field(default_factory=dict)
     astray: str = ""
 
 
 @dataclass(frozen=True)
 class Script:
     """Repeats a run's decisions in their order; its trials are there from the start.
+
+    A trial trains the epochs that it had reported then, not those that were decided and never came
+    to an end.
 
     Parameters
     ----------
@@ -91,6 +98,11 @@ class Script:
 
     turns: tuple[Turn, ...]
     state: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _reported(self) -> dict[int, int]:
+        events = [turn.event for turn in self.turns if isinstance(turn.event, Reported)]
+        return {event.trial: event.epoch for event in events}
 
     def start(self, context: Context) -> list[Decision]:
         """Decide what was decided before anything was reported."""
@@ -130,6 +142,11 @@ class Script:
                 return []
             case Train(trial) | Clone(_, trial) if trial in self.state.ended:
                 return []
+            case Train(trial, epochs):
+                granted = self.state.granted.get(trial, 0)
+                epochs = min(epochs, self._reported.get(trial, 0) - granted)
+                self.state.granted[trial] = granted + epochs
+                return [replace(decision, epochs=epochs)] if epochs > 0 else []
             case Stop(trial):
                 if trial in self.state.ended:
                     return []

@@ -139,31 +139,47 @@ class CheckpointStore:
             The checksum of `blob` as 8 hexadecimal digits; `load` gives it in ``meta["digest"]``.
         """
         stem = _stem(trial, epoch, position, partial=partial)
-        data = np.frombuffer(blob, np.uint8)
-        checksum = _checksum(data)
-        name = f"{stem}.{checksum}.safetensors"
-        body = {
-            "format": FORMAT,
-            "version": VERSION,
-            "blob": name.rpartition("/")[2],
-            "n_bytes": data.nbytes,
-            "crc32c": checksum,
-            "meta": dict(meta),
-        }
-        if DIGEST in meta:
-            raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is the store's own")
-        try:
-            record = json.dumps(body).encode()
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{stem}: meta is no JSON: {error}") from None
+        name, record, checksum = _body(stem, blob, meta)
         before = self._blob_of(stem)
-        self._folder.replace(name, data.data, sync=self.sync)
+        self._folder.replace(name, np.frombuffer(blob, np.uint8).data, sync=self.sync)
         self._folder.replace(f"{stem}.json", record, sync=self.sync)
         if before not in (None, name):
             self._folder.remove_file(str(before))
         if not partial:
             self.delete(trial, epoch, position, partial=True)
         return checksum
+
+    def save_first(
+        self, trial: int, epoch: int, position: int, blob: Bytes, meta: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Keep a complete state unless one is kept already under its key.
+
+        Of two processes that each believe a unit to be theirs, the first one's result counts: one
+        that was stopped for long and wakes cannot put its state in the place of another.
+
+        Parameters
+        ----------
+        trial, epoch, position, blob, meta
+            As for `save`. A damaged state under the key is replaced.
+
+        Returns
+        -------
+        meta
+            Of the state that is kept, with its ``"digest"``.
+        """
+        stem = _stem(trial, epoch, position)
+        name, record, checksum = _body(stem, blob, meta)
+        self._folder.replace(name, np.frombuffer(blob, np.uint8).data, sync=self.sync)
+        if not self._folder.create(f"{stem}.json", record, sync=self.sync):
+            try:
+                _, kept = self.load(trial, epoch, position)
+            except CheckpointError:
+                return {**meta, DIGEST: self.save(trial, epoch, position, blob, meta)}
+            if self._blob_of(stem) != name:
+                self._folder.remove_file(name)
+            return kept
+        self.delete(trial, epoch, position, partial=True)
+        return {**meta, DIGEST: checksum}
 
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False
@@ -371,6 +387,27 @@ def _number(what: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
         raise CheckpointError(f"{what} is {value!r}; give a non-negative integer")
     return f"{value:06d}"
+
+
+def _body(stem: str, blob: Bytes, meta: Mapping[str, Any]) -> tuple[str, bytes, str]:
+    """Give the state's file name, the record that names it, and the state's checksum."""
+    data = np.frombuffer(blob, np.uint8)
+    checksum = _checksum(data)
+    name = f"{stem}.{checksum}.safetensors"
+    body = {
+        "format": FORMAT,
+        "version": VERSION,
+        "blob": name.rpartition("/")[2],
+        "n_bytes": data.nbytes,
+        "crc32c": checksum,
+        "meta": dict(meta),
+    }
+    if DIGEST in meta:
+        raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is the store's own")
+    try:
+        return name, json.dumps(body).encode(), checksum
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{stem}: meta is no JSON: {error}") from None
 
 
 def _checksum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:

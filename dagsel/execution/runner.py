@@ -174,6 +174,7 @@ class Runner:
     _events: deque[tuple[Event, Mapping[str, Json]]] = field(default_factory=deque)
     _began: float = 0.0  # what the clock would have shown at the run's beginning
     _n_turns: int = 0
+    _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     _mended: dict[int, Plan] = field(default_factory=dict)  # paused trials whose last state is bad
     _kept: int | None = None  # the best trial, whose states stay though it has ended
@@ -255,14 +256,18 @@ class Runner:
         """Put what has happened to the flow, write it down, do what was decided."""
         while self._events or self._entries:
             steps: list[Decision | Event] = []
+            self._n_passes += 1
             while self._events:
                 event, about = self._events.popleft()
                 if self._is_stale(event):
                     continue
                 decisions = self.flow.handle(event)
                 self._take(decisions, {"event": encode(event), **about})
-                if isinstance(event, Asked):
-                    self._welcome(event.trials)
+                match event:
+                    case Asked(trials):
+                        self._welcome(trials)
+                    case Reported(trial):  # its next epoch may have ended in the same moment
+                        self._report_if_complete(self.record.trials[trial])
                 steps += [event, *decisions]
             self._do(steps)
 
@@ -275,7 +280,8 @@ class Runner:
 
     def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
         encoded = [encode(decision) for decision in decisions]
-        self._note({"is": "turn", "seconds": self.seconds, **about, "decisions": encoded})
+        turn = {"is": "turn", "pass": self._n_passes, "seconds": self.seconds}
+        self._note({**turn, **about, "decisions": encoded})
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note({"is": "flow", "state": save_state(self.flow)})
@@ -382,7 +388,12 @@ class Runner:
             self._events.append((TrialFailed(trial.number, reason), {}))
             return
         _, blob, meta = found
-        adapted = self.adapt(blob, self.record.trials[adoption.source].config, trial.config)
+        try:
+            adapted = self.adapt(blob, self.record.trials[adoption.source].config, trial.config)
+        except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
+            failed = TrialFailed(trial.number, f"{type(error).__name__}: {error}")
+            self._events.append((failed, {}))
+            return
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
         self.states.save(trial.number, len(trial.epochs), n_shards - 1, adapted, meta)

@@ -305,15 +305,18 @@ class TrainingPlugin(WorkerPlugin):
                 "state_bytes": trained.state.nbytes,
             }
             if not trained.finished:
-                self._save(unit, trained.state, meta, partial=True)
+                place = (unit.trial, unit.epoch, unit.position)
+                self.spec.run_dir.states.save(*place, trained.state.buffer, meta, partial=True)
                 self._tell("preempted", unit=list(unit), shard=binding.shard)
                 raise Reschedule
             if trained.diverged:
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
-            digest = self._save(unit, trained.state, meta)
-            self._report(report | meta | {"digest": digest, "stop": time.time()})
+            kept = self._save(unit, trained.state, meta)
+            self._report(report | kept | {"stop": time.time()})
+            if kept["shard"] != binding.shard:  # another attempt, believed lost, was first
+                return Stored(unit.trial, unit.epoch, unit.position)
             return self._keep(unit, trained.state)
         finally:
             self._stops.pop(unit, None)
@@ -374,16 +377,15 @@ class TrainingPlugin(WorkerPlugin):
             return State(blob) if meta["shard"] == shard else None
         return None
 
-    def _save(
-        self, unit: Unit, state: State, meta: dict[str, Any], *, partial: bool = False
-    ) -> str:
+    def _save(self, unit: Unit, state: State, meta: dict[str, Any]) -> dict[str, Any]:
+        """Store a state, and give what was stored with the one that is kept."""
         store, n_shards = self.spec.run_dir.states, self.spec.data.n_shards
         place = (unit.trial, unit.epoch, unit.position)
-        digest = store.save(*place, state.buffer, meta, partial=partial)
+        kept = store.save_first(*place, state.buffer, meta)
         old = before(unit, n_shards, by=2)
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)
-        return digest
+        return kept
 
     def _keep(self, unit: Unit, state: State) -> State | Stored:
         """Keep a state in memory, or in the store alone when memory is short."""

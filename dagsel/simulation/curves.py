@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -94,33 +95,32 @@ class PowerLaw:
 
     def value(self, config: Config, epoch: int, *, trial: int) -> float:
         """Value of the metric after an epoch."""
-        a = self._parameter("asymptote", config)
-        b = self._parameter("amplitude", config)
-        c = self._parameter("rate", config)
-        noise = self._parameter("noise", config)
+        text = _text(config)
+        a, b, c, noise = (
+            self._parameter(name, config, text)
+            for name in ("asymptote", "amplitude", "rate", "noise")
+        )
         if noise:
-            u = self._uniform("value", config, trial, epoch)
-            a += noise * _NORMAL.inv_cdf(u)
-        return a + b * epoch**-c
+            a += noise * _NORMAL.inv_cdf(self._uniform("value", text, trial, epoch))
+        return a + b * math.pow(epoch, -c)
 
     def seconds(self, config: Config, *, trial: int) -> float:
         """Time of an epoch's training on a worker of speed 1."""
-        seconds = self._parameter("epoch_s", config)
+        seconds = self._parameter("epoch_s", config, _text(config))
         if not seconds > 0:
             raise SearchError(f"epoch_s must be above 0, got {seconds!r} for {dict(config)}")
         return seconds
 
-    def _parameter(self, name: str, config: Config) -> float:
+    def _parameter(self, name: str, config: Config, text: str) -> float:
         parameter: Parameter = getattr(self, name)
         if isinstance(parameter, tuple):
             low, high = parameter
-            return low + (high - low) * self._uniform(name, config)
+            return low + (high - low) * self._uniform(name, text)
         return parameter(config) if callable(parameter) else parameter
 
-    def _uniform(self, name: str, config: Config, *more: int) -> float:
+    def _uniform(self, *about: str | int) -> float:
         """Draw from between 0 and 1, the ends left out."""
-        text = json.dumps([self.seed, name, *more, scalars(config)], sort_keys=True)
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(repr((self.seed, *about)).encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "big") // 2048 + 0.5) / 2**53
 
 
@@ -136,3 +136,7 @@ def scalars(config: Config) -> dict[str, Any]:
     {'lr': 0.1}
     """
     return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}
+
+
+def _text(config: Config) -> str:
+    return json.dumps(scalars(config), sort_keys=True)

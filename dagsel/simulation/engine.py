@@ -13,8 +13,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, TypeAlias
 
-from dagsel.errors import ClusterError, NoWorkersError, SearchError, TrainingError
-from dagsel.flow import Reported, TrialFailed
+from dagsel.errors import NoWorkersError, SearchError, TrainingError
+from dagsel.flow import Reported, TrialFailed, WorkersChanged
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
 from dagsel.planning.events import PriorityChanged, TrialStopped, WorkerAdded, WorkerRemoved
 from dagsel.planning.rounds import Round, Unit
@@ -64,9 +64,12 @@ class VirtualEngine:
         self._complete: dict[tuple[int, int], None] = {}  # epochs that the runner shall hear of
         self._heard: list[Message] = []
         self._n_read = [0, 0]  # how many units and loads of the model's outcome
-        self._failed: set[int] = set()
+        self._n_failed = 0
         self._speeds = cluster.worker_speeds
         self._is_over = False
+        self._is_news = False  # whether the runner has something to act on
+        self._told_workers = cluster.n_workers  # what the flow is told of workers in a kept order
+        self._keeps_order = bool(order)
         self._model = VirtualCluster(
             Dispatcher(DispatchConfig(cluster.n_shards, cluster.copies)),
             self._seconds,
@@ -90,7 +93,7 @@ class VirtualEngine:
     @property
     def n_workers(self) -> int:
         """Workers that are there."""
-        return len(self._model.workers)
+        return self._told_workers if self._keeps_order else len(self._model.workers)
 
     def now(self) -> float:
         """Seconds since the beginning, in virtual time."""
@@ -134,7 +137,7 @@ class VirtualEngine:
         """
         if not self._is_over:
             return
-        if not self.n_workers:
+        if not self._model.workers:
             raise NoWorkersError("all simulated workers have died, and none was to come")
         if self._order:
             told = ", ".join(map(str, self._order[0]))
@@ -146,12 +149,15 @@ class VirtualEngine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Give what the next epoch that ends brings, and what was before; waiting takes no time."""
-        while not self._release():
+        self._is_news = False
+        self._release()
+        while not self._is_news:
             if not self._model.step(self._until_s):
                 self._is_over = self._until_s == inf
                 self._model.now_s = self.now() if self._is_over else self._until_s
                 break
             self._read()
+            self._release()
         heard, self._heard = self._heard, []
         yield from heard
 
@@ -169,13 +175,13 @@ class VirtualEngine:
                 self._score(ran)
                 continue
             # What no curve tells, no record holds: a mean over no samples.
-            self._heard.append(_done(ran, n_samples=0, loss=float("nan"), state_bytes=0))
+            self._heard.append(_done(ran, n_samples=0, loss=0.0, state_bytes=0))
             if ran.unit.position == self._n_shards - 1 and not self._curves.evaluation_share:
                 for shard in range(self._n_shards):
                     self._score(_scored_at_once(ran, shard))
-        for trial in outcome.failed.keys() - self._failed:
-            self._failed.add(trial)
-            self._heard.append(_failed(trial, outcome.failed[trial]))
+        for trial in list(outcome.failed)[self._n_failed :]:
+            self._n_failed += 1
+            self._fail(trial, outcome.failed[trial])
 
     def _score(self, ran: Ran) -> None:
         epoch = (ran.unit.trial, ran.unit.epoch)
@@ -184,24 +190,22 @@ class VirtualEngine:
         if len(scored) == self._n_shards:
             self._complete[epoch] = None
 
-    def _release(self) -> bool:
-        """Let the runner hear of epochs; tell whether there is something that it should act on."""
+    def _release(self) -> None:
+        """Let the runner hear of the epochs whose turn it is."""
         if not self._order:
-            for epoch in list(self._complete):
-                self._report(*epoch)
-        elif all(
-            (event.trial, event.epoch) in self._complete
-            for event in self._order[0]
-            if isinstance(event, Reported)
-        ):
+            for done in list(self._complete):
+                self._report(*done)
+            return
+        reports = [event for event in self._order[0] if isinstance(event, Reported)]
+        if all((event.trial, event.epoch) in self._complete for event in reports):
             for event in self._order.popleft():
                 match event:
                     case Reported(trial, epoch):
                         self._report(trial, epoch)
                     case TrialFailed(trial, reason):
-                        self._heard.append(_failed(trial, reason))
-        return any(message["op"] in ("failed", "fatal") or _is_score(message)
-                   for message in self._heard)  # fmt: skip
+                        self._fail(trial, reason)
+                    case WorkersChanged(n_workers):
+                        self._told_workers, self._is_news = n_workers, True
 
     def _report(self, trial: int, epoch: int) -> None:
         del self._complete[trial, epoch]
@@ -209,13 +213,21 @@ class VirtualEngine:
         try:
             value = self._curves.value(self._configs[trial], epoch, trial=trial)
         except TrainingError as error:
-            self._heard.append(_failed(trial, str(error)))
+            self._fail(trial, str(error))
             return
+        self._is_news = True
         for ran in scored:
             # One shard tells the value: a mean over all would have other bits.
             is_first = ran.unit.position == 0
             metrics = {self._metric: value} if is_first else {}
             self._heard.append(_done(ran, n_samples=int(is_first), metrics=metrics))
+
+    def _fail(self, trial: int, reason: str) -> None:
+        self._is_news = True
+        if trial < 0:  # the model's word for the run
+            self._heard.append({"op": "fatal", "reason": reason})
+            return
+        self._heard.append({"op": "failed", "trial": trial, "reason": reason, "traceback": ""})
 
 
 def _scored_at_once(ran: Ran, shard: int) -> Ran:
@@ -235,9 +247,3 @@ def _done(ran: Ran, **result: Any) -> Message:
         "recovered": False,
         **result,
     }
-
-
-def _failed(trial: int, reason: str) -> Message:
-    if trial < 0:
-        return {"op": "fatal", "reason": reason}
-    return {"op": "failed", "trial": trial, "reason": reason, "traceback": ""}

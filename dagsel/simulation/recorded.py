@@ -109,7 +109,9 @@ class Recorded:
             names = ", ".join(sorted(set(metrics["name"])))
             raise SearchError(f"no validation metric {metric!r} was recorded, only {names}")
         values = {}
-        for trial, rows in metrics[is_metric].sort_values("epoch").groupby("trial"):
+        recorded = metrics[is_metric].sort_values("epoch")
+        for trial in sorted(set(recorded["trial"])):
+            rows = recorded[recorded["trial"] == trial]
             if list(rows["epoch"]) != list(range(1, len(rows) + 1)):
                 raise SearchError(f"trial {trial}: {metric!r} was not recorded after each epoch")
             values[int(trial)] = tuple(map(float, rows["value"]))

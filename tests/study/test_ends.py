@@ -68,12 +68,12 @@ class Interrupted(InMemoryStorage):
 
 
 def search(driver: StudyDriver) -> None:
-    driver.ask(4, "study")
-    for number in range(4):
+    numbers = list(driver.ask(4, "study")[0])
+    for number in numbers:
         driver.report(number, 1, 0.5)
-    driver.complete(0, 0.5)
-    driver.prune(1)
-    driver.fail(2, "broken", "the whole")
+    driver.complete(numbers[0], 0.5)
+    driver.prune(numbers[1])
+    driver.fail(numbers[2], "broken", "the whole")
 
 
 def test_no_trial_stays_running_wherever_the_search_is_interrupted() -> None:
@@ -139,6 +139,7 @@ def test_a_value_that_is_not_finite_is_told_as_optuna_takes_it(
         assert (pruned.state, pruned.value) == (TrialState.PRUNED, value)
 
 
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize(
     "sampler",
     [
@@ -188,9 +189,7 @@ def curve(number: int, epoch: int) -> float:
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("whose", ["study", "flow"])
 @pytest.mark.parametrize("name", PRUNERS)
-def test_a_pruner_decides_as_in_optuna(
-    name: str, whose: str, open_storage: Callable[[], Any]
-) -> None:
+def test_a_pruner_decides_as_in_optuna(name: str, whose: str) -> None:
     plain = make_study(pruner=PRUNERS[name]())
     expected = []
     for number in range(8):
@@ -206,7 +205,7 @@ def test_a_pruner_decides_as_in_optuna(
         )
 
     pruner = PRUNERS[name]()
-    study = make_study(open_storage(), pruner=pruner if whose == "study" else NopPruner())
+    study = make_study(pruner=pruner if whose == "study" else NopPruner())
     driver = StudyDriver(
         study, space, "loss", use_pruner=True, pruner=None if whose == "study" else pruner
     )

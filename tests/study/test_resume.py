@@ -109,15 +109,15 @@ def test_what_is_drawn_after_a_death_is_what_would_have_been(
 ) -> None:
     space, sampler, sampling = CASES[case]
     whole = Search(StudyDriver(make_study(None, sampler(5)), space, "loss", run="r"), sampling)
-    for _ in range(20):
+    for _ in range(14):
         whole.step()
     parts = Search(
         StudyDriver(make_study(open_storage(), sampler(5)), space, "loss", run="r"), sampling
     )
-    for n in (1, 8, 11):
+    for n in (1, 6, 7):
         for _ in range(n):
             parts.step()
-        if n != 11:
+        if n != 7:
             # Another seed: what is drawn comes from that of the run.
             parts = parts.again(make_study(open_storage(), sampler(6)))
     assert parts.configs == whole.configs
@@ -140,9 +140,9 @@ def test_what_a_sampler_has_noted_in_the_study_survives(
         return Search(StudyDriver(make_study(storage, sampler()), flat, "loss", seed=4, run="r"))
 
     whole, parts = begin(None), begin(open_storage())
-    for n in range(20):
+    for n in range(14):
         whole.step()
-        if n == 11:
+        if n == 8:
             parts = parts.again(make_study(open_storage(), sampler()))
         parts.step()
     assert parts.configs == whole.configs

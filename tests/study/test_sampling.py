@@ -19,8 +19,6 @@ from scipy.stats import wilcoxon
 
 from dagsel.study import StudyDriver
 
-N_STARTUP = 5
-
 
 def make_study(sampler: Any = None, storage: Any = None, **options: Any) -> optuna.Study:
     return optuna.create_study(study_name="test", sampler=sampler, storage=storage, **options)
@@ -36,20 +34,21 @@ def one_float(trial: optuna.Trial) -> dict[str, Any]:
 class Spy(RandomSampler):
     """Notes what a sampler sees of the trials before its own."""
 
-    _n_startup_trials = N_STARTUP
-
-    def __init__(self) -> None:
+    def __init__(self, n_startup: int = 1) -> None:
         super().__init__(0)
+        self._n_startup_trials = n_startup
         self.seen: list[tuple[str, float | None]] = []
 
     def before_trial(self, study: optuna.Study, trial: Any) -> None:
         self.seen = [(t.state.name, t.value) for t in study.get_trials(deepcopy=False)][:-1]
 
 
-def expected(reports: list[list[float]], ends: list[str]) -> list[tuple[str, float | None]]:
+def expected(
+    reports: list[list[float]], ends: list[str], n_startup: int
+) -> list[tuple[str, float | None]]:
     """What is to be seen, without dagsel: the rung is found by trying each epoch."""
     there = [[] if end == "fail" else values for values, end in zip(reports, ends, strict=True)]
-    enough = max(N_STARTUP, 1 + 3)
+    enough = max(n_startup, 1 + 3)
     rung, most = 0, 0
     for epoch in range(1, 6):
         n = sum(len(values) >= epoch for values in there)
@@ -67,12 +66,12 @@ values = st.lists(st.floats(0, 1), max_size=5)
 ends = st.sampled_from(["live", "live", "complete", "prune", "fail"])
 
 
-@given(st.lists(st.tuples(values, ends), min_size=1, max_size=12), st.randoms())
+@given(st.lists(st.tuples(values, ends), min_size=1, max_size=12), st.integers(1, 7), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_the_sampler_sees_one_value_a_trial_at_the_rung_that_enough_have_reached(
-    trials: list[tuple[list[float], str]], random: Any
+    trials: list[tuple[list[float], str]], n_startup: int, random: Any
 ) -> None:
-    spy = Spy()
+    spy = Spy(n_startup)
     study = make_study(spy)
     driver = StudyDriver(study, one_float, "loss")
     numbers = list(driver.ask(len(trials), "study")[0])
@@ -92,10 +91,10 @@ def test_the_sampler_sees_one_value_a_trial_at_the_rung_that_enough_have_reached
             state[number] = end
         if random.random() < 0.3:
             drawn, _ = driver.ask(1, "study")
-            assert spy.seen[: len(trials)] == expected(reports, state)
+            assert spy.seen[: len(trials)] == expected(reports, state, n_startup)
             driver.fail(next(iter(drawn)), "drawn to look")
     driver.ask(1, "study")
-    assert spy.seen[: len(trials)] == expected(reports, state)
+    assert spy.seen[: len(trials)] == expected(reports, state, n_startup)
     running = {trial.number for trial in study.trials if trial.state == TrialState.RUNNING}
     assert {n for n in numbers if state[n] == "live"} <= running
 

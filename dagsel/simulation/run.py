@@ -1,0 +1,238 @@
+"""The call that searches in virtual time."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagsel.errors import SearchError
+from dagsel.execution.runner import Runner
+from dagsel.flow import Direction, Flow, Sampling
+from dagsel.record import Entry, Record
+from dagsel.result import Result
+from dagsel.simulation.cluster import SimulatedCluster
+from dagsel.simulation.curves import Curves
+from dagsel.simulation.engine import VirtualEngine
+from dagsel.simulation.order import read_order
+from dagsel.simulation.recorded import Recorded
+from dagsel.study import Space, StudyDriver, open_study
+
+if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
+
+
+@dataclass(frozen=True, repr=False)
+class SimulatedRun(Result):
+    """What a search in virtual time came to.
+
+    Parameters
+    ----------
+    study
+        Its study, in memory.
+    metric
+        Name of the metric that the search was about.
+    record
+        All that was done; times are virtual.
+    cluster
+        What the workers were like.
+    journal
+        All that happened and was decided, as a run on a cluster writes it.
+    """
+
+    cluster: SimulatedCluster
+    journal: Sequence[Entry]
+
+    @property
+    def seconds(self) -> float:
+        """Virtual time that the search took."""
+        return self.record.seconds
+
+    @property
+    def cost(self) -> float:
+        """Seconds of workers that were used, from request to release."""
+        return self.cluster.worker_seconds(self.seconds)
+
+
+def simulate(
+    flow: Flow,
+    curves: Curves,
+    cluster: SimulatedCluster,
+    *,
+    seed: int = 0,
+    space: Space | None = None,
+    sampler: BaseSampler | None = None,
+    direction: Direction = "minimize",
+    metric: str = "value",
+    deadline: float | None = None,
+    order: Sequence[Mapping[str, Any]] = (),
+) -> SimulatedRun:
+    """Search in virtual time, to see what a flow would find on a cluster, when and at what cost.
+
+    Flow, runner and dispatcher are those of a run on a cluster, the workers are a model. The same
+    arguments give the same journal.
+
+    Parameters
+    ----------
+    flow
+        The search procedure, from `dagsel.flows` or your own; left as it is.
+    curves
+        What trials do and what they cost: a `PowerLaw`, a `Recorded` run or your own.
+    cluster
+        What the workers are like.
+    seed
+        Seeds the flow and the draws of configurations.
+    space
+        Optuna's define-by-run function. It may be left out for a `Recorded` run: then the recorded
+        configurations are drawn, in their order.
+    sampler
+        Sampler of the study, left as it is; by default Optuna's own.
+    direction
+        Whether smaller or larger values are better.
+    metric
+        What to call the metric.
+    deadline
+        Virtual seconds after which the search ends with what it has; None for no limit.
+    order
+        Journal of another run of the flow, on a cluster or simulated: trials report in its order,
+        each epoch being kept back until those before it are trained.
+
+    Returns
+    -------
+    SimulatedRun
+        As `dagsel.optimize` gives it, but for the model.
+
+    Raises
+    ------
+    SearchError
+        If flow, curves, space and order do not fit together.
+    ClusterError
+        If the cluster cannot run it.
+
+    Examples
+    --------
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
+    >>> run = simulate(
+    ...     RandomSearch(max_epochs=3, n_trials=8),
+    ...     PowerLaw(epoch_s=60.0),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> run.seconds, run.cost  # 8 trials of 3 epochs of a minute, on 4 workers
+    (360.0, 1440.0)
+    """
+    if not isinstance(flow, Flow):
+        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
+    if deadline is not None and not deadline > 0:
+        raise SearchError(f"deadline must be a positive number of seconds, got {deadline!r}")
+    flow = copy.deepcopy(flow)
+    name = f"simulated-{seed}"
+    driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
+    record = Record(name, cluster.n_shards, direction)
+    journal: list[Entry] = []
+    engine = VirtualEngine(
+        curves,
+        cluster,
+        metric,
+        order=read_order(order),
+        until_s=math.inf if deadline is None else deadline,
+    )
+    runner = Runner(
+        flow,
+        driver,
+        engine,
+        _NoStates(),
+        _Kept(journal),
+        record,
+        metric,
+        seed=seed,
+        deadline_s=deadline,
+    )
+    runner.run()
+    return SimulatedRun(driver.study, metric, record, cluster, journal)
+
+
+def _driver(
+    name: str,
+    flow: Flow,
+    curves: Curves,
+    seed: int,
+    space: Space | None,
+    sampler: BaseSampler | None,
+    direction: Direction,
+    metric: str,
+) -> StudyDriver:
+    recorded = curves if space is None and isinstance(curves, Recorded) else None
+    if recorded is not None:
+        space = recorded.space
+    if space is None:
+        raise SearchError(
+            "space is missing; only Recorded curves bring configurations of their own"
+        )
+    study = open_study(name, direction, None)
+    if sampler is not None:
+        study.sampler = sampler
+    driver = (StudyDriver if recorded is None else _Walk)(
+        study,
+        space,
+        metric,
+        seed,
+        run=name,
+        sampler_seed=seed if sampler is None else None,
+        max_epochs=getattr(flow, "max_epochs", None),
+        use_pruner=hasattr(flow, "pruner"),
+        pruner=getattr(flow, "pruner", None),
+    )
+    if recorded is None:
+        grid = getattr(flow, "sampling", "study") == "grid"
+        driver.validate({metric: None}, grid=grid, check=lambda config: None)
+    else:
+        for number in sorted(recorded.configs):
+            study.enqueue_trial(dict(recorded.configs[number]))
+    return driver
+
+
+class _Walk(StudyDriver):
+    """Draws what is enqueued, in its order, and no more."""
+
+    __slots__ = ()
+
+    def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
+        """Draw trials; fewer than asked for when no more are enqueued."""
+        n_left = sum(trial.state.name == "WAITING" for trial in self.study.get_trials(False))
+        configs, _ = StudyDriver.ask(self, min(n, n_left), "random")
+        return configs, n > n_left or (sampling == "grid" and n == n_left)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoStates:
+    """A store of states that are not there: in virtual time nothing is trained."""
+
+    def load_latest(
+        self, trial: int, at_most: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
+        return None if at_most is None else (at_most, b"", {})
+
+    def save(
+        self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]
+    ) -> None:
+        pass
+
+    def delete(self, trial: int, epoch: int, position: int) -> None:
+        pass
+
+    def drop(self, trial: int) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A journal in memory."""
+
+    entries: list[Entry]
+
+    def append(self, records: Sequence[Entry]) -> None:
+        self.entries.extend(records)
