@@ -10,13 +10,14 @@ Entries are JSON objects. ``is`` says which:
 - ``turn``: an event, or the ``context`` of the start, and what the flow decided; with neither, what
   was decided over its head; ``flow``: its state at this moment;
 - ``unit``: a unit is done;
+- ``stored``: what a session that goes on found in the store of a trial's unreported epochs;
 - ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
@@ -145,6 +146,33 @@ class TrialRecord:
         """Whether it lives and has nothing to train."""
         return self.is_live and self.n_decided == len(self.epochs)
 
+    def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
+        """Bring its tallies in line with the store, whose word counts for what was trained.
+
+        Parameters
+        ----------
+        states
+            Of the newest readable state, and of the ends of unreported epochs before it, the epoch,
+            the position and what was stored with it; in order.
+        n_shards
+            Training shards of the data set.
+        """
+        stored = {state["epoch"]: state for state in states}
+        newest = max(stored, default=0)
+        for epoch in range(len(self.epochs) + 1, self.n_decided + 1):
+            tally = self.tallies.pop(epoch, EpochTally(n_shards))
+            if epoch in stored:
+                state = stored[epoch]
+                tally.follow(state["visits"])
+                tally.update(Unit("train", self.number, epoch, state["position"]), state)
+            elif epoch < newest:  # it is over; of what was not heard any order will do
+                visits = tally.begun.visits
+                tally.follow([*visits, *(s for s in range(n_shards) if s not in visits)])
+            else:
+                tally.follow([])
+            if tally.trained or tally.scored:
+                self.tallies[epoch] = tally
+
 
 @dataclass(frozen=True, slots=True)
 class UnitRecord:
@@ -166,6 +194,8 @@ class UnitRecord:
         Whether a stored result was found instead of training again.
     state_bytes
         Size of the state that it gave; 0 for an evaluating unit.
+    save_seconds
+        How long storing that state took; the time before `stop` holds it.
     """
 
     unit: Unit
@@ -176,6 +206,7 @@ class UnitRecord:
     hop: bool
     recovered: bool
     state_bytes: int
+    save_seconds: float = 0.0
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> UnitRecord:
@@ -189,6 +220,7 @@ class UnitRecord:
             entry["hop"],
             entry.get("recovered", False),
             entry.get("state_bytes", 0),
+            entry.get("save_seconds", 0.0),
         )
 
 
@@ -245,6 +277,8 @@ class Record:
         What the flow was told at its start; None before.
     n_workers
         What the flow was last told of workers.
+    visited
+        Of each trial and epoch the shard at each position.
     """
 
     run: str
@@ -254,6 +288,7 @@ class Record:
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
+    visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
     context: Context | None = None
@@ -273,6 +308,8 @@ class Record:
                 self._add_unit(entry)
             case "turn":
                 self._add_turn(entry)
+            case "stored":
+                self._add_stored(entry)
             case "round":
                 epochs = frozenset((t, e) for t, a, b in entry["epochs"] for e in range(a, b))
                 self.rounds.append(RoundRecord(entry["number"], epochs, entry["start"]))
@@ -285,8 +322,18 @@ class Record:
         done = UnitRecord.from_entry(entry)
         self.units.append(done)
         unit, trial = done.unit, self.trials.get(done.unit.trial)
+        if unit.kind == "train":
+            self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
         if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
             trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
+
+    def _add_stored(self, entry: Entry) -> None:
+        trial, states = self.trials[entry["trial"]], entry["states"]
+        for state in states:
+            if state["epoch"] > len(trial.epochs):  # before, it may be another trial's state
+                seen = self.visited.setdefault((trial.number, state["epoch"]), {})
+                seen.update(enumerate(state["visits"]))
+        trial.follow(states, self.n_shards)
 
     def _add_turn(self, entry: Entry) -> None:
         self.seconds = entry["seconds"]
@@ -389,18 +436,15 @@ class Record:
             last = trial.adoptions[-1] if trial.adoptions else None
             trial.config = config if last is None else {**configs[last.root], **last.config}
 
+    def order(self, trial: int, epoch: int) -> tuple[int, ...] | None:
+        """Give the order of visits of an epoch that was trained to its end; None of another."""
+        order = tuple(shard for _, shard in sorted(self.visited.get((trial, epoch), {}).items()))
+        return order if sorted(order) == list(range(self.n_shards)) else None
+
     def visits(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """Give the order of visits of each epoch of a trial that was trained to its end."""
-        found: dict[tuple[int, int], dict[int, int]] = {}
-        for done in self.units:
-            if done.unit.kind == "train":
-                place = (done.unit.trial, done.unit.epoch)
-                found.setdefault(place, {})[done.unit.position] = done.shard
-        return {
-            place: tuple(shards[position] for position in range(self.n_shards))
-            for place, shards in found.items()
-            if len(shards) == self.n_shards
-        }
+        orders = {place: self.order(*place) for place in self.visited}
+        return {place: order for place, order in orders.items() if order is not None}
 
     def differences(self, other: Record) -> list[str]:
         """Say in which epochs another record, of the same run repeated, has other results."""
@@ -448,11 +492,11 @@ class Record:
     def timeline(self) -> pd.DataFrame:
         """Give a row for each unit that ran, in the order in which they ended."""
         rows = [
-            (*unit.unit, unit.shard, unit.worker, unit.start, unit.stop, unit.hop, unit.recovered)
-            for unit in self.units
+            (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered, u.save_seconds)
+            for u in self.units
         ]
         columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
-        return pd.DataFrame(rows, columns=[*columns, "hop", "recovered"])
+        return pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds"])
 
 
 def _same(these: Mapping[str, float], those: Mapping[str, float]) -> bool:

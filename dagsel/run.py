@@ -391,7 +391,8 @@ class _Session:
     ) -> Run:
         settings, record = self.settings, self.record
         packed = pack_workload(self.workload)
-        name = record.run if not record.n_sessions else f"{record.run}.{record.n_sessions + 1}"
+        # What a dead driver has left on the cluster, if only for a moment, is not this session's.
+        name = f"{record.run}.{uuid.uuid4().hex[:4]}"
         spec = RunSpec(name, packed, self.data, self.folder, settings.seed, versions_here())
         dispatch = DispatchConfig(
             self.data.n_shards, settings.replicas, unit_timeout_s=settings.unit_timeout_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,23 @@ class EpochTally:
             self.trained[unit.position] = (result["shard"], n_samples, loss)
         if unit.position == self.n_shards - 1:
             self.digest = result.get("digest", "")
+
+    def follow(self, visits: Sequence[int]) -> None:
+        """Hold these visits and no others; of one that is new neither samples nor loss are known.
+
+        Examples
+        --------
+        >>> tally = EpochTally(n_shards=3)
+        >>> tally.add(Unit("train", 0, 1, 0), {"shard": 2, "n_samples": 4, "loss": 0.5})
+        >>> tally.follow([2, 0])
+        >>> tally.trained
+        {0: (2, 4, 0.5), 1: (0, 0, nan)}
+        """
+        for position in [p for p in self.trained if p >= len(visits)]:
+            del self.trained[position]
+        for position, shard in enumerate(visits):
+            if self.trained.get(position, (None,))[0] != shard:
+                self.trained[position] = (shard, 0, math.nan)
 
     @property
     def is_complete(self) -> bool:

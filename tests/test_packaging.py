@@ -49,6 +49,8 @@ def test_what_is_exported() -> None:
         "Workload",
         "metrics",
         "optimize",
+        "replay",
+        "resume",
     ]
     for name in dagsel.__all__:
         assert getattr(dagsel, name) is not None

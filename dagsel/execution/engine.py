@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import math
 import platform
 import queue
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -32,9 +31,6 @@ from dagsel.planning.rounds import Round
 
 Message: TypeAlias = dict[str, Any]
 logger = logging.getLogger("dagsel")
-
-#: Memory that a worker which is not there yet is taken to have.
-UNKNOWN_LIMIT = 1 << 30
 
 
 @dataclass(slots=True)
@@ -72,8 +68,10 @@ class Engine:
     def __enter__(self) -> Engine:
         try:
             self._start()
-        except BaseException:
+        except BaseException as error:
             self._stop()
+            if isinstance(error, OSError) and not isinstance(error, ClusterError):
+                raise ClusterError(f"the scheduler was lost as the run began: {error}") from error
             raise
         return self
 
@@ -89,7 +87,6 @@ class Engine:
         run = self.spec.run
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
-        self._place_validation()
         plugin = DispatchPlugin(
             run,
             self.dispatch,
@@ -106,24 +103,22 @@ class Engine:
             ) from error
         self._wait_for_workers()
 
-    def _place_validation(self) -> None:
-        """Let every worker hold all validation shards if that takes little of its memory."""
-        workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        limits = [worker["memory_limit"] or math.inf for worker in workers]
-        room = self.spec.validation_share * min(limits, default=UNKNOWN_LIMIT)
-        at_home = self.spec.validation_bytes <= room
-        self.spec = replace(self.spec, evaluate_at_home=at_home)
-        self.dispatch = replace(self.dispatch, evaluate_at_home=at_home)
-
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + self.worker_timeout_s
-        registered = set(self.client.register_plugin(TrainingPlugin(self.spec)))
+        try:
+            registered = set(self.client.register_plugin(TrainingPlugin(self.spec)))
+        except OSError:  # a worker was lost in the middle of it; the others have been told
+            registered = self._workers_there()
         refusals: list[str] = []
         while not self.workers or not registered <= self.workers:
+            left_s = deadline - time.monotonic()
             try:
-                message = self._messages.get(timeout=max(0.0, deadline - time.monotonic()))
+                message = self._messages.get(timeout=min(max(0.0, left_s), 0.5))
             except queue.Empty:
-                break
+                if left_s <= 0:
+                    break
+                registered &= self._workers_there()
+                continue
             match message["op"]:
                 case "left":
                     registered.discard(message["worker"])
@@ -141,6 +136,9 @@ class Engine:
                 f"no worker came within {self.worker_timeout_s:g} s; start workers, scale the "
                 "cluster, or raise worker_timeout"
             )
+
+    def _workers_there(self) -> set[str]:
+        return set(self.client.scheduler_info(n_workers=-1)["workers"])
 
     def _stop(self) -> None:
         run = self.spec.run
@@ -326,6 +324,8 @@ def check_versions(client: Client) -> None:
                 raise VersionMismatchError(
                     f"{package} is not installed on {place}; install {package}=={version} there"
                 )
+            if isinstance(answer, OSError) and place != "scheduler":
+                continue  # the worker has gone since it was asked
             if isinstance(answer, Exception):
                 raise ClusterError(f"{place} does not run what dagsel asks of it: {answer}")
             if answer != version:
@@ -333,7 +333,7 @@ def check_versions(client: Client) -> None:
                     f"{package} is {version} here and {answer} on {place}; install {version} there"
                 )
     python = ".".join(platform.python_version_tuple()[:2])
-    for place, answer in client.run(platform.python_version_tuple).items():
+    for place, answer in client.run(platform.python_version_tuple, on_error="ignore").items():
         if ".".join(answer[:2]) != python:
             raise VersionMismatchError(
                 f"Python is {python} here and {'.'.join(answer[:2])} on {place}; use the same one"

@@ -66,9 +66,7 @@ def own_random_numbers() -> None:
             module.random = second  # type: ignore[attr-defined]
 
 
-def shards_that_fit(
-    memory_limit: int | None, shard_bytes: int, *, share: float, taken: int = 0
-) -> int | None:
+def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
     """How many shards a worker may hold.
 
     Parameters
@@ -79,8 +77,6 @@ def shards_that_fit(
         Bytes of the largest shard with its validation shard.
     share
         Share of the limit that shards may take; the rest is for states and training.
-    taken
-        Bytes of that share which something else takes.
 
     Returns
     -------
@@ -91,10 +87,8 @@ def shards_that_fit(
     --------
     >>> shards_that_fit(1000, 150, share=0.5)
     3
-    >>> shards_that_fit(1000, 150, share=0.5, taken=100)
-    2
     >>> shards_that_fit(None, 150, share=0.5)
     """
     if not memory_limit:
         return None
-    return max(int(memory_limit * share) - taken, 0) // max(shard_bytes, 1)
+    return int(memory_limit * share) // max(shard_bytes, 1)

@@ -7,13 +7,12 @@ The store's word counts for what was trained, the record's for what was scored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dagsel.planning.rounds import Begun, Unit
+from dagsel.planning.rounds import Begun
 from dagsel.record import TrialRecord
-from dagsel.tally import EpochTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +39,18 @@ class Plan:
 
 
 def reconcile(
-    trial: TrialRecord,
-    n_shards: int,
-    place: tuple[int, int] | None,
-    meta: Mapping[str, Any],
+    trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | None
 ) -> Plan | None:
-    """Plan what is left of a live trial, and bring its tallies in line with the store.
+    """Plan what is left of a live trial whose record follows the store (`TrialRecord.follow`).
 
     Parameters
     ----------
     trial
-        Its record; its tallies are changed.
+        Its record.
     n_shards
         Training shards of the data set.
-    place, meta
-        Epoch and position of its newest readable state, and what was stored with it; None and
-        nothing if there is none.
+    newest
+        Epoch, position and visits of its newest readable state; None if there is none.
 
     Returns
     -------
@@ -65,52 +60,23 @@ def reconcile(
     Examples
     --------
     >>> trial = TrialRecord(0, {}, {}, n_decided=2)
-    >>> reconcile(trial, 3, (1, 1), {"visits": [2, 0]})
+    >>> state = {"epoch": 1, "position": 1, "visits": [2, 0], "n_samples": 4, "loss": 0.5}
+    >>> trial.follow([state], n_shards=3)
+    >>> reconcile(trial, 3, state)
     Plan(trial=0, epochs=range(1, 3), begun=(Begun(visits=(2, 0), scored=frozenset()),))
-    >>> trial.tallies[1].trained
-    {0: (2, 0, nan), 1: (0, 0, nan)}
     """
     n_reported = len(trial.epochs)
-    if place is None:
-        trial.tallies.clear()
-        return None if n_reported else Plan(trial.number, range(1, trial.n_decided + 1))
-    is_behind = place < (n_reported, n_shards - 1)
-    first = place[0] if is_behind else n_reported + 1
-    epochs = range(first, trial.n_decided + 1)
-    begun = []
-    for epoch in epochs:
-        tally = trial.tallies.get(epoch, EpochTally(n_shards))
-        _follow(tally, _visits(tally, epoch, n_shards, place, meta["visits"]))
-        if epoch == place[0]:
-            tally.update(Unit("train", trial.number, *place), meta)
-        if epoch <= n_reported:
-            begun.append(Begun(tally.begun.visits, frozenset(range(n_shards))))
-        elif tally.trained or tally.scored:
-            trial.tallies[epoch] = tally
-            begun.append(tally.begun)
-    return Plan(trial.number, epochs, tuple(begun))
-
-
-def _visits(
-    tally: EpochTally,
-    epoch: int,
-    n_shards: int,
-    place: tuple[int, int],
-    visits: Sequence[int],
-) -> list[int]:
-    """List the shards that a trial has visited in an epoch, as the store has it."""
-    if epoch > place[0]:
-        return []
-    if epoch == place[0]:
-        return list(visits)
-    known = list(tally.begun.visits)  # the epoch is over; of what was not heard any order will do
-    return known + [shard for shard in range(n_shards) if shard not in known]
-
-
-def _follow(tally: EpochTally, visits: Sequence[int]) -> None:
-    """Let a tally hold these visits and no others."""
-    for position in [p for p in tally.trained if p >= len(visits)]:
-        del tally.trained[position]
-    for position, shard in enumerate(visits):
-        if tally.trained.get(position, (None,))[0] != shard:
-            tally.trained[position] = (shard, 0, float("nan"))
+    first, begun = n_reported + 1, list[Begun]()
+    if newest is None:
+        if n_reported:
+            return None
+    elif (newest["epoch"], newest["position"]) < (n_reported, n_shards - 1):
+        # Epochs that were reported are trained once more, and not scored.
+        first, everything = newest["epoch"], frozenset(range(n_shards))
+        begun = [Begun((), everything) for _ in range(first, n_reported + 1)]
+        begun[0] = Begun(tuple(newest["visits"]), everything)
+    for epoch in range(n_reported + 1, trial.n_decided + 1):
+        if epoch not in trial.tallies:
+            break
+        begun.append(trial.tallies[epoch].begun)
+    return Plan(trial.number, range(first, trial.n_decided + 1), tuple(begun))

@@ -239,9 +239,9 @@ class Runner:
 
     def _mend(self, trial: TrialRecord) -> Plan | None:
         """Plan what is left of a trial from what the store holds of it."""
-        found = self.states.load_latest(trial.number)
-        place, meta = (None, {}) if found is None else (found[0], found[2])
-        plan = reconcile(trial, self.record.n_shards, place, meta)
+        states = self._stored(trial)
+        self._note({"is": "stored", "trial": trial.number, "states": states})
+        plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._events.append((TrialFailed(trial.number, reason), {}))
@@ -249,6 +249,20 @@ class Runner:
             self._mended[trial.number] = plan
             return None
         return plan
+
+    def _stored(self, trial: TrialRecord) -> list[dict[str, Json]]:
+        """Look up a trial's newest state, and the ends of its unreported epochs before that."""
+        found = self.states.load_latest(trial.number)
+        if found is None:
+            return []
+        newest, _, meta = found
+        states = [{**meta, "epoch": newest[0], "position": newest[1]}]
+        for epoch in reversed(range(len(trial.epochs) + 1, newest[0])):
+            end = (epoch, self.record.n_shards - 1)
+            before = self.states.load_latest(trial.number, end)
+            if before is not None and before[0] == end:
+                states.insert(0, {**before[2], "epoch": end[0], "position": end[1]})
+        return states
 
     # ---- turns
 
@@ -357,7 +371,11 @@ class Runner:
         self.engine.submit(Round(number, chains), configs)
 
     def _chain(self, plan: Plan) -> Chain:
-        order = tuple(self.orders(plan.trial, epoch) for epoch in plan.epochs)
+        order = tuple(
+            # What was scored was scored after these visits in this order.
+            self.orders(plan.trial, epoch) or self.record.order(plan.trial, epoch)
+            for epoch in plan.epochs
+        )
         n_shards = self.record.n_shards
         return Chain(plan.trial, plan.epochs, n_shards, order=order, begun=plan.begun)
 

@@ -329,7 +329,7 @@ class DispatchPlugin(SchedulerPlugin):
             return False
         if unit.kind == "train":
             return self.dispatcher.home(unit.trial) == worker
-        return self.dispatcher.may_evaluate(worker, unit)
+        return self.dispatcher.holds(worker, unit.position)
 
     def _preempt(self, unit: Unit, worker: str) -> None:
         self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))

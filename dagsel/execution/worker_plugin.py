@@ -12,7 +12,7 @@ import importlib.metadata
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,7 +50,7 @@ class RunSpec:
     Parameters
     ----------
     run
-        Identifier of the run.
+        Identifier of the run; what follows a dot tells its sessions apart: ``3f9a.77aa``.
     workload
         The workload, pickled by cloudpickle.
     data
@@ -65,11 +65,6 @@ class RunSpec:
         Share of a worker's memory limit that its shards may take.
     state_share
         Share of a worker's memory limit past which states wait in the store alone.
-    validation_share
-        Share of a worker's memory limit that all validation shards may take to be held by every
-        worker.
-    evaluate_at_home
-        Whether they are.
     """
 
     run: str
@@ -80,14 +75,6 @@ class RunSpec:
     versions: Mapping[str, str] = field(default_factory=dict)
     shard_share: float = 0.5
     state_share: float = 0.65
-    validation_share: float = 0.1
-    evaluate_at_home: bool = False
-
-    @property
-    def validation_bytes(self) -> int:
-        """Bytes of all validation shards in memory."""
-        sizes = self.data.shard_sizes
-        return sum(s.nbytes * s.n_validation // (s.n_train + s.n_validation) for s in sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +112,10 @@ class Binding:
 
 @dataclass(slots=True)
 class Held:
-    """A training or a validation shard as a worker holds it: prepared for the workload."""
+    """A shard as a worker holds it: ready for training and for scoring."""
 
-    prepared: Any
+    train: Any
+    validation: Any
     n_bytes: int
 
 
@@ -152,7 +140,6 @@ class TrainingPlugin(WorkerPlugin):
         self.spec = spec
         self.name = plugin_name(spec.run)
         self.shards: dict[int, Held] = {}
-        self.validation: dict[int, Held] = {}
         self.counters = Counters()
         self.owns_resource = False
         self._stops: dict[Unit, threading.Event] = {}
@@ -161,7 +148,6 @@ class TrainingPlugin(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
-        self._reading = threading.Lock()
         try:
             self._check_versions()
             self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
@@ -189,7 +175,6 @@ class TrainingPlugin(WorkerPlugin):
         for stop in list(self._stops.values()):
             stop.set()
         self.shards.clear()
-        self.validation.clear()
         watch = worker.periodic_callbacks.pop(self.name, None)
         if watch is not None:
             watch.stop()
@@ -211,8 +196,7 @@ class TrainingPlugin(WorkerPlugin):
     def _room(self, worker: Worker) -> int | None:
         limit = worker.memory_manager.memory_limit
         largest = max(size.nbytes for size in self.spec.data.shard_sizes)
-        everywhere = self.spec.validation_bytes if self.spec.evaluate_at_home else 0
-        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share, taken=everywhere)
+        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share)
         if max_shards == 0:
             raise WorkerMemoryError(
                 f"its memory limit is {limit:,} bytes, of which shards may take "
@@ -230,7 +214,7 @@ class TrainingPlugin(WorkerPlugin):
                 )
 
     def _check_store(self) -> None:
-        if not self.spec.run_dir.belongs_to(self.spec.run):
+        if not self.spec.run_dir.belongs_to(self.spec.run.partition(".")[0]):
             raise ClusterError(
                 f"cannot reach run_dir {self.spec.run_dir.url}: give run_dir= a URL that the "
                 "driver and all workers reach, such as a shared folder or s3://"
@@ -248,30 +232,17 @@ class TrainingPlugin(WorkerPlugin):
 
     def _on_drop(self, shard: int) -> None:
         self.shards.pop(shard, None)
-        if not self.spec.evaluate_at_home:
-            self.validation.pop(shard, None)
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
-        train = self._hold(self.shards, shard, self.spec.data.shard)
-        return train.n_bytes + self._validation(shard).n_bytes
-
-    def _validation(self, shard: int) -> Held:
-        return self._hold(self.validation, shard, self.spec.data.validation_shard)
-
-    def _hold(
-        self, there: dict[int, Held], shard: int, read: Callable[[int], Mapping[str, Any]]
-    ) -> Held:
-        held = there.get(shard)
-        if held is not None:
-            return held
-        with self._reading:  # a unit may want a validation shard that is being loaded
-            if shard not in there:
-                arrays = read(shard)
-                n_bytes = sum(array.nbytes for array in arrays.values())
-                there[shard] = Held(self.workload.prepare(arrays), n_bytes)
-                self.counters.shard_bytes_read += n_bytes
-            return there[shard]
+        if shard not in self.shards:
+            train, validation = self.spec.data.shard(shard), self.spec.data.validation_shard(shard)
+            n_bytes = sum(array.nbytes for array in (*train.values(), *validation.values()))
+            self.shards[shard] = Held(
+                self.workload.prepare(train), self.workload.prepare(validation), n_bytes
+            )
+            self.counters.shard_bytes_read += n_bytes
+        return self.shards[shard].n_bytes
 
     def train(
         self, unit: Unit, config: Mapping[str, Any], state: State | Stored | None
@@ -295,7 +266,7 @@ class TrainingPlugin(WorkerPlugin):
             ends_epoch = unit.position == self.spec.data.n_shards - 1
             visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
             leash = Leash(stop, binding.max_seconds, binding.max_batches)
-            shard = self.shards[binding.shard].prepared
+            shard = self.shards[binding.shard].train
             trained = self.workload.train(before, shard, config, visit=visit, should_stop=leash)
             meta = {
                 "shard": binding.shard,
@@ -313,8 +284,10 @@ class TrainingPlugin(WorkerPlugin):
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
+            trained_at = time.time()
             kept = self._save(unit, trained.state, meta)
-            self._report(report | kept | {"stop": time.time()})
+            stop_at = time.time()
+            self._report(report | kept | {"stop": stop_at, "save_seconds": stop_at - trained_at})
             if kept["shard"] != binding.shard:  # another attempt, believed lost, was first
                 return Stored(unit.trial, unit.epoch, unit.position)
             return self._keep(unit, trained.state)
@@ -329,8 +302,7 @@ class TrainingPlugin(WorkerPlugin):
         start = time.time()
         self._tell("started", unit=list(unit))
         loaded = self._load(state) if isinstance(state, Stored) else state
-        shard = self._validation(unit.position).prepared
-        scores = self.workload.evaluate(loaded, shard, config)
+        scores = self.workload.evaluate(loaded, self.shards[unit.position].validation, config)
         report = {"start": start, "shard": unit.position, "n_samples": scores.n_samples}
         self._report(report | {"metrics": scores.metrics, "stop": time.time()})
         return scores.metrics

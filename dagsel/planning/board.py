@@ -26,7 +26,7 @@ from dagsel.planning.rule import Shop, bits
 LOOKAHEAD_SHARE = 0.04  # of the unit's time,
 LOOKAHEAD_OVERHEADS = 4.0  # but no less than so many times `overhead_s`
 SHORT_UNIT = 60.0  # times `overhead_s`: a unit that short is looked behind even if its end is vague
-MOST_LOOKED_AT = 32  # waiting evaluations of a shard, or a home
+MOST_LOOKED_AT = 32  # waiting evaluations of a shard
 
 
 class Board:
@@ -42,8 +42,7 @@ class Board:
     now, out
         The time, and the instructions so far, of the present call.
     trials, bindings, holdings, evaluations
-        See above; `evaluations` has one ordered set a shard, or a worker where states are scored
-        at home (None: anywhere), and `n_evaluations` is their size.
+        See above; `evaluations` has one ordered set a shard, `n_evaluations` is their size.
     stopped
         Trials that are over.
     strikes, failures
@@ -59,8 +58,7 @@ class Board:
         self.trials: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
         self.holdings = Holdings(config.n_shards, config.replicas)
-        self.evaluations: dict[int | Worker | None, dict[Unit, None]] = {}
-        self._filed: dict[Unit, int | Worker | None] = {}  # under which key each one waits
+        self.evaluations: list[dict[Unit, None]] = [{} for _ in range(config.n_shards)]
         self.n_evaluations = 0
         self.stopped: set[int] = set()
         self.strikes: dict[Unit, int] = {}
@@ -82,32 +80,14 @@ class Board:
 
     def add_evaluation(self, unit: Unit) -> None:
         """Note that the evaluating unit is ready."""
-        if unit not in self._filed:
-            key = self._filed[unit] = self.place_of(unit)
-            self.evaluations.setdefault(key, {})[unit] = None
+        if unit not in self.evaluations[unit.position]:
+            self.evaluations[unit.position][unit] = None
             self.n_evaluations += 1
-
-    def place_of(self, unit: Unit) -> int | Worker | None:
-        """Find what an evaluating unit waits for: its shard, or a worker; None for any worker."""
-        if not self.config.evaluate_at_home:
-            return unit.position
-        home = self.trials[unit.trial].epochs[unit.epoch].trained_on
-        seat = None if home is None else self.holdings.workers.get(home)
-        return None if seat is None or seat.draining else home
-
-    def leave_home(self, worker: Worker) -> None:
-        """Let any worker score what was to be scored on this one, which goes."""
-        for unit in list(self.evaluations.get(worker, ())):
-            self.drop_evaluation(unit)
-            self.add_evaluation(unit)
 
     def drop_evaluation(self, unit: Unit) -> None:
         """Note that the evaluating unit is no longer ready."""
-        if unit in self._filed:
-            key = self._filed.pop(unit)
-            del self.evaluations[key][unit]
-            if not self.evaluations[key]:
-                del self.evaluations[key]
+        if unit in self.evaluations[unit.position]:
+            del self.evaluations[unit.position][unit]
             self.n_evaluations -= 1
 
     def drop_training(self, trial: Trial, unit: Unit) -> None:
@@ -209,8 +189,9 @@ class Board:
             if unit.trial == number and binding.preempted_s is None:
                 binding.preempted_s = self.now
                 self.out.append(Preempt(unit, binding.worker))
-        for unit in [unit for unit in self._filed if unit.trial == number]:
-            self.drop_evaluation(unit)
+        for waiting in self.evaluations:
+            for unit in [unit for unit in waiting if unit.trial == number]:
+                self.drop_evaluation(unit)
         for table in (self.strikes, self.failures):
             for unit in [unit for unit in table if unit.trial == number]:
                 del table[unit]
@@ -221,9 +202,8 @@ class Board:
         """Find an evaluating unit for the seat, of a state that is there if there is one."""
         choice: Unit | None = None
         best = (-inf, False)
-        keys = (seat.worker, None) if self.config.evaluate_at_home else bits(seat.held & ~blocked)
-        for key in keys:
-            for unit in islice(self.evaluations.get(key, ()), MOST_LOOKED_AT):
+        for shard in bits(seat.held & ~blocked):
+            for unit in islice(self.evaluations[shard], MOST_LOOKED_AT):
                 is_home = self.trials[unit.trial].epochs[unit.epoch].trained_on == seat.worker
                 rank = (self.shop.priority.get(unit.trial, 0.0), is_home)
                 if rank > best:

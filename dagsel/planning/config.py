@@ -36,9 +36,6 @@ class DispatchConfig:
         the others.
     shard_weights
         Relative work of each shard; equal by default.
-    evaluate_at_home
-        Whether each worker holds all validation shards, so that a state is scored where it was
-        made. If not, a validation shard is where its training shard is.
     """
 
     n_shards: int
@@ -52,7 +49,6 @@ class DispatchConfig:
     capacity_timeout_s: float = 60.0
     rebalance: bool = True
     shard_weights: tuple[float, ...] | None = None
-    evaluate_at_home: bool = False
 
     def __post_init__(self) -> None:
         for name in ("n_shards", "replicas", "max_strikes", "max_failures"):

@@ -132,14 +132,10 @@ class Dispatcher:
         binding = self.bindings.get(unit)
         return None if binding is None else binding.worker
 
-    def may_evaluate(self, worker: Worker, unit: Unit) -> bool:
-        """Whether the worker is one that the waiting evaluating unit may be bound to."""
-        if self.config.evaluate_at_home:
-            trial = self.trials.get(unit.trial)
-            is_known = trial is not None and unit.epoch in trial.epochs
-            return is_known and self.board.place_of(unit) in (worker, None)
+    def holds(self, worker: Worker, shard: int) -> bool:
+        """Whether the worker holds the shard."""
         seat = self.holdings.workers.get(worker)
-        return seat is not None and bool(seat.held >> unit.position & 1)
+        return seat is not None and bool(seat.held >> shard & 1)
 
     def home(self, trial: int) -> Worker | None:
         """Worker that made the trial's newest state; None when there is none."""
@@ -180,7 +176,6 @@ class Dispatcher:
                 if worker in self.holdings.workers:
                     self.holdings.workers[worker].draining = True
                     self._members_changed = True
-                    self.board.leave_home(worker)
             case ShardLoaded(worker, shard):
                 self._on_shard(worker, shard, None)
             case ShardFailed(worker, shard, reason):
@@ -342,7 +337,6 @@ class Dispatcher:
         for unit in list(seat.bound):
             self.board.give_back(unit)
         del self.holdings.workers[event.worker]
-        self.board.leave_home(event.worker)
         self.times.forget_worker(event.worker)
         self.shop.remove_worker(event.worker)
         self._members_changed = True

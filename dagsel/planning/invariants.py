@@ -16,9 +16,9 @@ def check(board: Board) -> None:
     _check_isolation(board)
     for binding in board.bindings.values():
         _check_binding(board, binding)
-    for waiting in board.evaluations.values():
+    for waiting in board.evaluations:
         assert not waiting.keys() & board.bindings.keys(), "an evaluation is ready and bound"
-    n_waiting = sum(len(waiting) for waiting in board.evaluations.values())
+    n_waiting = sum(len(waiting) for waiting in board.evaluations)
     assert n_waiting == board.n_evaluations, "the number of waiting evaluations is wrong"
 
 
@@ -49,10 +49,7 @@ def _check_binding(board: Board, binding: Binding) -> None:
     unit, shard = binding.unit, binding.shard
     seat = board.holdings.workers.get(binding.worker)
     assert seat is not None, f"{unit} is bound to {binding.worker}, which is gone"
-    is_anywhere = unit.kind == "evaluate" and board.config.evaluate_at_home
-    assert is_anywhere or seat.held >> shard & 1, (
-        f"{binding.worker} does not hold shard {shard} of {unit}"
-    )
+    assert seat.held >> shard & 1, f"{binding.worker} does not hold shard {shard} of {unit}"
     trial = board.trials.get(unit.trial)
     if trial is None or unit.epoch not in trial.epochs:
         assert binding.preempted_s is not None, f"{unit} is nobody's, but runs"

@@ -29,7 +29,6 @@ from dagsel.planning.events import (
     ShardFailed,
     ShardLoaded,
     Tick,
-    TrialStopped,
     UnitDone,
     UnitReady,
     UnitReturned,
@@ -221,8 +220,6 @@ class VirtualCluster:
                 return self._kill(worker, expected=event.expected)
             case DrainRequested(worker) if worker not in self._queues:
                 return []
-            case TrialStopped(trial):
-                self._gone.add(trial)
             case _:
                 pass
         return [event]

@@ -19,6 +19,7 @@ from dagsel.simulation.engine import VirtualEngine
 from dagsel.simulation.order import read_order
 from dagsel.simulation.recorded import Recorded
 from dagsel.study import Space, StudyDriver, open_study
+from dagsel.study.sampler import quiet
 
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
@@ -172,7 +173,8 @@ def _driver(
         raise SearchError(
             "space is missing; only Recorded curves bring configurations of their own"
         )
-    study = open_study(name, direction, None)
+    with quiet():
+        study = open_study(name, direction, None)
     if sampler is not None:
         study.sampler = sampler
     driver = (StudyDriver if recorded is None else _Walk)(

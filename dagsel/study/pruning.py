@@ -21,8 +21,8 @@ def first_step(pruner: Any) -> int:
 
     Examples
     --------
-    >>> first_step(PatientPruner(ThresholdPruner(upper=1.0, n_warmup_steps=2), patience=3))
-    5
+    >>> first_step(SuccessiveHalvingPruner(min_resource=2, min_early_stopping_rate=1))
+    8
     """
     match pruner:
         case PercentilePruner() | ThresholdPruner():  # MedianPruner is a PercentilePruner

@@ -6,6 +6,7 @@ For trying a flow, a cluster or a new machine without a model, and for tests of 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -112,6 +113,43 @@ class SyntheticWorkload:
         extra = np.zeros(self.state_bytes, np.uint8)
         tensors = {"seen": Tensor.from_numpy(batches), "extra": Tensor.from_numpy(extra)}
         return State.pack(tensors, {"epoch": epoch})
+
+
+@dataclass(frozen=True)
+class CountingWorkload(SyntheticWorkload):
+    """A `SyntheticWorkload` that also scores whether all was seen that should have been.
+
+    Parameters
+    ----------
+    n_shards
+        Of the data set.
+
+    Examples
+    --------
+    >>> workload = CountingWorkload(n_shards=1)
+    >>> state, visit = workload.init({}, seed=0), Visit(seed=0, trial=0, epoch=1, shard=0)
+    >>> for _ in range(2):
+    ...     state = workload.train(state, None, {}, visit=visit).state
+    ...     print(workload.evaluate(state, None, {}).metrics["miscounted"])
+    0.0
+    1.0
+    """
+
+    n_shards: int = 1
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """Besides the others ``"miscounted"``, the batches not seen exactly once an epoch."""
+        return {**super().metrics, "miscounted": "minimize"}
+
+    def evaluate(self, state: State, shard: int | None, config: Config) -> Evaluated:
+        """Give the stated value, and how many batches were missed, or seen too often."""
+        scores = super().evaluate(state, shard, config)
+        shape = (state.meta["epoch"], self.n_shards, self.n_batches)
+        counts = Counter(seen(state))
+        wanted = {(epoch + 1, *place) for epoch, *place in np.ndindex(*shape)}
+        wrong = sum(counts[batch] != 1 for batch in wanted | counts.keys())
+        return Evaluated(scores.n_samples, {**scores.metrics, "miscounted": float(wrong)})
 
 
 def seen(state: State) -> list[tuple[int, int, int]]:

@@ -96,7 +96,7 @@ def describe(record: Record, metric: str, units_per_second: float) -> str:
 
     Examples
     --------
-    >>> describe(Record("r", 0.0), "accuracy", 12.34)
+    >>> describe(Record("r"), "accuracy", 12.34)
     '0 epochs · 0 trials alive · 12.3 units/s'
     """
     parts = [f"{record.n_epochs} epochs", f"{record.n_live} trials alive"]

@@ -106,29 +106,6 @@ def test_evaluations_come_before_training_and_prefer_the_state_at_home():
     assert binds(out) == [Bind(score(0, 0), "a", 0)]
 
 
-def test_a_state_is_scored_where_it_was_made():
-    tell = Driver(n_shards=2, evaluate_at_home=True)
-    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({1})))
-    tell(RoundAdded(round_of(1, 2, order=((0, 1),))), *ready(0))
-    tell(UnitDone(train(0), 1.0, 0), UnitReady(train(0, 1)), at=1.0)
-    scores = [score(0, 0), score(0, 1)]
-    out = tell(UnitDone(train(0, 1), 1.0, 1), *map(UnitReady, scores), at=2.0)
-    assert binds(out) == [Bind(score(0, 0), "b", 0)]
-    out = tell(UnitDone(score(0, 0), 1.0, 0), at=3.0)
-    assert binds(out) == [Bind(score(0, 1), "b", 1)]
-
-
-@pytest.mark.parametrize("leaves", [WorkerRemoved("b", False), DrainRequested("b")])
-def test_a_state_whose_home_goes_is_scored_elsewhere(leaves):
-    tell = Driver(n_shards=2, evaluate_at_home=True)
-    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({1})))
-    tell(RoundAdded(round_of(1, 2, order=((0, 1),))), *ready(0))
-    tell(UnitDone(train(0), 1.0, 0), UnitReady(train(0, 1)), at=1.0)
-    scores = [score(0, 0), score(0, 1)]
-    tell(UnitDone(train(0, 1), 1.0, 1), *map(UnitReady, scores), at=2.0)
-    assert binds(tell(leaves, at=3.0)) == [Bind(score(0, 1), "a", 1)]
-
-
 def test_an_evaluation_runs_beside_the_next_epoch():
     tell = Driver(n_shards=1, replicas=2)
     tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({0})))

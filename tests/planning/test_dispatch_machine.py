@@ -44,12 +44,11 @@ class DispatchMachine(RuleBasedStateMachine):
         failures=st.integers(1, 2),
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),
-        at_home=st.booleans(),
     )
-    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1, at_home=False):
+    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1):
         config = DispatchConfig(
             n_shards, replicas, max_failures=failures, unit_timeout_s=timeout, lookahead_s=1.0,
-            overhead_s=0.1, evaluate_at_home=at_home,
+            overhead_s=0.1,
         )  # fmt: skip
         self.n_rounds = 0
         self.epochs: dict[int, int] = {}

@@ -108,12 +108,7 @@ class World:
         assert machine is not None, f"{unit} bound to {worker}, which is gone"
         assert not machine.draining, f"{unit} bound to {worker}, which is to go"
         assert unit in self.ready, f"{unit} bound, but not ready"
-        if unit.kind == "evaluate" and self.config.evaluate_at_home:
-            home = self.results.get(unit._replace(kind="train", position=self.config.n_shards - 1))
-            may_stay = home in self.machines and not self.machines[home].draining
-            assert worker == home or not may_stay, f"{unit} is scored away from home"
-        else:
-            assert shard in machine.held, f"{worker} does not hold shard {shard}"
+        assert shard in machine.held, f"{worker} does not hold shard {shard}"
         assert len(machine.queue) < 2, f"exclusivity: a third unit on {worker}"
         if unit.kind == "evaluate":
             assert shard == unit.position

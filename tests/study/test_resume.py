@@ -48,8 +48,10 @@ class Search:
         for number in configs:
             self.journal[number] = Adopted(self.driver.params(number))
 
-    def step(self) -> None:
+    def step(self, *, enqueue: bool = False) -> None:
         """Draw one, let each live trial report, and end those whose time has come."""
+        if enqueue:
+            self.driver.study.enqueue_trial({"lr": 0.5, "x": 0.5})
         self.ask(1)
         for number, trial in list(self.journal.items()):
             if trial.state != "running":
@@ -109,14 +111,14 @@ def test_what_is_drawn_after_a_death_is_what_would_have_been(
 ) -> None:
     space, sampler, sampling = CASES[case]
     whole = Search(StudyDriver(make_study(None, sampler(5)), space, "loss", run="r"), sampling)
-    for _ in range(14):
-        whole.step()
+    for n in range(14):
+        whole.step(enqueue=n == 7)
     parts = Search(
         StudyDriver(make_study(open_storage(), sampler(5)), space, "loss", run="r"), sampling
     )
     for n in (1, 6, 7):
-        for _ in range(n):
-            parts.step()
+        for step in range(n):
+            parts.step(enqueue=n == 7 and step == 0)
         if n != 7:
             # Another seed: what is drawn comes from that of the run.
             parts = parts.again(make_study(open_storage(), sampler(6)))
@@ -140,16 +142,21 @@ def test_what_a_sampler_has_noted_in_the_study_survives(
         return Search(StudyDriver(make_study(storage, sampler()), flat, "loss", seed=4, run="r"))
 
     whole, parts = begin(None), begin(open_storage())
-    for n in range(14):
-        whole.step()
-        if n == 8:
+    for n in range(30):
+        if n in (8, 25):
             parts = parts.again(make_study(open_storage(), sampler()))
-        parts.step()
+        whole.step(enqueue=n == 22)
+        parts.step(enqueue=n == 22)
     assert parts.configs == whole.configs
+    assert len({str(config) for config in whole.configs.values()}) > 20
 
 
 def dead(open_storage: Callable[[], Any]) -> Search:
-    search = Search(StudyDriver(make_study(open_storage(), TPESampler(seed=1)), mixed, "loss"))
+    search = Search(
+        StudyDriver(
+            make_study(open_storage(), TPESampler(seed=1, n_startup_trials=2)), mixed, "loss"
+        )
+    )
     for _ in range(9):  # trials 7 and 8 are live
         search.step()
     return search
@@ -217,6 +224,7 @@ def test_after_an_end_that_was_told_a_new_trial_stands_for_the_old(
             assert trial.params == study.trials[number].params
             assert trial.intermediate_values == study.trials[number].intermediate_values
             assert trial.user_attrs["dagsel:trial"] == number
+            assert trial.system_attrs == study.trials[number].system_attrs != {}
     for number in (7, 8):
         search.driver.report(number, 9, 0.125)
         search.driver.complete(number, 0.125)

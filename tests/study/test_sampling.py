@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.samplers import BruteForceSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 from scipy.stats import wilcoxon
 
@@ -128,6 +129,42 @@ def test_nan_is_not_shown() -> None:
     driver.report(1, 1, math.inf)
     driver.ask(1, "study")
     assert spy.seen == [("RUNNING", None), ("COMPLETE", math.inf)]
+
+
+def test_what_the_sampler_notes_on_a_trial_it_sees_later() -> None:
+    class Noting(RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, *args: Any) -> Any:
+            cached = study._get_trials(deepcopy=False, use_cache=True)
+            self.seen = [(t.system_attrs.get("drawn"), t.system_attrs.get("told")) for t in cached]
+            study._storage.set_trial_system_attr(trial._trial_id, "drawn", True)
+            return super().sample_independent(study, trial, *args)
+
+        def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+            study._storage.set_trial_system_attr(trial._trial_id, "told", state.name)
+
+    sampler = Noting(0)
+    study = make_study(sampler)
+    driver = StudyDriver(study, one_float, "loss")
+    study.enqueue_trial({})  # x is open
+    driver.ask(3, "study")
+    driver.complete(0, 1.0)
+    driver.prune(1)
+    study.enqueue_trial({})
+    driver.ask(1, "study")
+    assert sampler.seen == [(True, "COMPLETE"), (True, "PRUNED"), (True, None), (None, None)]
+
+
+def test_a_sampler_that_has_drawn_for_another_study_can_draw() -> None:
+    # Optuna's own refuse: "cannot handle multiple studies".
+    sampler = TPESampler(seed=0, n_startup_trials=2)
+    storage = InMemoryStorage()
+    for name in ("one", "two"):
+        study = optuna.create_study(study_name=name, storage=storage, sampler=sampler)
+        driver = StudyDriver(study, one_float, "loss")
+        for _ in range(5):
+            (number,) = driver.ask(1, "study")[0]
+            driver.report(number, 1, 0.5)
+            driver.complete(number, 0.5)
 
 
 @pytest.mark.slow
@@ -327,12 +364,30 @@ def test_a_trial_that_another_adds_meanwhile_is_let_be() -> None:
     driver = StudyDriver(study, space, "loss")
     drawn, _ = driver.ask(3, "study")
     assert list(drawn) == [0, 2, 3]
+    assert spy.seen == [("RUNNING", None), ("COMPLETE", 7.0), ("RUNNING", None)]
     assert [study.trials[number].params for number in drawn] == list(drawn.values())
     driver.report(2, 1, 0.5)
     driver.complete(2, 0.5)
     driver.ask(1, "study")
     states = [("RUNNING", None), ("COMPLETE", 7.0), ("COMPLETE", 0.5), ("RUNNING", None)]
     assert spy.seen == states
+
+
+def test_a_space_that_fails_leaves_no_trial() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        config = one_float(trial)
+        if fails:
+            raise RuntimeError("this space is broken")
+        return config
+
+    spy = Spy()
+    driver = StudyDriver(make_study(spy), space, "loss")
+    fails = True
+    with pytest.raises(RuntimeError, match="broken"):
+        driver.ask(1, "study")
+    fails = False
+    assert list(driver.ask(2, "study")[0]) == [0, 1]
+    assert spy.seen == [("RUNNING", None)]
 
 
 def test_choices_that_differ_from_the_studys_are_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dagsel.planning.rounds import Unit
-from dagsel.record import Best, EpochRecord, Record, UnitRecord
+from dagsel.record import Best, EpochRecord, Record, TrialRecord, UnitRecord
 from dagsel.views.progress import SearchProgress, describe
 
 
@@ -24,12 +24,12 @@ def written(console: Console) -> str:
 
 
 def make_record() -> Record:
-    record = Record("3f9a", started=0.0)
-    for trial in range(4):
-        record.add_trial(trial, {}, {})
-        record.trials[trial].epochs.append(EpochRecord(1, {"accuracy": 0.5}, 1.0, 1.0))
-    record.end_trial(0, "complete", "")
-    record.end_trial(1, "failed", "broken")
+    record = Record("3f9a", n_shards=4)
+    for number in range(4):
+        trial = record.trials[number] = TrialRecord(number, {}, {})
+        trial.epochs.append(EpochRecord(1, 0.5, {"accuracy": 0.5}, 1.0, 1.0))
+    record.trials[0].state = "complete"
+    record.trials[1].state = "failed"
     record.best = Best(0, 1, 3, 0.98765)
     return record
 

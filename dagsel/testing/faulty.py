@@ -1,0 +1,121 @@
+"""A workload around another: it counts the units that begin, slows them, and may poison trials."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from dagsel.state import State
+from dagsel.workloads.base import (
+    Config,
+    Direction,
+    Evaluated,
+    Reconfigurable,
+    Trained,
+    Visit,
+    Workload,
+    never,
+)
+
+
+@dataclass(frozen=True)
+class FaultyWorkload:
+    """Do as another workload does, with faults.
+
+    Parameters
+    ----------
+    workload
+        The other one.
+    starts
+        A file on this machine that gets a line for each training unit that begins: see
+        `read_starts`. None to keep none.
+    poison
+        Trials whose units kill the worker that runs them.
+    seconds
+        How long a unit waits before it trains: a function of the configuration.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from dagsel.testing.synthetic import SyntheticWorkload, seen
+    >>> starts = tempfile.mktemp()
+    >>> workload = FaultyWorkload(SyntheticWorkload(), starts=starts)
+    >>> state = workload.init({}, seed=0)
+    >>> visit = Visit(seed=0, trial=4, epoch=1, shard=2)
+    >>> seen(workload.train(state, 10, {}, visit=visit).state)
+    [(1, 2, 0)]
+    >>> read_starts(starts)
+    [(4, 1, 2)]
+    """
+
+    workload: Workload
+    starts: str | None = None
+    poison: Collection[int] = ()
+    seconds: Callable[[Config], float] | None = None
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """Those of the other."""
+        return self.workload.metrics
+
+    def validate(self, config: Config) -> None:
+        """Ask the other."""
+        self.workload.validate(config)
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
+        """Let the other do it."""
+        return self.workload.prepare(arrays)
+
+    def init(self, config: Config, seed: int) -> State:
+        """Let the other do it."""
+        return self.workload.init(config, seed)
+
+    def train(
+        self,
+        state: State,
+        shard: Any,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        """Note that a unit begins, and let the other train unless the trial is poisoned."""
+        if self.starts is not None:
+            line = f"{visit.trial} {visit.epoch} {visit.shard}\n".encode()
+            fd = os.open(self.starts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            try:
+                os.write(fd, line)  # one write, so that lines of several processes do not mix
+            finally:
+                os.close(fd)
+        if self.seconds is not None:
+            time.sleep(self.seconds(config))
+        if visit.trial in self.poison:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.workload.train(state, shard, config, visit=visit, should_stop=should_stop)
+
+    def evaluate(self, state: State, shard: Any, config: Config) -> Evaluated:
+        """Let the other do it."""
+        return self.workload.evaluate(state, shard, config)
+
+    def restore(self, state: State, config: Config) -> Any:
+        """Let the other do it."""
+        return self.workload.restore(state, config)
+
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Let the other do it, if it has states to change."""
+        if isinstance(self.workload, Reconfigurable):
+            return self.workload.reconfigure(state, config, new_config)
+        return state
+
+
+def read_starts(path: str) -> list[tuple[int, int, int]]:
+    """List trial, epoch and shard of the units that have begun, in order."""
+    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
+    return [(int(t), int(e), int(s)) for t, e, s in (line.split() for line in lines)]

@@ -1,0 +1,148 @@
+"""Scheduler, workers and driver, each a process of its own that can be killed alone.
+
+They are forked from a server that has imported everything, so that a killed worker is back within a
+tenth of a second: a search of seconds can lose one every second. All die with that server, and it
+dies with the process that uses this module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from chaos_jobs import METRIC, Job, suggest
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    ["distributed", "torch", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
+     "dagsel.workloads.torch", "dagsel.execution.engine", "dagsel.testing.faulty"]
+)  # fmt: skip
+WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
+
+
+def start(role: Callable[..., None], log: Path, *args: Any) -> BaseProcess:
+    process = CONTEXT.Process(target=_run, args=(role, str(log), os.getpid(), args))
+    process.start()
+    return process
+
+
+def _run(role: Callable[..., None], log: str, user: int, args: tuple[Any, ...]) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(WITH_PARENT, signal.SIGKILL)
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    role(*args)
+
+
+def schedule_tasks(pipe: Connection, ttl_s: float) -> None:
+    """The role of the scheduler; sends its address."""
+
+    async def run() -> None:
+        from distributed import Scheduler
+
+        async with Scheduler(
+            host="127.0.0.1", port=0, dashboard=False, worker_ttl=ttl_s
+        ) as scheduler:
+            pipe.send(scheduler.address)
+            await scheduler.finished()
+
+    asyncio.run(run())
+
+
+def work(address: str, name: str, folder: str, nanny: bool) -> None:
+    """The role of a worker, or of a nanny and its worker."""
+    import dask
+
+    async def run() -> None:
+        from distributed import Nanny, Worker
+
+        kind = Nanny if nanny else Worker
+        async with kind(
+            address,
+            name=name,
+            nthreads=2,
+            host="127.0.0.1",
+            memory_limit="1GB",
+            local_directory=folder,
+            death_timeout=10,
+        ) as server:
+            await server.finished()
+
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    asyncio.run(run())
+
+
+def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: str) -> None:
+    """The role of the driver; writes how it ended."""
+    import optuna
+
+    import dagsel
+    from dagsel.storage import RunDir
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+    def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
+        found = RunDir(job.run_dir).states.load_latest(trial.number)
+        if found is not None:
+            (_, position), blob, _ = found
+            aside = job.kept / f"{trial.number}.{os.getpid()}.tmp"
+            aside.write_bytes(blob)
+            aside.rename(job.kept / f"{trial.number}")
+
+    job.kept.mkdir(exist_ok=True)
+    try:
+        if how == "optimize":
+            study = optuna.create_study(
+                study_name="chaos", direction="maximize", storage=job.study_url
+            )
+            dagsel.optimize(
+                study,
+                job.make_workload(),
+                f"{job.folder}/data.zarr",
+                space=suggest,
+                flow=job.make_flow(),
+                metric=METRIC[job.workload],
+                client=address,
+                run_dir=job.run_dir,
+                seed=job.seed,
+                callbacks=[keep],
+            )
+        else:
+            dagsel.resume(
+                job.run_dir,
+                address,
+                workload=job.make_workload(),
+                space=suggest,
+                callbacks=[keep],
+            )
+        end = {"error": ""}
+    except Exception as error:
+        traceback.print_exc()
+        end = {"error": f"{type(error).__name__}: {error}"}
+    Path(outcome).write_text(json.dumps(end))
+
+
+def repeat(job: Job, address: str, outcome: str) -> None:
+    """The role of a driver that repeats the run; writes what differed."""
+    import dagsel
+
+    run = dagsel.replay(
+        job.run_dir,
+        address,
+        workload=job.make_workload(pace=0.0),
+        space=suggest,
+        into=f"{job.folder}/replay",
+    )
+    Path(outcome).write_text(json.dumps(run.record.notes))

@@ -1,0 +1,116 @@
+"""A small search whose driver is stopped at a chosen moment: after so many steps that it takes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import optuna
+import pytest
+from optuna.samplers import TPESampler
+
+import dagsel
+from dagsel.execution.engine import Engine
+from dagsel.flows import ASHA, PBT, RandomSearch, Range
+from dagsel.storage import CheckpointStore, Journal
+from dagsel.study import StudyDriver
+from dagsel.testing.synthetic import SyntheticWorkload
+
+FLOWS: dict[str, Any] = {
+    "random search": RandomSearch(max_epochs=2, n_trials=5, n_concurrent=3),
+    "asha": ASHA(max_epochs=3, n_trials=6, reduction_factor=2, n_concurrent=3),
+    "pbt": PBT(max_epochs=3, n_trials=4, mutations={"x": Range(0.0, 1.0)}),
+}
+#: All that a driver does to the world.
+STEPS: list[tuple[type, str]] = [
+    (Journal, "append"),
+    (Engine, "submit"),
+    (Engine, "stop"),
+    (StudyDriver, "ask"),
+    (StudyDriver, "report"),
+    (StudyDriver, "complete"),
+    (StudyDriver, "prune"),
+    (CheckpointStore, "save"),
+    (CheckpointStore, "delete"),
+    (CheckpointStore, "drop"),
+]
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("x", 0.0, 1.0), "fixed": object}
+
+
+def value(config: Any, epoch: int) -> float:
+    return epoch * math.sin(9 * config["x"])
+
+
+def workload() -> SyntheticWorkload:
+    """Its state remembers the order of the visits, so that its checksum tells two orders apart."""
+    return SyntheticWorkload(seconds=0.01, value=value)
+
+
+def open_study(storage: Any) -> optuna.Study:
+    return optuna.create_study(
+        study_name="test",
+        storage=storage,
+        direction="maximize",
+        sampler=TPESampler(seed=1, n_startup_trials=2),
+        load_if_exists=True,
+    )
+
+
+@contextlib.contextmanager
+def stopping_after(n_steps: int, stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` when so many steps have begun or ended."""
+    left = n_steps
+
+    def count() -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            stop()
+
+    def counted(function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            count()
+            result = function(*args, **kwargs)
+            count()
+            return result
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, name in STEPS:
+            patch.setattr(kind, name, counted(getattr(kind, name)))
+        yield
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    flow, n_steps, data, scheduler, run_dir, storage = sys.argv[1:]
+    # What is sent to the workers must be found there under the name it has here.
+    import interrupted
+
+    with interrupted.stopping_after(int(n_steps), die):
+        dagsel.optimize(
+            open_study(storage),
+            interrupted.workload(),
+            data,
+            space=interrupted.space,
+            flow=FLOWS[flow],
+            metric="value",
+            client=scheduler,
+            run_dir=run_dir,
+        )
