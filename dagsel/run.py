@@ -28,6 +28,7 @@ from dagsel.settings import Settings, flow_config, flow_name
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.lock import RunLock
+from dagsel.storage.room import wait_for_room
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
@@ -344,7 +345,10 @@ class _LockedJournal:
     lock: RunLock
 
     def append(self, records: Sequence[Entry]) -> None:
-        """Keep entries, all or none."""
+        """Keep entries, all or none; waits while the disk is full."""
+        wait_for_room(lambda: self._append(records), f"{self.journal!r}")
+
+    def _append(self, records: Sequence[Entry]) -> None:
         self.lock.check()
         self.journal.append(records)
 
@@ -491,7 +495,11 @@ def _tidy(run: Run) -> None:
         if best is None or trial != best.trial:
             run.run_dir.states.drop(trial)
     if best is not None:
-        run.run_dir.states.prune(best.trial, keep=1)
+        states = run.run_dir.states
+        for place in states.list(best.trial):  # one that the deadline ended has newer ones
+            if place != (best.epoch, best.position):
+                states.delete(best.trial, *place)
+        states.prune(best.trial, keep=1)
         winner = run.record.trials[best.trial]
         run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if run.failures:

@@ -101,9 +101,9 @@ class Journal:
                 self._end = _End(last + 1, end.n_bytes, end.n_segments + 1)
         except OSError as error:
             text = self._folder.hide(str(error))
-            raise RunDirError(
-                f"cannot append to the journal of {self._folder.url}: {text}"
-            ) from None
+            failed = RunDirError(f"cannot append to the journal of {self._folder.url}: {text}")
+            failed.errno = error.errno  # a full disk may have room again
+            raise failed from None
 
     def read(self) -> list[dict[str, Any]]:
         """Read all records, in order; a last group that was cut off is none.

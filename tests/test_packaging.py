@@ -51,6 +51,7 @@ def test_what_is_exported() -> None:
         "optimize",
         "replay",
         "resume",
+        "simulate",
     ]
     for name in dagsel.__all__:
         assert getattr(dagsel, name) is not None

@@ -37,6 +37,7 @@ from dagsel.flow import (
 )
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.record import Entry, Record, TrialRecord
+from dagsel.storage.room import wait_for_room
 from dagsel.study import StudyDriver
 
 #: How often the runner looks up while nothing happens, so that Ctrl-C is heard.
@@ -194,7 +195,7 @@ class Runner:
         self._note({"is": "session", "at": self.engine.wall(), "seconds": seconds})
         if self.record.context is None:
             self._begin()
-        else:
+        elif not self._is_late():
             self._go_on()
         self._turn()
         while not self.record.finished:
@@ -209,6 +210,9 @@ class Runner:
     def seconds(self) -> float:
         """Time since the run began, without the time that it lay dead."""
         return self.engine.now() - self._began
+
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and self.seconds >= self.deadline_s
 
     def _patience_s(self) -> float:
         if self.deadline_s is None:
@@ -414,7 +418,8 @@ class Runner:
             return
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
-        self.states.save(trial.number, len(trial.epochs), n_shards - 1, adapted, meta)
+        goal = (trial.number, len(trial.epochs), n_shards - 1)
+        wait_for_room(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
 
     def _adopt_again(self, trial: TrialRecord) -> None:
         """Make up for a driver that died between deciding and adopting."""
@@ -430,7 +435,7 @@ class Runner:
         """Tell the flow of workers and of the time."""
         if self.engine.n_workers not in (0, self.record.n_workers):
             self._events.append((WorkersChanged(self.engine.n_workers), {}))
-        if self.deadline_s is not None and self.seconds >= self.deadline_s:
+        if self._is_late():
             self._events.append((DeadlineReached(self.seconds), {}))
             self._turn()
             if not self.record.finished:

@@ -37,6 +37,7 @@ from dagsel.execution.process import (
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.room import wait_for_room
 from dagsel.workloads.base import Visit, Workload
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
@@ -277,7 +278,8 @@ class TrainingPlugin(WorkerPlugin):
             }
             if not trained.finished:
                 place = (unit.trial, unit.epoch, unit.position)
-                self.spec.run_dir.states.save(*place, trained.state.buffer, meta, partial=True)
+                store, buffer = self.spec.run_dir.states, trained.state.buffer
+                wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
                 self._tell("preempted", unit=list(unit), shard=binding.shard)
                 raise Reschedule
             if trained.diverged:
@@ -353,7 +355,7 @@ class TrainingPlugin(WorkerPlugin):
         """Store a state, and give what was stored with the one that is kept."""
         store, n_shards = self.spec.run_dir.states, self.spec.data.n_shards
         place = (unit.trial, unit.epoch, unit.position)
-        kept = store.save_first(*place, state.buffer, meta)
+        kept = wait_for_room(lambda: store.save_first(*place, state.buffer, meta), store.url)
         old = before(unit, n_shards, by=2)
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)

@@ -16,7 +16,11 @@ _JOURNAL = "journal://"
 
 def home_of(study: optuna.Study) -> str | None:
     """Give the URL of a study's storage; None if it has none, or if it holds a password."""
-    storage = getattr(study._storage, "_backend", study._storage)
+    storage = study._storage
+    if isinstance(storage, JournalStorage):
+        path = getattr(storage._backend, "_file_path", None)
+        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
+    storage = getattr(storage, "_backend", storage)  # under Optuna's cache
     if isinstance(storage, RDBStorage):
         url = make_url(storage.url)
         if url.password is not None:
@@ -24,9 +28,6 @@ def home_of(study: optuna.Study) -> str | None:
         if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
             url = url.set(database=str(Path(str(url.database)).absolute()))
         return url.render_as_string()
-    if isinstance(storage, JournalStorage):
-        path = getattr(storage._backend, "_file_path", None)
-        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +21,7 @@ from dagsel.workloads.base import Config, Workload
 
 N_SHARDS, N_TRIALS, N_EPOCHS, N_BATCHES = 4, 6, 3, 3
 POISONED = 2
-UNIT_S = (0.06, 0.12)
+UNIT_S = (0.08, 0.15)
 #: Of a search whose workers survive.
 METRIC = {"counting": "value", "torch": "accuracy"}
 

@@ -25,7 +25,7 @@ from chaos_jobs import METRIC, Job, suggest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["distributed", "torch", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
+    ["distributed", "torch._dynamo", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
      "dagsel.workloads.torch", "dagsel.execution.engine", "dagsel.testing.faulty"]
 )  # fmt: skip
 WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
@@ -64,6 +64,10 @@ def schedule_tasks(pipe: Connection, ttl_s: float) -> None:
 def work(address: str, name: str, folder: str, nanny: bool) -> None:
     """The role of a worker, or of a nanny and its worker."""
     import dask
+    import torch
+
+    # A nanny does the same; with more threads sums are rounded otherwise.
+    torch.set_num_threads(1)
 
     async def run() -> None:
         from distributed import Nanny, Worker
@@ -96,9 +100,8 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         found = RunDir(job.run_dir).states.load_latest(trial.number)
         if found is not None:
-            (_, position), blob, _ = found
             aside = job.kept / f"{trial.number}.{os.getpid()}.tmp"
-            aside.write_bytes(blob)
+            aside.write_bytes(found[1])
             aside.rename(job.kept / f"{trial.number}")
 
     job.kept.mkdir(exist_ok=True)

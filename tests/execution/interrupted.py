@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -52,6 +53,11 @@ def value(config: Any, epoch: int) -> float:
 def workload() -> SyntheticWorkload:
     """Its state remembers the order of the visits, so that its checksum tells two orders apart."""
     return SyntheticWorkload(seconds=0.01, value=value)
+
+
+def delay(config: Any) -> float:
+    """Give no two processes the same speed."""
+    return random.SystemRandom().uniform(0.0, 0.02)
 
 
 def open_study(storage: Any) -> optuna.Study:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import interrupted
+import numpy as np
 import optuna
 import pytest
 from churn import started_units
@@ -22,8 +30,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 import dagsel
+from dagsel.errors import DatasetNotFoundError, RunDirError, RunDirLockedError, SearchError
+from dagsel.execution.cluster import local_cluster
+from dagsel.flows import ASHA, RandomSearch
+from dagsel.planning.rounds import visit_order
 from dagsel.record import Record
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 
 N_WORKERS, N_SHARDS = 2, 4
 
@@ -71,24 +84,24 @@ def check_study(run: dagsel.Run) -> None:
     assert stands == {t.number: [names[t.state]] for t in run.record.trials.values()}
 
 
-def started_sessions(client: Client, run: str) -> list[str]:
-    """Name the sessions that have told of themselves to the scheduler."""
+def count_started(client: Client, run: str) -> int:
+    """Count the training units that all sessions of a run have begun."""
 
     def topics(dask_scheduler: Any) -> list[str]:
         return [topic for topic in dask_scheduler.get_events() if topic.endswith("-workers")]
 
-    found = client.run_on_scheduler(topics)
-    names = [topic.removeprefix("dagsel-").removesuffix("-workers") for topic in found]
-    return [name for name in names if name.partition(".")[0] == run]
+    names = [
+        topic.removeprefix("dagsel-").removesuffix("-workers")
+        for topic in client.run_on_scheduler(topics)
+    ]
+    return sum(started_units(client, name) for name in names if name.partition(".")[0] == run)
 
 
 def check_units(client: Client, run: dagsel.Run) -> None:
     """No more was trained again than was in flight."""
     record = run.record
-    names = started_sessions(client, record.run)
-    n_started = sum(started_units(client, name) for name in names)
-    n_needed = record.n_epochs * N_SHARDS
-    assert 0 <= n_started - n_needed <= N_WORKERS * (record.n_sessions - 1)
+    n_again = count_started(client, record.run) - record.n_epochs * N_SHARDS
+    assert 0 <= n_again <= N_WORKERS * (record.n_sessions - 1)
 
 
 def check_replay(client: Client, run: dagsel.Run) -> None:
@@ -161,3 +174,292 @@ def test_a_driver_that_is_killed_costs_no_more_than_the_units_in_flight(
     ):
         go_on(client, run_dir)
     check(client, go_on(client, run_dir), flow)
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal", "memory"])
+def test_a_search_that_is_interrupted_again_and_again_goes_on_with_its_study(
+    storage: str, begin: Callable[..., dagsel.Run], client: Client, run_dir: str, tmp_path: Path
+) -> None:
+    place = {
+        "sqlite": f"sqlite:///{tmp_path / 'study.db'}",
+        "journal": JournalStorage(JournalFileBackend(str(tmp_path / "study.log"))),
+        "memory": None,
+    }[storage]
+    with pytest.raises(KeyboardInterrupt), stopping_after(25, interrupt):
+        begin("asha", study=interrupted.open_study(place))
+    for n_steps in (5, 18):
+        with pytest.raises(KeyboardInterrupt), stopping_after(n_steps, interrupt):
+            go_on(client, run_dir)
+    run = go_on(client, run_dir)
+    assert run.record.n_sessions == 4
+    assert (storage == "memory") == (type(run.study._storage).__name__ == "InMemoryStorage")
+    check(client, run, "asha")
+
+
+def files(folder: str | Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+def test_a_run_that_has_ended_is_only_read(
+    begin: Callable[..., dagsel.Run], client: Client, run_dir: str
+) -> None:
+    run = begin()
+    before = files(run_dir)
+    again = go_on(client, run_dir)
+    assert files(run_dir) == before
+    assert (again.best, again.best_params) == (run.best, run.best_params)
+    assert again.metrics.equals(run.metrics)
+    assert again.timeline().equals(run.timeline())
+    assert again.best_model() == run.best_model()
+    assert [t.state for t in again.study.trials] == [t.state for t in run.study.trials]
+
+
+def test_a_second_driver_is_refused_and_told_of_the_first(
+    begin: Callable[..., dagsel.Run], client: Client, run_dir: str
+) -> None:
+    refused: list[str] = []
+
+    def intrude(*_: Any) -> None:
+        with pytest.raises(RunDirLockedError) as error:
+            go_on(client, run_dir)
+        refused.append(str(error.value))
+
+    run = begin("random search", callbacks=[intrude])
+    assert len(refused) == len(run.record.trials)
+    for text in refused:
+        assert f"run {run.record.run}: pid {os.getpid()} " in text
+        assert re.search(r"since \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", text)
+    check_record(run)
+
+
+@pytest.fixture(scope="module")
+def halted(
+    cluster: LocalCluster, digits: ShardedDataset, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Give the folder of a run that was interrupted."""
+    folder = tmp_path_factory.mktemp("halted") / "run"
+    with (
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(KeyboardInterrupt),
+        stopping_after(25, interrupt),
+    ):
+        dagsel.optimize(
+            interrupted.open_study(None),
+            workload(),
+            digits,
+            space=space,
+            flow=FLOWS["asha"],
+            metric="value",
+            client=client,
+            run_dir=str(folder),
+        )
+    return folder
+
+
+def other_space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("y", 0.0, 1.0)}
+
+
+BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "no workload": ({"workload": None}, RunDirError, "give workload= and space="),
+    "no space": ({"space": None}, RunDirError, "give workload= and space="),
+    "another workload": (
+        {"workload": SyntheticWorkload(seconds=0.01, n_batches=2, value=interrupted.value)},
+        RunDirError, r"not the one that the run began with: 'n_batches' was 1 and is 2$"),
+    "another space": ({"space": other_space}, SearchError, "the space is not the one"),
+    "another flow": (
+        {"flow": RandomSearch(max_epochs=2)}, SearchError, "flow= is RandomSearch .* with ASHA"),
+    "another flow's configuration": (
+        {"flow": ASHA(max_epochs=9, n_trials=6)}, SearchError, "'max_epochs': 9.*'max_epochs': 3"),
+    "a data set that is not there": (
+        {"data": "/nowhere.zarr"}, DatasetNotFoundError, "nowhere.zarr"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_INPUT)
+def test_bad_input_is_refused_and_touches_nothing(name: str, halted: Path, client: Client) -> None:
+    changes, kind, text = BAD_INPUT[name]
+    before = files(halted)
+    with pytest.raises(kind, match=text):
+        go_on(client, str(halted), **changes)
+    assert files(halted) == before
+
+
+def test_another_data_set_is_refused(halted: Path, client: Client, tmp_path: Path) -> None:
+    other = ShardedDataset.write(tmp_path / "other.zarr", {"x": np.zeros((80, 64))}, n_shards=4)
+    before = files(halted)
+    with pytest.raises(RunDirError, match="other.zarr is not the data set that the run began with"):
+        go_on(client, str(halted), data=other)
+    assert files(halted) == before
+
+
+def test_another_runs_study_is_refused_and_left_alone(halted: Path, client: Client) -> None:
+    other = interrupted.open_study(None)
+    other.add_trial(optuna.trial.create_trial(value=1.0))
+    before = files(halted)
+    with pytest.raises(SearchError, match="trial 0 of study 'test' is not of run"):
+        go_on(client, str(halted), study=other)
+    assert files(halted) == before
+    assert len(other.trials) == 1
+
+
+def test_a_newer_run_dir_and_none_at_all_are_refused(
+    halted: Path, client: Client, tmp_path: Path
+) -> None:
+    newer = tmp_path / "newer"
+    shutil.copytree(halted, newer)
+    about = json.loads((newer / "run.json").read_text())
+    (newer / "run.json").write_text(json.dumps({**about, "version": 9}))
+    before = files(newer)
+    with pytest.raises(RunDirError, match=r"newer dagsel \(run format 9"):
+        go_on(client, str(newer))
+    assert files(newer) == before
+    with pytest.raises(RunDirError, match="holds no run"):
+        go_on(client, str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_run_dir_that_cannot_be_written_is_refused(
+    halted: Path, digits: ShardedDataset, client: Client
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        shutil.copytree(halted, folder / "run")
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        before, user = files(folder), os.geteuid()
+        if user == 0:
+            os.seteuid(65534)  # root may write anywhere
+        try:
+            with pytest.raises(RunDirError, match=rf"cannot write run_dir {folder}/run: .*denied"):
+                go_on(client, str(folder / "run"), data=digits)
+        finally:
+            os.seteuid(user)
+        assert files(folder) == before
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o755)
+
+
+def damageable(client: Client, run_dir: str, *, paused: bool) -> list[int]:
+    """List trials with two states or more, once no worker is in a unit of the interrupted run."""
+    while any(client.run(lambda dask_worker: len(dask_worker.state.executing)).values()):
+        pass
+    store, trials = RunDir(run_dir).states, folded(run_dir).trials.values()
+    live = [t.number for t in trials if t.is_live and t.is_paused == paused]
+    return [number for number in live if len(store.list(number)) > 1]
+
+
+@pytest.mark.parametrize(("flow", "paused"), [("asha", True), ("random search", False)])
+def test_a_damaged_state_costs_a_unit_and_changes_nothing(
+    flow: str,
+    paused: bool,
+    begin: Callable[..., dagsel.Run],
+    client: Client,
+    run_dir: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(KeyboardInterrupt), stopping_after(30, interrupt):
+        begin(flow)
+    while not (trials := damageable(client, run_dir, paused=paused)):
+        with pytest.raises(KeyboardInterrupt), stopping_after(24, interrupt):
+            go_on(client, run_dir)
+    epoch, position = RunDir(run_dir).states.list(trials[0])[-1]
+    name = f"trial-{trials[0]:06d}/epoch-{epoch:06d}-position-{position:06d}"
+    (blob,) = Path(run_dir, "states").glob(f"{name}.*.safetensors")
+    data = bytearray(blob.read_bytes())
+    data[-1] ^= 1
+    blob.write_bytes(data)
+    with caplog.at_level("WARNING", "dagsel"):  # a LocalCluster silences all handlers that it sees
+        run = go_on(client, run_dir)
+    assert any(name in r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert len(run.record.trials) == FLOWS[flow].n_trials
+    assert {t.state for t in run.record.trials.values()} <= {"complete", "pruned"}
+    check_record(run)
+    check_study(run)
+    check_replay(client, run)
+
+
+def test_a_deadline_ends_a_search_with_what_it_has(
+    begin: Callable[..., dagsel.Run], client: Client, study: optuna.Study, run_dir: str
+) -> None:
+    begun = time.monotonic()
+    run = begin(RandomSearch(max_epochs=60, n_trials=4), deadline=1.0)
+    assert time.monotonic() - begun < 10
+    assert 1.0 <= run.record.seconds < 3.0
+    assert not run.best.is_complete
+    assert run.best_value == max(t.epochs[-1].value for t in run.record.trials.values())
+    assert len(run.best_model()) >= N_SHARDS * run.best.epoch
+    assert {t.state for t in study.trials} == {TrialState.PRUNED}
+    check_record(run)
+    before = files(run_dir)
+    assert go_on(client, run_dir).best == run.best
+    assert files(run_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("shift", "count_downtime", "goes_on"),
+    [
+        ({"at": -3600.0}, False, True),
+        ({"at": -3600.0}, True, False),
+        ({"seconds": 3600.0}, False, False),
+    ],
+)
+def test_time_that_a_run_lies_dead_counts_only_where_it_is_to(
+    shift: dict[str, float],
+    count_downtime: bool,
+    goes_on: bool,
+    begin: Callable[..., dagsel.Run],
+    client: Client,
+    run_dir: str,
+) -> None:
+    with pytest.raises(KeyboardInterrupt), stopping_after(25, interrupt):
+        begin("random search", deadline=600.0)
+    journal = RunDir(run_dir).journal
+    entries = [
+        {**entry, **{key: entry[key] + by for key, by in shift.items() if key in entry}}
+        for entry in journal.read()
+    ]
+    Path(run_dir, "journal.jsonl").unlink()
+    RunDir(run_dir).journal.append(entries)
+    n_units = len(folded(run_dir).units)
+    n_started = count_started(client, json.loads(Path(run_dir, "run.json").read_text())["run"])
+    run = go_on(client, run_dir, count_downtime=count_downtime)
+    assert run.record.finished
+    assert (len(run.record.units) > n_units) == goes_on
+    assert (count_started(client, run.record.run) > n_started) == goes_on
+    assert bool([t for t in run.record.trials.values() if t.state == "pruned"]) != goes_on
+    check_study(run)
+
+
+def digests(run: dagsel.Run) -> dict[tuple[int, int], str]:
+    trials = run.record.trials.values()
+    return {(t.number, e.epoch): e.digest for t in trials for e in t.epochs}
+
+
+def test_a_deterministic_run_comes_to_the_same_on_any_cluster(
+    client: Client, digits: ShardedDataset, tmp_path: Path
+) -> None:
+    def search(client: Client, seed: int, *, deterministic: bool = True) -> dagsel.Run:
+        return dagsel.optimize(
+            interrupted.open_study(None),
+            SyntheticWorkload(seconds=interrupted.delay, value=interrupted.value),
+            digits,
+            space=space,
+            flow=FLOWS["random search"],
+            metric="value",
+            client=client,
+            run_dir=str(tmp_path / uuid.uuid4().hex),
+            seed=seed,
+            deterministic=deterministic,
+        )
+
+    with local_cluster(1) as small, Client(small, set_as_default=False) as alone:
+        for seed in range(3):
+            run = search(client, seed)
+            assert len(digests(run)) == 10
+            assert "" not in digests(run).values()
+            assert digests(search(alone, seed)) == digests(run)
+            assert run.record.visits() == {
+                (t, e): visit_order(N_SHARDS, seed=seed, trial=t, epoch=e) for t, e in digests(run)
+            }
+    assert digests(search(client, 2, deterministic=False)) != digests(run)
