@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch bench-engine newest churn clean
+.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch bench-engine newest churn chaos clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -13,6 +13,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
+	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -69,6 +70,9 @@ newest: $(NEWEST)
 
 churn: $(VENV)/.dev newest
 	CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/execution/test_churn.py
+
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

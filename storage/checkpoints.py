@@ -170,6 +170,7 @@ class CheckpointStore:
         stem = _stem(trial, epoch, position)
         name, record, checksum = _body(stem, blob, meta)
         self._folder.replace(name, np.frombuffer(blob, np.uint8).data, sync=self.sync)
+        kept = {**meta, DIGEST: checksum}
         if not self._folder.create(f"{stem}.json", record, sync=self.sync):
             try:
                 _, kept = self.load(trial, epoch, position)
@@ -177,9 +178,8 @@ class CheckpointStore:
                 return {**meta, DIGEST: self.save(trial, epoch, position, blob, meta)}
             if self._blob_of(stem) != name:
                 self._folder.remove_file(name)
-            return kept
         self.delete(trial, epoch, position, partial=True)
-        return {**meta, DIGEST: checksum}
+        return kept
 
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False

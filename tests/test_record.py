@@ -1,180 +1,269 @@
-"""The record of a run: what was added is what the frames hold."""
+"""The record of a run: what the entries of a journal say is what it holds and its frames show."""
 
 from __future__ import annotations
 
+import json
 import math
-import random
-from dataclasses import replace
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.planning.rounds import Unit
-from dagsel.record import EpochRecord, Record, RoundRecord, UnitRecord
+from dagsel.codec import to_json
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    Decision,
+    Event,
+    Finish,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    WorkersChanged,
+    encode,
+)
+from dagsel.record import Best, EpochRecord, Record
 
-METRICS = [
-    {"loss": 0.5, "accuracy": 0.8},
-    {"loss": 0.25, "accuracy": 0.9},
-]
+N_SHARDS = 2
 
 
-def make_record(n_trials: int, n_epochs: int) -> Record:
-    record = Record("3f9a", started=0.0)
-    for trial in range(n_trials):
-        record.add_trial(trial, {"lr": 0.1, "fixed": 1}, {"lr": 0.1})
-        for epoch in range(1, n_epochs + 1):
-            metrics = METRICS[epoch % 2]
-            record.trials[trial].epochs.append(EpochRecord(epoch, metrics, 1 / epoch, 2.0 * epoch))
+def turn(event: Event | Context | None, *decisions: Decision, **about: Any) -> dict[str, Any]:
+    encoded = [encode(decision) for decision in decisions]
+    entry = {"is": "turn", "seconds": 1.0, "decisions": encoded, **about}
+    if isinstance(event, Context):
+        entry["context"] = to_json(event)
+    elif event is not None:
+        entry["event"] = encode(event)
+    return entry
+
+
+def asked(*trials: int, decisions: Sequence[Decision] = ()) -> dict[str, Any]:
+    params = [[trial, {"lr": 0.1 * trial}] for trial in trials]
+    return turn(Asked(trials), *decisions, params=params)
+
+
+def trained(trial: int, epoch: int, position: int, shard: int, **about: Any) -> dict[str, Any]:
+    return {
+        "is": "unit", "unit": ["train", trial, epoch, position], "shard": shard, "worker": "w",
+        "start": 1.0, "stop": 2.0, "hop": True, "state_bytes": 9, "n_samples": 4, "loss": 0.5,
+        "digest": f"{epoch}{position}", **about,
+    }  # fmt: skip
+
+
+def scored(trial: int, epoch: int, shard: int, value: float) -> dict[str, Any]:
+    return {
+        "is": "unit", "unit": ["evaluate", trial, epoch, shard], "shard": shard, "worker": "w",
+        "start": 2.0, "stop": 3.0, "hop": False, "n_samples": 2, "metrics": {"f1": value},
+    }  # fmt: skip
+
+
+def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list[dict[str, Any]]:
+    """List all that a journal says of an epoch."""
+    units = [trained(trial, epoch, p, N_SHARDS - 1 - p) for p in range(N_SHARDS)]
+    scores = [scored(trial, epoch, shard, value) for shard in range(N_SHARDS)]
+    return [*units, *scores, turn(Reported(trial, epoch, value, {"f1": value}, 2.0), *decisions)]
+
+
+def fold(*entries: dict[str, Any], direction: Any = "maximize") -> Record:
+    record = Record("3f9a", N_SHARDS, direction)
+    for entry in json.loads(json.dumps(entries)):
+        record.add(entry)
     return record
 
 
-@given(n_trials=st.integers(0, 4), n_epochs=st.integers(0, 3))
-def test_the_metrics_have_a_row_for_each_number(n_trials: int, n_epochs: int) -> None:
-    record = make_record(n_trials, n_epochs)
+def searched(n_trials: int, n_epochs: int) -> Record:
+    trials = range(n_trials)
+    entries = [turn(Context(2), Ask(n_trials))]
+    entries.append(asked(*trials, decisions=[Train(trial, n_epochs) for trial in trials]))
+    for trial in trials:
+        for epoch in range(1, n_epochs + 1):
+            entries += epoch_of(trial, epoch, trial + epoch / 10)
+    return fold(*entries)
+
+
+@given(n_trials=st.integers(0, 3), n_epochs=st.integers(0, 3))
+def test_the_frames_have_a_row_for_each_number_and_each_unit(n_trials: int, n_epochs: int) -> None:
+    record = searched(n_trials, n_epochs)
     frame = record.metrics()
     assert list(frame.columns) == ["trial", "epoch", "split", "name", "value", "seconds"]
-    assert len(frame) == n_trials * n_epochs * 3
-    assert record.n_epochs == n_trials * n_epochs
     key = ["trial", "epoch", "split", "name"]
     values = dict(zip(frame[key].itertuples(index=False, name=None), frame.value, strict=True))
     assert values == {
-        (trial, epoch, split, name): value
+        (trial, epoch, *name): value
         for trial in range(n_trials)
         for epoch in range(1, n_epochs + 1)
-        for split, numbers in [("train", {"loss": 1 / epoch}), ("validation", METRICS[epoch % 2])]
-        for name, value in numbers.items()
+        for name, value in [
+            (("train", "loss"), 0.5),
+            (("validation", "f1"), trial + epoch / 10),
+        ]
     }
+    assert len(frame) == len(values) == 2 * record.n_epochs
+    timeline = record.timeline()
+    assert len(timeline) == record.n_epochs * 2 * N_SHARDS
+    assert {"shard", "worker", "hop", "recovered"} < set(timeline.columns)
+    assert record.n_live == n_trials
+    assert all(trial.is_paused for trial in record.trials.values())
+    assert record.n_epochs_decided == n_trials * n_epochs
 
 
-def test_trials_end_once_and_in_their_own_way() -> None:
-    record = make_record(4, 1)
-    assert record.n_live == 4
-    record.end_trial(0, "complete", "trained to the end")
-    record.end_trial(1, "pruned", "rung 1")
-    record.end_trial(2, "failed", "RuntimeError: broken", "Traceback")
-    assert record.n_live == 1
-    (failure,) = record.failures
-    assert (failure.number, failure.reason, failure.traceback) == (
-        2,
-        "RuntimeError: broken",
-        "Traceback",
-    )
-    assert record.n_epochs == 4
+def test_the_timeline_says_where_and_when() -> None:
+    record = fold(trained(0, 1, 3, 2, recovered=True), scored(0, 1, 1, 0.5))
+    first, second = record.timeline().to_dict("records")
+    expected = {
+        "kind": "train", "trial": 0, "epoch": 1, "position": 3, "shard": 2, "worker": "w",
+        "start": 1.0, "stop": 2.0, "hop": True, "recovered": True,
+    }  # fmt: skip
+    assert expected.items() <= first.items()
+    assert (second["kind"], second["recovered"]) == ("evaluate", False)
+    assert [unit.state_bytes for unit in record.units] == [9, 0]
 
 
-def test_the_timeline_has_a_row_for_each_unit_in_the_order_of_their_ends() -> None:
-    message = {
-        "op": "done",
-        "worker": "tcp://10.0.0.1:4000",
-        "shard": 2,
-        "start": 10.0,
-        "stop": 11.5,
-        "hop": True,
-        "state_bytes": 1000,
-    }
-    record = make_record(1, 0)
-    train, evaluate = Unit("train", 0, 1, 3), Unit("evaluate", 0, 1, 2)
-    record.units.append(UnitRecord.from_message(train, {**message, "recovered": True}))
-    del message["state_bytes"]
-    record.units.append(UnitRecord.from_message(evaluate, {**message, "hop": False}))
-    assert [unit.state_bytes for unit in record.units] == [1000, 0]
-    frame = record.timeline()
-    assert frame.to_dict("records") == [
-        {
-            "kind": "train",
-            "trial": 0,
-            "epoch": 1,
-            "position": 3,
-            "shard": 2,
-            "worker": "tcp://10.0.0.1:4000",
-            "start": 10.0,
-            "stop": 11.5,
-            "hop": True,
-            "recovered": True,
-        },
-        {
-            "kind": "evaluate",
-            "trial": 0,
-            "epoch": 1,
-            "position": 2,
-            "shard": 2,
-            "worker": "tcp://10.0.0.1:4000",
-            "start": 10.0,
-            "stop": 11.5,
-            "hop": False,
-            "recovered": False,
-        },
+def test_an_epoch_has_the_results_of_its_units_and_the_checksum_of_its_end() -> None:
+    record = fold(turn(Context(2), Ask(1)), asked(0, decisions=[Train(0, 2)]))
+    for entry in epoch_of(0, 1, 0.25):
+        record.add(entry)
+    record.add(trained(0, 1, 1, 0, loss=99.0))  # a unit that was thought lost
+    assert record.trials[0].epochs == [EpochRecord(1, 0.25, {"f1": 0.25}, 0.5, 2.0, "11")]
+    assert record.trials[0].tallies == {}
+    record.add(turn(Reported(0, 2, 0.5, {"f1": 0.5}, 3.0)))  # nothing is known of its units
+    last = record.trials[0].epochs[-1]
+    assert math.isnan(last.train_loss)
+    assert last.digest == ""
+
+
+def test_asks_wait_until_they_are_answered() -> None:
+    record = fold(turn(Context(2), Ask(2), Ask(1, "random")), asked(0, 1))
+    assert list(record.awaited) == [Ask(1, "random")]
+    assert record.context == Context(2)
+    record.add(turn(WorkersChanged(5)))
+    assert record.n_workers == 5
+    assert record.trials[1].params == {"lr": 0.1}
+
+
+def test_trials_end_in_their_own_way_and_the_best_completed_one_is_the_best() -> None:
+    record = searched(5, 1)  # worth 0.1, 1.1, 2.1, 3.1, 4.1
+    record.add(turn(TrialFailed(4, "ValueError: bad"), traceback="the whole"))
+    assert record.best is None
+    record.add(turn(None, Stop(3, "rung 1")))
+    assert record.best == Best(3, 1, 1, 3.1, is_complete=False)
+    record.add(turn(None, Stop(0, "the end", "complete"), Stop(1, "the end", "complete")))
+    assert record.best == Best(1, 1, 1, 1.1)
+    record.add(turn(None, Finish()))
+    states = [trial.state for trial in record.trials.values()]
+    assert states == ["complete", "complete", "pruned", "pruned", "failed"]
+    assert record.trials[2].reason == "the search has ended"
+    assert (record.failures[0].reason, record.failures[0].traceback) == (
+        "ValueError: bad", "the whole"
+    )  # fmt: skip
+    assert (record.n_live, record.finished) == (0, True)
+
+
+def test_the_best_of_a_search_for_the_least_is_the_least() -> None:
+    entries = [asked(0, 1), *epoch_of(0, 1, 0.2), *epoch_of(1, 1, 0.1)]
+    stops = [turn(None, Stop(0, "", "complete")), turn(None, Stop(1, "", "complete"))]
+    best = fold(*entries, *stops, direction="minimize").best
+    assert best is not None
+    assert best.trial == 1
+
+
+def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_not_counted() -> (
+    None
+):
+    record = fold(asked(0, decisions=[Train(0, 5)]), turn(None, Stop(0, "", "complete")))
+    assert (record.trials[0].state, record.best, record.n_epochs_decided) == ("pruned", None, 0)
+
+
+def test_a_clone_goes_on_from_the_sources_configuration() -> None:
+    record = searched(3, 1)
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    record.add(turn(None, Clone(0, 1, {"lr": 0.7})))
+    assert record.trials[1].config == {"lr": 0.7, "net": "a"}
+    record.add(turn(None, Clone(1, 2, {"lr": 0.9})))
+    adoption = record.trials[2].adoptions[-1]
+    assert (adoption.after, adoption.source, adoption.source_epoch, adoption.root) == (1, 1, 1, 0)
+    live = {n: dict(record.trials[n].config) for n in range(3)}
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    assert {n: record.trials[n].config for n in range(3)} == live
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Train(7, 1),
+        Stop(7, ""),
+        Train(1, 1),
+        Stop(1, ""),
+        Clone(0, 1, {}),
+        Clone(1, 0, {}),
+        Clone(0, 2, {}),
+    ],
+)
+def test_what_cannot_be_is_refused(decision: Decision) -> None:
+    record = searched(3, 1)
+    record.add(turn(None, Stop(1, ""), Train(2, 1)))
+    with pytest.raises(SearchError, match=r"trial [127]"):
+        record.decide([decision])
+
+
+def test_orders_of_visits_are_those_of_epochs_that_came_to_their_end() -> None:
+    record = fold(
+        asked(0, decisions=[Train(0, 3)]), *epoch_of(0, 1, 0.5), trained(0, 2, 0, 1),
+        {"is": "stored", "trial": 0, "states": [
+            {"epoch": 2, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 1.5,
+             "digest": "ab"},
+            {"epoch": 3, "position": 0, "shard": 0, "visits": [0], "n_samples": 4, "loss": 1.0}]},
+    )  # fmt: skip
+    assert record.visits() == {(0, 1): (1, 0), (0, 2): (1, 0)}
+    assert record.order(0, 3) is None
+    tallies = record.trials[0].tallies
+    assert (tallies[2].digest, tallies[2].train_loss) == ("ab", 1.0)
+    assert tallies[3].begun.visits == (0,)
+
+
+def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
+    entries = epoch_of(0, 1, 0.5)[:-2]  # all but one score and the report
+    record = fold(asked(0, decisions=[Train(0, 1)]), *entries)
+    state = {"epoch": 1, "position": 0, "shard": 1, "visits": [1], "n_samples": 4, "loss": 0.5}
+    record.add({"is": "stored", "trial": 0, "states": [state]})
+    begun = record.trials[0].tallies[1].begun
+    assert (begun.visits, begun.scored) == ((1,), {0})
+    assert record.order(0, 1) == (1, 0), "what was scored came of this order"
+
+
+def test_differences_are_told_by_epoch() -> None:
+    one, other = searched(3, 2), searched(3, 2)
+    assert one.differences(other) == []
+    epochs = other.trials
+    epochs[0].epochs[1] = EpochRecord(2, 9.0, {"f1": 9.0}, 0.5, 2.0, "21")
+    epochs[1].epochs[0] = EpochRecord(1, 1.1, {"f1": 1.1}, 0.5, 2.0, "other")
+    epochs[2].epochs.pop()
+    assert one.differences(other) == [
+        "trial 0, epoch 2: {'f1': 0.2} then, {'f1': 9.0} now",
+        "trial 1, epoch 1: the same metrics, another state",
+        "trial 2, epoch 2: only one of the runs has it",
     ]
 
 
-def test_a_record_of_nothing_gives_frames_with_their_columns() -> None:
-    record = Record("3f9a")
-    assert record.metrics().empty
-    assert "split" in record.metrics()
-    assert "shard" in record.timeline()
-    assert record.n_live == record.n_epochs == 0
+def test_nan_is_no_difference() -> None:
+    one, other = searched(1, 1), searched(1, 1)
+    for record in (one, other):
+        record.trials[0].epochs[0] = EpochRecord(1, 0.1, {"f1": math.nan}, math.nan, 2.0)
+    assert one.differences(other) == []
 
 
-def test_a_workload_without_a_training_loss_has_a_row_that_says_so() -> None:
-    record = make_record(1, 0)
-    record.trials[0].epochs.append(EpochRecord(1, {"score": 0.5}, math.nan, 1.0))
-    frame = record.metrics()
-    assert math.isnan(frame.value[frame.split == "train"].item())
-    assert frame.value[frame.split == "validation"].item() == 0.5
-
-
-def scheduled(
-    n_workers: int, n_shards: int, costs: list[float], chance: random.Random, *, at: float
-) -> list[UnitRecord]:
-    """Train an epoch of each trial, in any order; worker ``j`` is ``j + 1`` times as fast."""
-    left = {trial: chance.sample(range(n_shards), n_shards) for trial in range(len(costs))}
-    trial_free, worker_free = dict.fromkeys(left, at), dict.fromkeys(range(n_workers), at)
-    units = []
-    while any(left.values()):
-        trial = chance.choice([t for t, shards in left.items() if shards])
-        shard = left[trial].pop()
-        worker = shard % n_workers
-        start = max(trial_free[trial], worker_free[worker])
-        stop = start + costs[trial] / (worker + 1)
-        trial_free[trial] = worker_free[worker] = stop
-        unit = Unit("train", trial, 1, n_shards - 1 - len(left[trial]))
-        units.append(UnitRecord(unit, f"w{worker}", shard, start, stop, False, False, 1))
-    return units
-
-
-@given(
-    n_workers=st.integers(1, 3),
-    more_shards=st.integers(0, 3),
-    costs=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=5),
-    seed=st.integers(0, 10**6),
-)
-def test_no_schedule_beats_the_bound_of_its_round(
-    n_workers: int, more_shards: int, costs: list[float], seed: int
-) -> None:
-    record = Record("3f9a")
-    chance, n_shards = random.Random(seed), n_workers + more_shards
-    record.units = scheduled(n_workers, n_shards, costs, chance, at=100.0)
-    others = scheduled(n_workers, n_shards, costs, chance, at=500.0)
-    record.units += [replace(u, unit=u.unit._replace(epoch=2)) for u in others]
-    for epoch, start in [(1, 100.0), (2, 500.0)]:
-        epochs = frozenset((trial, epoch) for trial in range(len(costs)))
-        record.rounds.append(RoundRecord(epoch, epochs, start))
-    record.rounds.append(RoundRecord(3, frozenset({(0, 3)}), 900.0))  # nothing of it ran
-    frame = record.makespans()
-    assert frame["round"].tolist() == [1, 2]
-    assert frame.units.tolist() == [len(costs) * n_shards] * 2
-    ends = [max(u.stop for u in record.units if u.unit.epoch == epoch) for epoch in (1, 2)]
-    assert frame.makespan.tolist() == [ends[0] - 100.0, ends[1] - 500.0]
-    assert (frame.ratio > 1 - 1e-9).all()
-    if n_workers == 1:
-        assert frame.bound.tolist() == pytest.approx([sum(costs) * n_shards] * 2)
-        assert frame.ratio.tolist() == pytest.approx([1.0, 1.0])
-
-
-def test_a_round_that_was_found_in_the_store_has_no_bound() -> None:
-    record = Record("3f9a")
-    record.units = [UnitRecord(Unit("train", 0, 1, 0), "w", 0, 1.0, 1.0, False, True, 1)]
-    record.rounds = [RoundRecord(1, frozenset({(0, 1)}), 0.5)]
-    (ratio,) = record.makespans().ratio
-    assert math.isnan(ratio)
+def test_sessions_rounds_loads_and_notes_are_kept() -> None:
+    record = fold(
+        {"is": "session", "at": 5.0, "seconds": 0.0},
+        {"is": "round", "number": 1, "start": 6.0, "epochs": [[0, 1, 3], [4, 2, 3]]},
+        {"is": "load", "worker": "w", "shard": 1},
+        {"is": "note", "text": "look"},
+        {"is": "flow", "state": {}},
+    )
+    assert (record.n_sessions, record.loads, record.notes) == (1, [("w", 1)], ["look"])
+    assert record.rounds[0].epochs == {(0, 1), (0, 2), (4, 2)}

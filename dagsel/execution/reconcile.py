@@ -38,9 +38,7 @@ class Plan:
         return Plan(self.trial, range(self.epochs.start, epoch + 1), self.begun)
 
 
-def reconcile(
-    trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | None
-) -> Plan | None:
+def reconcile(trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | None) -> Plan | None:
     """Plan what is left of a live trial whose record follows the store (`TrialRecord.follow`).
 
     Parameters
@@ -60,7 +58,7 @@ def reconcile(
     Examples
     --------
     >>> trial = TrialRecord(0, {}, {}, n_decided=2)
-    >>> state = {"epoch": 1, "position": 1, "visits": [2, 0], "n_samples": 4, "loss": 0.5}
+    >>> state = {"epoch": 1, "position": 1, "shard": 0, "visits": [2, 0]}
     >>> trial.follow([state], n_shards=3)
     >>> reconcile(trial, 3, state)
     Plan(trial=0, epochs=range(1, 3), begun=(Begun(visits=(2, 0), scored=frozenset()),))

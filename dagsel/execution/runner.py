@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from dagsel.codec import Json, to_json
 from dagsel.errors import ClusterError
 from dagsel.execution.reconcile import Plan, reconcile
+from dagsel.execution.seams import Engine, Journal, Message, States
 from dagsel.flow import (
     Ask,
     Asked,
@@ -45,79 +46,9 @@ POLL_S = 0.5
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
 
-Message: TypeAlias = dict[str, Any]
 Observer: TypeAlias = Callable[[Record], None]
 #: Of a trial and an epoch the order of its visits; None binds them late.
 Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
-
-
-class Engine(Protocol):
-    """Where units run: a cluster, or a model of one in virtual time."""
-
-    @property
-    def n_workers(self) -> int:
-        """Workers that can run units."""
-        ...
-
-    def now(self) -> float:
-        """Seconds, from any moment on, by the clock that the search lives by."""
-        ...
-
-    def wall(self) -> float:
-        """Seconds since the epoch, by the clock that the workers' times are told by."""
-        ...
-
-    def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
-        """Send a round; earlier rounds go on."""
-        ...
-
-    def stop(self, trial: int) -> None:
-        """Withdraw a trial."""
-        ...
-
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        ...
-
-    def messages(self, *, timeout_s: float) -> Iterator[Message]:
-        """Give what came in, waiting for the first one at most so long."""
-        ...
-
-    def check_alive(self) -> None:
-        """Raise a `ClusterError` if there is nothing to hear from any more."""
-        ...
-
-
-class States(Protocol):
-    """Where states are stored; `dagsel.storage.CheckpointStore` is one."""
-
-    def load_latest(
-        self, trial: int, at_most: tuple[int, int] | None = None
-    ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
-        """Give the newest readable state of a trial: its place, its bytes, what was said of it."""
-        ...
-
-    def save(
-        self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]
-    ) -> Any:
-        """Keep a state."""
-        ...
-
-    def delete(self, trial: int, epoch: int, position: int) -> None:
-        """Remove a state."""
-        ...
-
-    def drop(self, trial: int) -> None:
-        """Remove all states of a trial."""
-        ...
-
-
-class Journal(Protocol):
-    """Where entries are written; `dagsel.storage.Journal` is one."""
-
-    def append(self, records: Sequence[Entry]) -> None:
-        """Keep entries, all or none; they outlive this process when it returns."""
-        ...
 
 
 def late(trial: int, epoch: int) -> None:

@@ -46,7 +46,7 @@ def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[in
     Examples
     --------
     >>> visit_order(5, seed=0, trial=3, epoch=1)
-    (4, 1, 3, 2, 0)
+    (0, 2, 4, 1, 3)
     """
     order = np.random.default_rng([seed, trial, epoch, n_shards]).permutation(n_shards)
     return tuple(int(shard) for shard in order)

@@ -25,7 +25,9 @@ def home_of(study: optuna.Study) -> str | None:
         url = make_url(storage.url)
         if url.password is not None:
             return None
-        if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
+        if url.get_backend_name() == "sqlite":
+            if url.database in (None, "", ":memory:"):
+                return None
             url = url.set(database=str(Path(str(url.database)).absolute()))
         return url.render_as_string()
     return None

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import dask
 import optuna
 import torch
-from chaos_jobs import N_SHARDS, POISONED, Job, plain_pytorch
-from chaos_roles import CONTEXT, drive, repeat, schedule_tasks, start, work
+from chaos_jobs import N_SHARDS, POISONED, Job
+from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, start, work
+from chaos_torch import plain_pytorch
 from distributed import Client
 
 from dagsel.record import Record
@@ -79,7 +81,7 @@ class Scenario:
 
     @property
     def nanny(self) -> bool:
-        return self.seed % 10 == 7
+        return self.seed % 10 == 8
 
     @property
     def schedule(self) -> tuple[Moment, ...]:
@@ -209,7 +211,7 @@ def sessions(
 ) -> tuple[str, str]:
     """Drive the search on a cluster until it is over or the cluster is."""
     path = Path(job.folder) / "ended.json"
-    with Client(cluster.address, set_as_default=False) as client:
+    with dask.config.set(LOST_AFTER), Client(cluster.address, set_as_default=False) as client:
         injector = Injector(client, job.seed, job.run_dir, cluster.add)
         injector.scheduler = cluster.scheduler.pid
         while True:

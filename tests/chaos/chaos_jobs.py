@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
-import dagsel
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.faulty import FaultyWorkload
 from dagsel.testing.synthetic import CountingWorkload
-from dagsel.workloads.base import Config, Workload
+from dagsel.workloads.base import Config
 
 N_SHARDS, N_TRIALS, N_EPOCHS, N_BATCHES = 4, 6, 3, 3
 POISONED = 2
 UNIT_S = (0.08, 0.15)
-#: Of a search whose workers survive.
 METRIC = {"counting": "value", "torch": "accuracy"}
 
 
@@ -58,19 +54,13 @@ class Job:
     def make_workload(self, pace: float = 1.0) -> FaultyWorkload:
         # A part that is a `partial` is told apart by its function's name: the pace may change.
         seconds = partial(unit_seconds, pace)
-        inner: Workload
         if self.workload == "counting":
             inner = CountingWorkload(seconds, n_batches=N_BATCHES, value=value, n_shards=N_SHARDS)
             return FaultyWorkload(inner, starts=self.starts, poison=self.poisoned)
-        inner = dagsel.TorchWorkload(
-            build_model,
-            torch.nn.functional.cross_entropy,
-            build_optimizer,
-            batch_size=32,
-            lr_scheduler=build_schedule,
-            metrics={"accuracy": dagsel.metrics.accuracy},
-        )
-        return FaultyWorkload(inner, self.starts, self.poisoned, seconds)
+        # Workers that only count need no torch, and are back sooner.
+        from chaos_torch import make_torch_workload
+
+        return FaultyWorkload(make_torch_workload(), self.starts, self.poisoned, seconds)
 
     @property
     def poisoned(self) -> tuple[int, ...]:
@@ -97,52 +87,3 @@ def suggest(trial: Any) -> dict[str, Any]:
         "lr": trial.suggest_float("lr", 1e-4, 1e-2, log=True),
         "seconds": trial.suggest_float("seconds", *UNIT_S),
     }
-
-
-def build_model(config: Config) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(8, 16),
-        torch.nn.BatchNorm1d(16),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.3),
-        torch.nn.Linear(16, 3),
-    )
-
-
-def build_optimizer(parameters: Any, config: Config) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=config["lr"])
-
-
-def build_schedule(optimizer: torch.optim.Optimizer, config: Config) -> Any:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-
-
-def plain_pytorch(
-    job: Job, trial: int, config: Mapping[str, Any], visits: list[tuple[int, ...]]
-) -> dict[str, torch.Tensor]:
-    """Train as a script does, on one core, visiting the shards in the given orders."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    data = ShardedDataset.open(f"{job.folder}/data.zarr")
-    shards = [
-        {name: torch.from_numpy(array) for name, array in data.shard(index).items()}
-        for index in range(N_SHARDS)
-    ]
-    seed = int(np.random.SeedSequence([job.seed, trial]).generate_state(1)[0])
-    try:
-        torch.manual_seed(seed)
-        model = build_model(config)
-        optimizer = build_optimizer(model.parameters(), config)
-        schedule = build_schedule(optimizer, config)
-        for epoch, order in enumerate(visits, start=1):
-            for index in order:
-                x, y = shards[index]["x"], shards[index]["y"]
-                order_of = np.random.default_rng([job.seed, trial, epoch, index])
-                for batch in torch.from_numpy(order_of.permutation(len(x))).split(32):
-                    optimizer.zero_grad()
-                    torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-                    optimizer.step()
-            schedule.step()
-    finally:
-        torch.set_num_threads(threads)
-    return model.state_dict()

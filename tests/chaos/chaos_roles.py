@@ -28,16 +28,18 @@ CONTEXT.set_forkserver_preload(
     ["distributed", "torch._dynamo", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
      "dagsel.workloads.torch", "dagsel.execution.engine", "dagsel.testing.faulty"]
 )  # fmt: skip
+#: A client that has lost its scheduler looks for it no longer than this.
+LOST_AFTER = {"distributed.comm.timeouts.connect": "3s"}
 WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def start(role: Callable[..., None], log: Path, *args: Any) -> BaseProcess:
-    process = CONTEXT.Process(target=_run, args=(role, str(log), os.getpid(), args))
+    process = CONTEXT.Process(target=_run, args=(role, str(log), args))
     process.start()
     return process
 
 
-def _run(role: Callable[..., None], log: str, user: int, args: tuple[Any, ...]) -> None:
+def _run(role: Callable[..., None], log: str, args: tuple[Any, ...]) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(WITH_PARENT, signal.SIGKILL)
     fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -64,10 +66,12 @@ def schedule_tasks(pipe: Connection, ttl_s: float) -> None:
 def work(address: str, name: str, folder: str, nanny: bool) -> None:
     """The role of a worker, or of a nanny and its worker."""
     import dask
-    import torch
 
-    # A nanny does the same; with more threads sums are rounded otherwise.
-    torch.set_num_threads(1)
+    if not nanny:
+        import torch
+
+        # A nanny does the same by its environment; with more threads sums are rounded otherwise.
+        torch.set_num_threads(1)
 
     async def run() -> None:
         from distributed import Nanny, Worker
@@ -90,11 +94,13 @@ def work(address: str, name: str, folder: str, nanny: bool) -> None:
 
 def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: str) -> None:
     """The role of the driver; writes how it ended."""
+    import dask
     import optuna
 
     import dagsel
     from dagsel.storage import RunDir
 
+    dask.config.set(LOST_AFTER)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:

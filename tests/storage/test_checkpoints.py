@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import shutil
 import time
@@ -93,6 +94,64 @@ def test_a_partial_state_stands_beside_and_goes_with_the_complete_one(
     with pytest.raises(CheckpointNotFoundError):
         load(store, 1, 0, 4, partial=True)
     assert len(place.files()) == 2
+
+
+def test_of_two_first_saves_the_first_one_counts(store: CheckpointStore, place: Any) -> None:
+    store.save(1, 0, 4, b"half", {}, partial=True)
+    kept = store.save_first(1, 0, 4, b"one", {"shard": 1})
+    assert kept == {"shard": 1, "digest": f"{google_crc32c.value(b'one'):08x}"}
+    assert store.save_first(1, 0, 4, b"two", {"shard": 2}) == kept
+    assert store.save_first(1, 0, 4, b"one", {"shard": 3}) == kept
+    assert store.load(1, 0, 4) == (b"one", kept)
+    assert len(place.files()) == 2
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "json"])
+@pytest.mark.parametrize("data", [b"", b"sta", b"stat\x00", None])
+def test_a_damaged_first_save_is_replaced(tmp_path: Path, suffix: str, data: bytes | None) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save_first(1, 0, 0, b"state", {"n": 1})
+    damage(next(tmp_path.rglob(f"*.{suffix}")), data)
+    kept = store.save_first(1, 0, 0, b"again", {"n": 2})
+    assert store.load(1, 0, 0) == (b"again", kept)
+    assert kept["n"] == 2
+
+
+@pytest.mark.parametrize("blobs", [(b"one", b"two"), (b"same", b"same")])
+def test_two_attempts_that_race_agree_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blobs: tuple[bytes, bytes]
+) -> None:
+    def race(store: CheckpointStore, n: int) -> tuple[list[dict[str, Any]], bool]:
+        """Let the second one through before the n-th system call of the first."""
+        ends: list[dict[str, Any]] = []
+        n_left = n
+
+        def operation() -> None:
+            nonlocal n_left
+            n_left -= 1
+            if n_left == -1:
+                ends.append(store.save_first(1, 0, 0, blobs[1], {"n": 2}))
+
+        def counted(function: Any) -> Any:
+            return lambda *args, **kwargs: (operation(), function(*args, **kwargs))[1]
+
+        with monkeypatch.context() as patch:
+            for name in ("open", "write", "close", "link", "replace", "unlink", "mkdir"):
+                patch.setattr(os, name, counted(getattr(os, name)))
+            ends.append(store.save_first(1, 0, 0, blobs[0], {"n": 1}))
+        return ends, n_left < 0
+
+    winners = set()
+    for n in range(10**3):
+        store = CheckpointStore(tmp_path / str(n))
+        ends, raced = race(store, n)
+        if not raced:
+            break
+        blob, kept = store.load(1, 0, 0)
+        assert ends == [kept, kept]
+        assert blob == blobs[kept["n"] - 1]
+        winners.add(kept["n"])
+    assert winners == {1, 2}
 
 
 def test_prune_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None:
@@ -291,6 +350,8 @@ ACTIONS: dict[str, Action] = {
     "prune": lambda store: store.prune(1, keep=1),
     "drop": lambda store: store.drop(1),
     "pin": lambda store: store.pin(1, 0, 1),
+    "save first": lambda store: store.save_first(1, 0, 2, b"next", {"n": 2}),
+    "save first, but second": lambda store: store.save_first(1, 0, 1, b"other", {"n": 3}),
     "first save of a trial": lambda store: store.save(2, 0, 0, b"first", {"n": 5}),
 }
 KNOWN = {

@@ -157,7 +157,10 @@ class Done:
 
     def save(self, run: RunDir, key: State, blob: bytes, *, half: bool = False) -> None:
         self.under_way = {key}
-        run.states.save(*key, blob, {"n": len(blob)}, partial=half)
+        if half or key in self.saved:
+            run.states.save(*key, blob, {"n": len(blob)}, partial=half)
+        else:
+            run.states.save_first(*key, blob, {"n": len(blob)})
         if not half:
             self.saved[key] = blob
         self.under_way = set()

@@ -1,0 +1,84 @@
+"""What the runner needs of the world: somewhere to run units, to store states, to write entries.
+
+On a cluster these are `dagsel.execution.engine.Engine`, `dagsel.storage.CheckpointStore` and
+`dagsel.storage.Journal`; in virtual time, those of `dagsel.simulation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from dagsel.planning.rounds import Round
+from dagsel.record import Entry
+
+Message: TypeAlias = dict[str, Any]
+
+
+class Engine(Protocol):
+    """Where units run: a cluster, or a model of one in virtual time."""
+
+    @property
+    def n_workers(self) -> int:
+        """Workers that can run units."""
+        ...
+
+    def now(self) -> float:
+        """Seconds, from any moment on, by the clock that the search lives by."""
+        ...
+
+    def wall(self) -> float:
+        """Seconds since the epoch, by the clock that the workers' times are told by."""
+        ...
+
+    def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Send a round; earlier rounds go on."""
+        ...
+
+    def stop(self, trial: int) -> None:
+        """Withdraw a trial."""
+        ...
+
+    def prioritize(self, trial: int, priority: float) -> None:
+        """Serve trials of a higher priority first."""
+        ...
+
+    def messages(self, *, timeout_s: float) -> Iterator[Message]:
+        """Give what came in, waiting for the first one at most so long."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise a `ClusterError` if there is nothing to hear from any more."""
+        ...
+
+
+class States(Protocol):
+    """Where states are stored; `dagsel.storage.CheckpointStore` is one."""
+
+    def load_latest(
+        self, trial: int, at_most: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
+        """Give the newest readable state of a trial: its place, its bytes, what was said of it."""
+        ...
+
+    def save(
+        self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]
+    ) -> Any:
+        """Keep a state."""
+        ...
+
+    def delete(self, trial: int, epoch: int, position: int) -> None:
+        """Remove a state."""
+        ...
+
+    def drop(self, trial: int) -> None:
+        """Remove all states of a trial."""
+        ...
+
+
+class Journal(Protocol):
+    """Where entries are written; `dagsel.storage.Journal` is one."""
+
+    def append(self, records: Sequence[Entry]) -> None:
+        """Keep entries, all or none; they outlive this process when it returns."""
+        ...

@@ -1,0 +1,135 @@
+"""Replay and determinism: the same weights again, compared by hash, over seeds (law 7).
+
+``REPLAY_SEEDS`` says how many; `make replay` runs ten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from distributed import Client
+from torch.optim.lr_scheduler import ExponentialLR
+
+import dagsel
+from dagsel.execution.cluster import close, local_cluster
+from dagsel.flow import Flow
+from dagsel.flows import ASHA, PBT, RandomSearch, Range
+from dagsel.storage import RunDir, ShardedDataset
+
+SEEDS = range(int(os.environ.get("REPLAY_SEEDS", "2")))
+
+
+def workload() -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        lambda config: torch.nn.Sequential(
+            torch.nn.Linear(64, 24), torch.nn.BatchNorm1d(24), torch.nn.Dropout(0.2),
+            torch.nn.ReLU(), torch.nn.Linear(24, 10),
+        ),
+        torch.nn.functional.cross_entropy,
+        lambda parameters, config: torch.optim.Adam(parameters, config["lr"]),
+        batch_size=32,
+        lr_scheduler=lambda optimizer, config: ExponentialLR(optimizer, 0.9),
+        metrics={"accuracy": dagsel.metrics.accuracy},
+    )  # fmt: skip
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}
+
+
+def search(
+    client: Client, data: ShardedDataset, run_dir: Path, flow: Flow, seed: int, **options: Any
+) -> dagsel.Run:
+    study = optuna.create_study(
+        direction="maximize", sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=4)
+    )
+    return dagsel.optimize(
+        study, workload(), data, space=space, flow=flow, metric="accuracy", client=client,
+        run_dir=str(run_dir), seed=seed, **options,
+    )  # fmt: skip
+
+
+def fingerprint(run: dagsel.Run) -> tuple[str, dict[tuple[int, int], tuple[str, Any]]]:
+    """Hash of the best state, and of each epoch the checksum of its state and its metrics."""
+    best = run.best
+    blob, _ = run.run_dir.states.load(best.trial, best.epoch, best.position)
+    epochs = {
+        (trial.number, epoch.epoch): (epoch.digest, dict(epoch.metrics))
+        for trial in run.record.trials.values()
+        for epoch in trial.epochs
+    }
+    assert all(digest for digest, _ in epochs.values())
+    return hashlib.sha256(blob).hexdigest(), epochs
+
+
+FLOWS: dict[str, Callable[[], Flow]] = {
+    "ASHA": lambda: ASHA(max_epochs=4, n_trials=8, reduction_factor=2),
+    "PBT": lambda: PBT(max_epochs=3, n_trials=4, mutations={"lr": Range(1e-4, 1e-1, log=True)}),
+}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_replay_gives_the_same_weights_and_decisions(
+    name: str, seed: int, client: Client, digits: ShardedDataset, tmp_path: Path
+) -> None:
+    run = search(client, digits, tmp_path / "run", FLOWS[name](), seed)
+    again = dagsel.replay(
+        str(tmp_path / "run"), client, workload=workload(), space=space, into=str(tmp_path / "2")
+    )
+    assert again.record.notes == []
+    assert fingerprint(again) == fingerprint(run)
+    ends = [(t.number, t.state, len(t.epochs)) for t in run.record.trials.values()]
+    assert ends == [(t.number, t.state, len(t.epochs)) for t in again.record.trials.values()]
+    assert again.record.visits().items() >= {
+        place: visits
+        for place, visits in run.record.visits().items()
+        if place[1] <= len(run.record.trials[place[0]].epochs)
+    }.items()
+
+
+@pytest.fixture(scope="module")
+def clients() -> Any:
+    """Clients of clusters of 1, 2 and 4 workers."""
+    clusters = [local_cluster(n) for n in (1, 2, 4)]
+    clients = [Client(cluster, set_as_default=False) for cluster in clusters]
+    yield clients
+    for client, cluster in zip(clients, clusters, strict=True):
+        client.close()
+        close(cluster)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_deterministic_run_gives_the_same_weights_on_any_cluster(
+    seed: int, clients: list[Client], digits: ShardedDataset, tmp_path: Path
+) -> None:
+    found = []
+    for client in clients:
+        killed: list[int] = []
+
+        def kill(study: optuna.Study, trial: Any, client: Client = client, killed=killed) -> None:
+            if not killed:  # one worker dies once the first trial has ended
+                killed += [info["pid"] for info in client.run(_about).values()][:1]
+                os.kill(killed[0], signal.SIGKILL)
+
+        n_workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        run = search(
+            client, digits, tmp_path / str(n_workers), RandomSearch(2, n_trials=5, n_concurrent=3),
+            seed, deterministic=True, callbacks=[kill] if n_workers > 1 else [],
+        )  # fmt: skip
+        found.append(fingerprint(run))
+    assert found[0] == found[1] == found[2]
+    orders = [RunDir(str(tmp_path / str(n))).about()["deterministic"] for n in (1, 2, 4)]
+    assert orders == [True] * 3
+
+
+def _about() -> dict[str, int]:
+    return {"pid": os.getpid()}

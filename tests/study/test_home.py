@@ -1,0 +1,64 @@
+"""A study is opened again where it lived; a password is never written down."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+
+from dagsel.study.home import home_of, open_study
+
+
+@pytest.mark.parametrize("kind", ["url", "rdb", "journal"])
+def test_a_study_on_disk_is_opened_again_from_any_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    storage: Any = {
+        "url": lambda: "sqlite:///study.db",
+        "rdb": lambda: RDBStorage("sqlite:///study.db"),
+        "journal": lambda: JournalStorage(JournalFileBackend("study.log")),
+    }[kind]()
+    study = optuna.create_study(study_name="s", storage=storage, direction="maximize")
+    study.add_trial(optuna.trial.create_trial(value=1.0))
+    home = home_of(study)
+    assert home is not None
+    assert str(tmp_path) in home
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    again = open_study("s", "maximize", home)
+    assert [trial.value for trial in again.trials] == [1.0]
+    assert home_of(again) == home
+
+
+@pytest.mark.parametrize("storage", [None, InMemoryStorage(), "sqlite://", "sqlite:///:memory:"])
+def test_a_study_in_memory_begins_anew(storage: Any) -> None:
+    study = optuna.create_study(study_name="s", storage=storage, direction="maximize")
+    home = home_of(study)
+    assert home is None
+    again = open_study("s", "maximize", home)
+    assert (again.study_name, again.direction.name, again.trials) == ("s", "MAXIMIZE", [])
+
+
+def test_a_password_stays_out_and_a_user_name_may_stay(tmp_path: Path) -> None:
+    storage = RDBStorage(f"sqlite:///{tmp_path}/s.db")
+    study = optuna.create_study(study_name="s", storage=storage)
+    urls = {
+        "mysql+pymysql://me:secret@host/db": None,
+        "postgresql://me@host:5432/db": "postgresql://me@host:5432/db",
+    }
+    for url, home in urls.items():
+        storage.url = url
+        assert home_of(study) == home
+
+
+def test_a_journal_that_is_no_file_has_no_home() -> None:
+    backend = JournalRedisBackend.__new__(JournalRedisBackend)
+    storage = JournalStorage.__new__(JournalStorage)
+    storage._backend = backend
+    assert home_of(SimpleNamespace(_storage=storage)) is None  # type: ignore[arg-type]

@@ -1,0 +1,86 @@
+"""Descriptions: equal parts give equal text in every process, and a changed part is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dagsel.workloads.describe import describe, differences
+
+SOURCE = """
+from functools import partial
+from types import SimpleNamespace
+class Net: pass
+def loss(x): return x in {"a", "b", "c", "d"} and [y + 1 for y in x]
+def make(k): return SimpleNamespace(
+    model=lambda c: Net(), loss=loss, net=Net, instance=Net(), batch=32, none=None,
+    split=partial(loss, 3), metrics={"f1": loss, "n": sum}, sizes=(1, 2.5), closure=lambda: k)
+"""
+
+
+def test_it_is_the_same_in_another_process() -> None:
+    here: dict[str, Any] = {"__name__": "part"}
+    exec(SOURCE, here)
+    code = f"{SOURCE}\nimport json\nfrom dagsel.workloads.describe import describe\n"
+    code = code.replace("class Net", "__name__ = 'part'\nclass Net")
+    code += "print(json.dumps(describe(make(2))))"
+    texts = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in "12"
+    ]  # fmt: skip
+    expected = describe(here["make"](1))
+    assert [json.loads(text) for text in texts] == [expected, expected]
+    assert " at 0x" not in str(expected)
+
+
+def loss(x: Any) -> Any:
+    return x + 1
+
+
+def other(x: Any) -> Any:
+    return x + 2
+
+
+class Callable:
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (loss, other),
+        (lambda x: x.mean(), lambda x: x.sum()),
+        (lambda x: [y + 1 for y in x], lambda x: [y + 2 for y in x]),
+        (partial(loss, 1), partial(other, 1)),
+        ({"f1": loss}, {"f1": other}),
+        ({"f1": loss}, {"f2": loss}),
+        (32, 64),
+        (1, True),
+        ((1, 2), (2, 1)),
+        (dict, list),
+        (Callable(), loss),
+        (object(), None),
+    ],
+)
+def test_a_part_that_changed_is_named(then: Any, now: Any) -> None:
+    first = describe(SimpleNamespace(part=then, same=1))
+    second = describe(SimpleNamespace(part=now, same=1))
+    assert differences(first, first) == []
+    (text,) = differences(first, second)
+    assert text == f"'part' was {first['part']} and is {second['part']}"
+
+
+def test_a_part_that_one_lacks_is_missing() -> None:
+    assert differences({"a": "1"}, {"b": "2"}) == [
+        "'a' was 1 and is missing", "'b' was missing and is 2"
+    ]  # fmt: skip
