@@ -255,6 +255,7 @@ def resume(
         session = _Session(settings, folder, driver, flow, workload, data, record)
         if record.finished:
             driver.fail_live("the run had ended")
+            _tidy(session.result)  # its driver may have died before it could
             return session.result
         return session.run(client, cluster, worker_timeout, lock)
 

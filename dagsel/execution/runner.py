@@ -164,8 +164,6 @@ class Runner:
         self._kept = None if self.record.best is None else self.record.best.trial
         for number in self.record.trials.keys() - {trial.number for trial in live} - {self._kept}:
             self.states.drop(number)
-        for trial in live:
-            self._adopt_again(trial)
         self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
         for trial in live:
             self._report_if_complete(trial)
@@ -174,6 +172,7 @@ class Runner:
 
     def _mend(self, trial: TrialRecord) -> Plan | None:
         """Plan what is left of a trial from what the store holds of it."""
+        self._adopt_again(trial)
         states = self._stored(trial)
         self._note({"is": "stored", "trial": trial.number, "states": states})
         plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
