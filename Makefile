@@ -13,6 +13,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
+	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
@@ -73,6 +74,9 @@ churn: $(VENV)/.dev newest
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
+
+replay: $(VENV)/.dev
+	REPLAY_SEEDS=10 $(BIN)/python -m pytest -q tests/laws/test_replay.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -426,8 +426,9 @@ class Record:
             if self.best is None or self._rank(best) > self._rank(self.best):
                 self.best = best
 
-    def _rank(self, best: Best) -> tuple[bool, float]:
-        return best.is_complete, -Context(1, self.direction).loss(best.value)
+    def _rank(self, best: Best) -> tuple[bool, float, int]:
+        # Of equal ones the first drawn, as in Optuna, whichever ended first.
+        return best.is_complete, -Context(1, self.direction).loss(best.value), -best.trial
 
     def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
         """Give trials that were read from a journal the configurations that it cannot hold."""

@@ -98,9 +98,7 @@ class Result:
             for t in self.record.trials.values()
             if t.state == "complete"
         ]
-        # Of equal ones the best comes first: the one that completed first.
-        best = self.record.best.trial if self.record.best else None
-        rows.sort(key=lambda row: row["trial"] != best)
+        rows.sort(key=lambda row: row["trial"])  # of equal ones the first drawn comes first
         rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
         return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
 
