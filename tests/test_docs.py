@@ -25,6 +25,8 @@ PAGES = [
 ]
 BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: A dashboard of somebody else on this machine is no fault of a page.
+PORT_TAKEN = "ignore:Port 8787 is already in use:UserWarning"
 #: A test that a page refers to.
 TEST = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
 
@@ -38,7 +40,7 @@ def run(*command: str, folder: Path) -> str:
     temporary = folder / "tmp"
     temporary.mkdir()
     done = subprocess.run(
-        [sys.executable, "-W", "error", *command],
+        [sys.executable, "-W", "error", "-W", PORT_TAKEN, *command],
         cwd=folder,
         env={**os.environ, "TMPDIR": str(temporary)},
         capture_output=True,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -23,6 +23,9 @@ from dagsel.workloads.base import (
     Workload,
     never,
 )
+
+#: Trial, epoch and shard of a training unit that began.
+Start: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class FaultyWorkload:
         return state
 
 
-def read_starts(path: str) -> list[tuple[int, int, int]]:
+def read_starts(path: str) -> list[Start]:
     """List trial, epoch and shard of the units that have begun, in order."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
     return [(int(t), int(e), int(s)) for t, e, s in (line.split() for line in lines)]

@@ -49,7 +49,7 @@ class Job:
         if self.flow == "random":
             return RandomSearch(max_epochs=N_EPOCHS, n_trials=N_TRIALS, n_concurrent=5)
         # More trials: most are stopped after their first epoch.
-        return ASHA(max_epochs=N_EPOCHS, n_trials=2 * N_TRIALS, reduction_factor=2, n_concurrent=5)
+        return ASHA(max_epochs=N_EPOCHS, n_trials=9, reduction_factor=2, n_concurrent=5)
 
     def make_workload(self, pace: float = 1.0) -> FaultyWorkload:
         # A part that is a `partial` is told apart by its function's name: the pace may change.

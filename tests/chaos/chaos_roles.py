@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(
      "dagsel.workloads.torch", "dagsel.execution.engine", "dagsel.testing.faulty"]
 )  # fmt: skip
 #: A client that has lost its scheduler looks for it no longer than this.
-LOST_AFTER = {"distributed.comm.timeouts.connect": "3s"}
+LOST_AFTER = {"distributed.comm.timeouts.connect": "2s"}
 WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 

@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dask.config
 import numpy as np
 import optuna
+import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster
@@ -373,3 +375,11 @@ def test_a_run_that_is_interrupted_leaves_no_trial_running(
         optimize(SyntheticWorkload(), metric="value", callbacks=[interrupt])
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
     assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+
+
+def test_a_cluster_of_ours_listens_on_loopback_only(cluster: LocalCluster) -> None:
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    sockets = [s for process in family for s in process.net_connections("inet")]
+    listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
+    assert urlsplit(cluster.scheduler_address).port in {address.port for address in listening}
+    assert {address.ip for address in listening} <= {"127.0.0.1", "::1"}
