@@ -108,6 +108,7 @@ class Runner:
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
+    _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
     _mended: dict[int, Plan] = field(default_factory=dict)  # paused trials whose last state is bad
     _kept: int | None = None  # the best trial, whose states stay though it has ended
 
@@ -416,13 +417,23 @@ class Runner:
         trial = self.record.trials[message["trial"]]
         if not trial.is_live:
             return
-        if message["reason"].startswith("CheckpointCorruptError"):
+        if message["reason"].startswith("CheckpointCorruptError") and self._may_mend(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
             self._submit([] if plan is None else [plan])
             return
         failed = TrialFailed(trial.number, message["reason"])
         self._events.append((failed, {"traceback": message["traceback"]}))
+
+    def _may_mend(self, trial: TrialRecord) -> bool:
+        """Whether a trial would go on from another state than when its state was last unreadable.
+
+        A state may be what was saved, and still nothing that the workload can read.
+        """
+        newest = [(s["epoch"], s["position"], s["digest"]) for s in self._stored(trial)[-1:]]
+        is_new = self._mended_from.get(trial.number) != newest
+        self._mended_from[trial.number] = newest
+        return is_new
 
 
 def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:

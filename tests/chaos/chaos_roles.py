@@ -99,16 +99,19 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
 
     import dagsel
     from dagsel.storage import RunDir
+    from dagsel.study.resume import STANDS_FOR
 
     dask.config.set(LOST_AFTER)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        found = RunDir(job.run_dir).states.load_latest(trial.number)
+        # In the study another may stand for a trial that was failed when the scheduler was lost.
+        number = trial.user_attrs.get(STANDS_FOR, trial.number)
+        found = RunDir(job.run_dir).states.load_latest(number)
         if found is not None:
-            aside = job.kept / f"{trial.number}.{os.getpid()}.tmp"
+            aside = job.kept / f"{number}.{os.getpid()}.tmp"
             aside.write_bytes(found[1])
-            aside.rename(job.kept / f"{trial.number}")
+            aside.rename(job.kept / f"{number}")
 
     job.kept.mkdir(exist_ok=True)
     try:

@@ -66,7 +66,7 @@ def test_a_schedule_is_its_seed_and_a_longer_one_begins_with_it(
 ) -> None:
     short = schedule(seed, kinds, duration_s=short_s)
     assert schedule(seed, kinds, duration_s=short_s + more_s)[: len(short)] == short
-    once = [KillDriver(), KillScheduler()]
+    once: list[Fault] = [KillDriver(), KillScheduler()]
     special = schedule(seed, kinds, duration_s=short_s, once=once)
     assert [at_s for at_s, _ in special] == [at_s for at_s, _ in short]
     changed = [new for (_, new), (_, old) in zip(special, short, strict=True) if new != old]
@@ -166,8 +166,13 @@ def test_a_filled_disk_is_full_until_it_is_released(
     if subprocess.run(mount, check=False, capture_output=True).returncode:
         pytest.skip("a tmpfs cannot be mounted here")
     filled = faults_module.fill_up
-    written = []
-    monkeypatch.setattr(faults_module, "fill_up", lambda fd: (filled(fd), written.append(fd)))
+    written: list[int] = []
+
+    def fill_up(fd: int) -> None:
+        filled(fd)
+        written.append(fd)
+
+    monkeypatch.setattr(faults_module, "fill_up", fill_up)
     try:
         injector = Injector(None, run_dir=str(disk))
         injector.inject(FillDisk(60.0))

@@ -155,6 +155,20 @@ def test_a_trial_that_raises_fails_alone(
     assert "3 complete, 3 failed" in repr(run)
 
 
+def test_a_trial_whose_states_are_whole_and_cannot_be_read_fails_alone(
+    optimize: Callable[..., dagsel.Run],
+) -> None:
+    class Unreadable(SyntheticWorkload):
+        def train(self, state: Any, shard: Any, config: Any, *, visit: Any, **rest: Any) -> Any:
+            if config["bad"] and visit.epoch == 2:
+                raise errors.CheckpointCorruptError("a state names a class of another version")
+            return super().train(state, shard, config, visit=visit, **rest)
+
+    run = optimize(Unreadable(), metric="value")
+    assert [trial.number for trial in run.failures] == [1]
+    assert "another version" in run.failures[0].reason
+
+
 def test_a_trial_that_becomes_nan_fails_alone(
     optimize: Callable[..., dagsel.Run], study: optuna.Study
 ) -> None:
