@@ -102,7 +102,7 @@ def optimize(
         lost, and takes as many times the memory.
     deterministic
         Whether the order of a trial's visits depends on seed, trial and epoch alone, so that its
-        weights do not depend on the cluster. It costs time: see the page on reproducibility.
+        weights do not depend on the cluster; PyTorch then trains with one thread a worker.
     callbacks
         Called with study and trial after each trial that ended, as Optuna does.
     worker_timeout
@@ -398,7 +398,15 @@ class _Session:
         packed = pack_workload(self.workload)
         # What a dead driver has left on the cluster, if only for a moment, is not this session's.
         name = f"{record.run}.{uuid.uuid4().hex[:4]}"
-        spec = RunSpec(name, packed, self.data, self.folder, settings.seed, versions_here())
+        spec = RunSpec(
+            name,
+            packed,
+            self.data,
+            self.folder,
+            settings.seed,
+            versions_here(),
+            threads=1 if settings.deterministic else None,
+        )
         dispatch = DispatchConfig(
             self.data.n_shards, settings.replicas, unit_timeout_s=settings.unit_timeout_s
         )

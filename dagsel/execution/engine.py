@@ -59,6 +59,7 @@ class Engine:
     max_unit_seconds: float | None = None
     max_unit_batches: int | None = None
     workers: set[str] = field(default_factory=set)
+    _threads: set[int] = field(default_factory=set)
     _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
     _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
@@ -142,8 +143,7 @@ class Engine:
 
     def _stop(self) -> None:
         run = self.spec.run
-        for trial in list(self._futures):
-            self.release(trial)
+        self._futures.clear()
         self._loads.clear()
         for leave in (
             partial(self._command, "end"),
@@ -166,9 +166,24 @@ class Engine:
                 self._loads.pop((message["worker"], message["shard"]), None)
             case "joined":
                 self.workers.add(message["worker"])
+                self._compare_threads(message["threads"])
             case "left":
                 self.workers.discard(message["worker"])
         self._messages.put(message)
+
+    def _compare_threads(self, threads: int | None) -> None:
+        if threads is None:
+            return
+        self._threads.add(threads)
+        if len(self._threads) == 2:
+            numbers = " and ".join(map(str, sorted(self._threads)))
+            reason = (
+                f"workers train with {numbers} threads, whose "
+                "sums differ in their last bits; to repeat this run bit for bit give them the same "
+                "OMP_NUM_THREADS"
+            )
+            logger.warning("%s", reason)
+            self._messages.put({"op": "note", "reason": reason})
 
     def _load(self, worker: str, shard: int) -> None:
         self._n_loads += 1
@@ -219,11 +234,13 @@ class Engine:
     def stop(self, trial: int) -> None:
         """Withdraw a trial: what waits is forgotten, what runs ends at its next batch."""
         self._command("stop", trial=trial)
-        self.release(trial)
-
-    def release(self, trial: int) -> None:
-        """Let the cluster forget the results of a trial's units."""
         self._futures.pop(trial, None)
+
+    def release(self, trial: int, epoch: int) -> None:
+        """Let the cluster forget an epoch's results; else it makes them anew when they are lost."""
+        futures = self._futures.get(trial, {})
+        for key in [key for key in futures if key[2] == epoch]:
+            del futures[key]
 
     def preempt(self, trial: int) -> None:
         """Stop a trial's running unit at its next batch; it goes on when it is its turn again."""

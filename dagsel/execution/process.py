@@ -92,3 +92,16 @@ def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float)
     if not memory_limit:
         return None
     return int(memory_limit * share) // max(shard_bytes, 1)
+
+
+def torch_threads() -> int | None:
+    """Threads that PyTorch would train with in this process; None if it is not there."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def use_torch_threads(n: int | None) -> None:
+    """Let PyTorch train with so many threads, as seen from this thread; None changes nothing."""
+    torch = sys.modules.get("torch")
+    if n is not None and torch is not None and torch.get_num_threads() != n:
+        torch.set_num_threads(n)

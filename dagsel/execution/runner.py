@@ -258,7 +258,8 @@ class Runner:
         outdated: list[tuple[int, int]] = []  # a clone may need them until here
         for step in steps:
             match step:
-                case Reported(trial, epoch) if epoch > 1:
+                case Reported(trial, epoch):
+                    self.engine.release(trial, epoch)
                     outdated.append((trial, epoch - 1))
                 case Ask():
                     self._ask(step)
@@ -274,7 +275,8 @@ class Runner:
                         self._end(trial)
         self._train(trains.values())
         for trial, epoch in outdated:
-            self.states.delete(trial, epoch, self.record.n_shards - 1)
+            if epoch:
+                self.states.delete(trial, epoch, self.record.n_shards - 1)
 
     def _ask(self, ask: Ask) -> None:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
@@ -381,7 +383,7 @@ class Runner:
                 self._failed(message)
             case "loaded":
                 self._note({"is": "load", "worker": message["worker"], "shard": message["shard"]})
-            case "refused" | "restarted":
+            case "refused" | "restarted" | "note":
                 self._note({"is": "note", "text": message["reason"]})
             case "fatal":
                 raise ClusterError(message["reason"])

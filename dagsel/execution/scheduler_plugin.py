@@ -207,7 +207,7 @@ class DispatchPlugin(SchedulerPlugin):
     def _hear_worker(self, op: str, worker: str, **msg: Any) -> None:
         match op:
             case "joined":
-                self._report("joined", worker=worker)
+                self._report("joined", worker=worker, threads=msg["threads"])
                 speed = self._comparable(msg["speed"])
                 if msg["owns_resource"]:
                     self._with_our_resource.add(worker)

@@ -39,6 +39,10 @@ class Engine(Protocol):
         """Withdraw a trial."""
         ...
 
+    def release(self, trial: int, epoch: int) -> None:
+        """Let an epoch's results go: they have been heard."""
+        ...
+
     def prioritize(self, trial: int, priority: float) -> None:
         """Serve trials of a higher priority first."""
         ...

@@ -33,6 +33,8 @@ from dagsel.execution.process import (
     keep_freed_memory,
     own_random_numbers,
     shards_that_fit,
+    torch_threads,
+    use_torch_threads,
 )
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
@@ -60,6 +62,9 @@ class RunSpec:
         Where states are stored.
     seed
         Seed of the run.
+    threads
+        Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
+        threads differ in their last bits.
     versions
         Versions that a worker must have, by package.
     shard_share
@@ -74,6 +79,7 @@ class RunSpec:
     run_dir: RunDir
     seed: int
     versions: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
     shard_share: float = 0.5
     state_share: float = 0.65
 
@@ -169,7 +175,11 @@ class TrainingPlugin(WorkerPlugin):
         watch.start()
         # Dask looks at the training thread's stack 100 times a second: 5% of its time.
         _profiler(worker, "stop")
-        self._tell("joined", max_shards=max_shards, speed=speed, owns_resource=self.owns_resource)
+        about = {
+            "owns_resource": self.owns_resource,
+            "threads": self.spec.threads or torch_threads(),
+        }
+        self._tell("joined", max_shards=max_shards, speed=speed, **about)
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -255,6 +265,7 @@ class TrainingPlugin(WorkerPlugin):
             stop.set()
         self._tell("started", unit=list(unit))
         self.counters.units_started += 1
+        use_torch_threads(self.spec.threads)
         report: dict[str, Any] = {"start": time.time(), "recovered": False}
         try:
             found = self._recover(unit, binding.shard) if binding.attempt > 1 else None
@@ -303,6 +314,7 @@ class TrainingPlugin(WorkerPlugin):
         """Run an evaluating unit: the metrics of a state on one validation shard."""
         start = time.time()
         self._tell("started", unit=list(unit))
+        use_torch_threads(self.spec.threads)
         loaded = self._load(state) if isinstance(state, Stored) else state
         scores = self.workload.evaluate(loaded, self.shards[unit.position].validation, config)
         report = {"start": start, "shard": unit.position, "n_samples": scores.n_samples}

@@ -47,6 +47,8 @@ class Board:
         Trials that are over.
     strikes, failures
         Of each unit how often a worker was lost, or a time limit passed, and an exception raised.
+    n_strikes, struck_at
+        Strikes of all units so far; how many there had been when a unit got its first one.
     early
         Units that were ready before their round was added.
     """
@@ -62,6 +64,8 @@ class Board:
         self.n_evaluations = 0
         self.stopped: set[int] = set()
         self.strikes: dict[Unit, int] = {}
+        self.n_strikes = 0
+        self.struck_at: dict[Unit, int] = {}
         self.failures: dict[Unit, int] = {}
         self.early: dict[int, list[Unit]] = {}
         self.tally = Tally()
@@ -171,6 +175,24 @@ class Board:
                 self.shop.retime(unit.trial, end)
         self.shop.free_at[seat.worker] = end
 
+    def strike(self, unit: Unit) -> tuple[int, int]:
+        """Give a unit a strike.
+
+        Returns
+        -------
+        own, others
+            Its own strikes, and those of other units since its first one.
+        """
+        self.struck_at.setdefault(unit, self.n_strikes)
+        self.n_strikes += 1
+        own = self.strikes[unit] = self.strikes.get(unit, 0) + 1
+        return own, self.n_strikes - self.struck_at[unit] - own
+
+    def clear_strikes(self, unit: Unit) -> None:
+        """Forget a unit's strikes: it was done after all."""
+        self.strikes.pop(unit, None)
+        self.struck_at.pop(unit, None)
+
     def requeue(self, trial: Trial) -> None:
         """Put the trial among the idle ones if it has a unit to bind."""
         if trial.active is None and trial.ready:
@@ -192,7 +214,7 @@ class Board:
         for waiting in self.evaluations:
             for unit in [unit for unit in waiting if unit.trial == number]:
                 self.drop_evaluation(unit)
-        for table in (self.strikes, self.failures):
+        for table in (self.strikes, self.struck_at, self.failures):
             for unit in [unit for unit in table if unit.trial == number]:
                 del table[unit]
         self.times.forget_trial(number)

@@ -49,6 +49,7 @@ from dagsel.planning.rounds import Chain, Unit
 
 __all__ = ["DispatchConfig", "Dispatcher"]
 
+MOST_STRIKES = 2  # times `max_strikes`, however many strikes other units get meanwhile
 LONG_UNIT = 20.0  # times `overhead_s`: a unit that long need not be bound ahead of a stay
 
 
@@ -162,10 +163,8 @@ class Dispatcher:
                     self._add_chain(chain)
             case UnitReturned(unit, shard):
                 self._on_returned(unit, shard)
-            case UnitLost(unit):
-                self.board.strikes.pop(
-                    unit, None
-                )  # its record stays: it visits the same shard again
+            case UnitLost(unit):  # its record stays: it visits the same shard again
+                self.board.clear_strikes(unit)
             case UnitFailed():
                 self._on_failed(event)
             case WorkerAdded():
@@ -239,7 +238,7 @@ class Dispatcher:
 
     def _on_done(self, event: UnitDone) -> None:
         unit, binding = event.unit, self.board.release(event.unit)
-        self.board.strikes.pop(unit, None)
+        self.board.clear_strikes(unit)
         self.board.failures.pop(unit, None)
         trial = self.trials.get(unit.trial)
         if trial is None or unit.epoch not in trial.epochs:
@@ -364,9 +363,11 @@ class Dispatcher:
     def _strike(self, unit: Unit, reason: str) -> None:
         if unit.trial not in self.trials:
             return
-        count = self.board.strikes[unit] = self.board.strikes.get(unit, 0) + 1
-        if count >= self.config.max_strikes:
-            self._fail(unit.trial, f"{reason} ({count} strikes)")
+        own, others = self.board.strike(unit)
+        # Where workers die under other units too, a unit may have been unlucky.
+        limit = min(self.config.max_strikes + others, MOST_STRIKES * self.config.max_strikes)
+        if own >= limit:
+            self._fail(unit.trial, f"{reason} ({own} strikes)")
 
     # ---- decisions
 

@@ -120,6 +120,9 @@ class VirtualEngine:
         for epoch in [epoch for epoch in self._complete if epoch[0] == trial]:
             del self._complete[epoch]
 
+    def release(self, trial: int, epoch: int) -> None:
+        """Do nothing: in virtual time no result is kept."""
+
     def prioritize(self, trial: int, priority: float) -> None:
         """Serve trials of a higher priority first."""
         self._model.at(self.now(), PriorityChanged(trial, priority))

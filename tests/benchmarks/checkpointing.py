@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import os
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -85,7 +84,7 @@ def overhead(client: Client, data: ShardedDataset, folder: str) -> None:
 def names(folder: Path) -> list[str]:
     """Files of a folder that may be gone by now."""
     try:
-        return os.listdir(folder)
+        return [entry.name for entry in folder.iterdir()]
     except FileNotFoundError:
         return []
 

@@ -92,7 +92,9 @@ def main() -> None:
                         client=client, seed=seed, run_dir=str(Path(folder) / f"{seed}-{name}"),
                     )  # fmt: skip
                     found[name].append((run.best_value, run.record.n_epochs))
-                    print(f"seed {seed}: {name}: {run.best_value:.4f}, {run.record.n_epochs} epochs")
+                    print(
+                        f"seed {seed}: {name}: {run.best_value:.4f}, {run.record.n_epochs} epochs"
+                    )
     report(found)
 
 

@@ -384,3 +384,24 @@ def test_workers_come_die_and_are_drained_in_virtual_time():
     assert outcome.n_done == 6 * 8 * 2 * 2
     assert outcome.n_started - outcome.n_done <= 1
     assert "b" not in dispatcher.holdings.workers
+
+
+def strikes_until_failure(n_others: int) -> int:
+    """How often unit 0 loses its worker before it fails, while others lose theirs in between."""
+    tell = Driver(n_shards=1, max_strikes=3)
+    tell(RoundAdded(round_of(1 + n_others, 1, evaluate=False)))
+    for count in range(1, 100):
+        for trial in range(n_others + 1):
+            tell(WorkerAdded("a", frozenset({0})), UnitReady(train(trial)))
+            tell(UnitStarted(train(trial), "a"))
+            out = tell(WorkerRemoved("a"))
+            failed = [i.trial for i in out if isinstance(i, FailTrial)]
+            tell(*[UnitReturned(train(trial))] if not failed else [])
+            if 0 in failed:
+                return count
+    raise AssertionError("it never fails")
+
+
+def test_strikes_weigh_less_where_workers_die_under_other_units_too():
+    assert strikes_until_failure(n_others=0) == 3
+    assert 3 < strikes_until_failure(n_others=1) <= 6
