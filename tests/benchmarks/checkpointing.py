@@ -75,9 +75,10 @@ def overhead(client: Client, data: ShardedDataset, folder: str) -> None:
     wall = (units.stop.max() - units.start.min()) * units.worker.nunique()
     share = units.save_seconds.sum() / wall
     trained = units[units.kind == "train"]
-    print(f"{len(trained)} training units of {1e3 * (trained.stop - trained.start).median():.0f} ms; "
-          f"storing takes {1e3 * trained.save_seconds.median():.2f} ms each, {share:.2%} of the "
-          "workers' wall time (bar 3%)")  # fmt: skip
+    unit_ms = 1e3 * (trained.stop - trained.start).median()
+    save_ms = 1e3 * trained.save_seconds.median()
+    print(f"{len(trained)} training units of {unit_ms:.0f} ms; storing takes {save_ms:.2f} ms each, "
+          f"{share:.2%} of the workers' wall time (bar 3%)")  # fmt: skip
     assert share <= 0.03
 
 
@@ -123,8 +124,8 @@ def bound(cluster: LocalCluster, client: Client, data: ShardedDataset, folder: s
     watch.done.set()
     watch.join()
     left = len(list((run_dir / "states").glob("*/*.json")))
-    print(f"200 trials × 50 epochs, {watch.n_looks} looks: at most {watch.most:.0%} of the bound on "
-          f"the disk; {left} state at the end")  # fmt: skip
+    print(f"200 trials × 50 epochs, {watch.n_looks} looks: at most {watch.most:.0%} of the bound "
+          f"on the disk; {left} state at the end")  # fmt: skip
     assert watch.most <= 1.0
     assert left == 1
 

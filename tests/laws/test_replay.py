@@ -89,11 +89,14 @@ def test_a_replay_gives_the_same_weights_and_decisions(
     assert fingerprint(again) == fingerprint(run)
     ends = [(t.number, t.state, len(t.epochs)) for t in run.record.trials.values()]
     assert ends == [(t.number, t.state, len(t.epochs)) for t in again.record.trials.values()]
-    assert again.record.visits().items() >= {
-        place: visits
-        for place, visits in run.record.visits().items()
-        if place[1] <= len(run.record.trials[place[0]].epochs)
-    }.items()
+    assert (
+        again.record.visits().items()
+        >= {
+            place: visits
+            for place, visits in run.record.visits().items()
+            if place[1] <= len(run.record.trials[place[0]].epochs)
+        }.items()
+    )
 
 
 @pytest.fixture(scope="module")

@@ -52,4 +52,3 @@ def test_the_decision_logs_are_equal(
     assert len(log) > run.record.n_epochs
     assert log == decision_log(simulated.journal)
     assert simulated.best_params == run.best_params
-
