@@ -95,6 +95,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._read: set[Any] = set()  # keys of states that were read and may have spare copies
+        self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -149,12 +150,7 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
         reason = details.get("exception_text") or "a unit raised"
-        self._report(
-            "failed",
-            trial=unit.trial,
-            reason=reason,
-            traceback=details.get("traceback_text") or "",
-        )
+        self._tracebacks[unit.trial] = details.get("traceback_text") or ""
         self._push(events.UnitFailed(unit, details.get("worker") or "", reason))
 
     def _unit_returned(self, unit: Unit, task: TaskState) -> None:
@@ -289,7 +285,8 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.Drained(worker):
                     self._report("drained", worker=worker)
                 case events.FailTrial(trial, reason):
-                    self._report("failed", trial=trial, reason=reason, traceback="")
+                    traceback = self._tracebacks.pop(trial, "")
+                    self._report("failed", trial=trial, reason=reason, traceback=traceback)
                 case events.RestartWorker(worker, reason):
                     self._restart(worker, reason)
                 case events.FailRun(reason):

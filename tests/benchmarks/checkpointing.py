@@ -77,7 +77,7 @@ def overhead(client: Client, data: ShardedDataset, folder: str) -> None:
     trained = units[units.kind == "train"]
     unit_ms = 1e3 * (trained.stop - trained.start).median()
     save_ms = 1e3 * trained.save_seconds.median()
-    print(f"{len(trained)} training units of {unit_ms:.0f} ms; storing takes {save_ms:.2f} ms each, "
+    print(f"{len(trained)} training units of {unit_ms:.0f} ms; storing takes {save_ms:.2f} ms, "
           f"{share:.2%} of the workers' wall time (bar 3%)")  # fmt: skip
     assert share <= 0.03
 

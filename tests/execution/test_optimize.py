@@ -169,6 +169,23 @@ def test_a_trial_whose_states_are_whole_and_cannot_be_read_fails_alone(
     assert "another version" in run.failures[0].reason
 
 
+def test_a_trial_whose_state_could_not_be_read_once_goes_on(
+    optimize: Callable[..., dagsel.Run], tmp_path: Path
+) -> None:
+    seen = tmp_path / "seen"
+
+    class Flickering(SyntheticWorkload):
+        def train(self, state: Any, shard: Any, config: Any, *, visit: Any, **rest: Any) -> Any:
+            if config["bad"] and visit.epoch == 2 and not seen.exists():
+                seen.touch()
+                raise errors.CheckpointCorruptError("the disk had a moment")
+            return super().train(state, shard, config, visit=visit, **rest)
+
+    run = optimize(Flickering(), metric="value")
+    assert seen.exists()
+    assert run.failures == []
+
+
 def test_a_trial_that_becomes_nan_fails_alone(
     optimize: Callable[..., dagsel.Run], study: optuna.Study
 ) -> None:
