@@ -94,6 +94,6 @@ def _compile_chain(
             scoring = unit_key(run, evaluation)
             tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, end)
             wanted.append(scoring)
-    if not chain.evaluate and previous is not None:
+    if previous is not None and not any(chain.evaluations(chain.epochs[-1])):
         wanted.append(previous)
     return wanted

@@ -33,10 +33,6 @@ class Plan:
     epochs: range
     begun: tuple[Begun, ...] = ()
 
-    def until(self, epoch: int) -> Plan:
-        """Plan up to a later epoch."""
-        return Plan(self.trial, range(self.epochs.start, epoch + 1), self.begun)
-
 
 def reconcile(trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | None) -> Plan | None:
     """Plan what is left of a live trial whose record follows the store (`TrialRecord.follow`).

@@ -109,7 +109,7 @@ class Runner:
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
-    _mended: dict[int, Plan] = field(default_factory=dict)  # paused trials whose last state is bad
+    _repairs: dict[int, list[Plan]] = field(default_factory=dict)  # by trial: what waits for one
     _kept: int | None = None  # the best trial, whose states stay though it has ended
 
     def run(self) -> None:
@@ -180,9 +180,8 @@ class Runner:
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._events.append((TrialFailed(trial.number, reason), {}))
-        elif trial.is_paused:
-            self._mended[trial.number] = plan
-            return None
+        elif trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
+            self._repairs[trial.number] = []
         return plan
 
     def _stored(self, trial: TrialRecord) -> list[dict[str, Json]]:
@@ -286,12 +285,11 @@ class Runner:
         self._events.append((Asked(tuple(configs), exhausted, told), {"params": params}))
 
     def _train(self, trains: Iterable[Train]) -> None:
-        plans = []
+        plans: list[Plan] = []
         for train in trains:
             last = self.record.trials[train.trial].n_decided
             plan = Plan(train.trial, range(last - train.epochs + 1, last + 1))
-            mended = self._mended.pop(train.trial, None)
-            plans.append(plan if mended is None else mended.until(last))
+            self._repairs.get(train.trial, plans).append(plan)
         self._submit(plans)
         for train in trains:
             if train.priority:
@@ -320,6 +318,7 @@ class Runner:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
         trial, best = self.record.trials[number], self.record.best
         self.engine.stop(number)
+        self._repairs.pop(number, None)
         match trial.state:
             case "complete":
                 self.study.complete(number, trial.epochs[-1].value)
@@ -351,14 +350,18 @@ class Runner:
             return
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
-        goal = (trial.number, len(trial.epochs), n_shards - 1)
+        goal = (trial.number, *self._end_of(trial))
         wait_for_room(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
+
+    def _end_of(self, trial: TrialRecord) -> tuple[int, int]:
+        """Give epoch and position of the last unit that a trial has reported."""
+        return len(trial.epochs), self.record.n_shards - 1
 
     def _adopt_again(self, trial: TrialRecord) -> None:
         """Make up for a driver that died between deciding and adopting."""
         if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
             found = self.states.load_latest(trial.number)
-            is_old = found is None or found[0] <= (len(trial.epochs), self.record.n_shards - 1)
+            is_old = found is None or found[0] <= self._end_of(trial)
             if is_old and (found is None or found[2].get("adoptions") != len(trial.adoptions)):
                 self._adopt(trial)
 
@@ -391,8 +394,13 @@ class Runner:
     def _unit_done(self, message: Message) -> None:
         entry = {key: value for key, value in message.items() if key not in ("op", "visits")}
         self._note({"is": "unit", **entry})
-        trial = self.record.trials[Unit(*message["unit"]).trial]
+        unit = Unit(*message["unit"])
+        trial = self.record.trials[unit.trial]
         self._report_if_complete(trial)
+        repair = Unit("train", trial.number, *self._end_of(trial))
+        if trial.number in self._repairs and unit == repair:
+            self.engine.release(trial.number, unit.epoch)
+            self._submit(self._repairs.pop(trial.number))
 
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1

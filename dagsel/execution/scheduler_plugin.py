@@ -217,6 +217,7 @@ class DispatchPlugin(SchedulerPlugin):
                 self._read.update(state.key for state in (task.dependencies if task else ()))
             case "preempted":
                 self._partial[Unit(*msg["unit"])] = msg["shard"]
+                self._report("preempted", worker=worker, **msg)
 
     def _hear_driver(self, op: str, **msg: Any) -> None:
         match op:

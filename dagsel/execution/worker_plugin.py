@@ -291,7 +291,8 @@ class TrainingPlugin(WorkerPlugin):
                 place = (unit.trial, unit.epoch, unit.position)
                 store, buffer = self.spec.run_dir.states, trained.state.buffer
                 wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
-                self._tell("preempted", unit=list(unit), shard=binding.shard)
+                so_far = {"n_samples": trained.n_samples, "loss": trained.loss}
+                self._tell("preempted", unit=list(unit), shard=binding.shard, **so_far)
                 raise Reschedule
             if trained.diverged:
                 raise DivergedError(

@@ -95,15 +95,13 @@ def test_a_trial_that_has_nothing_left_has_no_epochs_to_train() -> None:
     trial = recorded(N, 1, 1, 0)
     plan = reconcile(trial, N, state(N))
     assert plan == Plan(0, range(2, 2))
-    assert plan.until(3) == Plan(0, range(2, 4))
 
 
-def test_a_paused_trial_that_lost_its_last_state_trains_that_unit_again_when_it_goes_on() -> None:
+def test_a_paused_trial_that_lost_its_last_state_trains_that_unit_again() -> None:
     trial = recorded(2 * N, 2, 2, 0)
     plan = reconcile(trial, N, state(2 * N - 1))
     everything = frozenset(range(N))
     assert plan == Plan(0, range(2, 3), (Begun(ORDERS[2][:2], everything),))
-    assert plan.until(3).epochs == range(2, 4)
     earlier = reconcile(trial, N, state(N - 1))
     assert earlier is not None
     assert earlier.begun == (Begun(ORDERS[1][:2], everything), Begun((), everything))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import os
 import sys
 import time
@@ -70,6 +71,20 @@ def test_a_trial_cut_into_pieces_ends_as_the_uncut_one(
     assert train_all(client, digits, f"{tmp_path}/batches", max_unit_batches=5) == whole
     assert train_all(client, digits, f"{tmp_path}/seconds", max_unit_seconds=0.004) == whole
     assert train_all(client, digits, f"{tmp_path}/told", nudge=True) == whole
+
+
+def test_a_cut_unit_says_how_far_it_has_come(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    chain = Chain(0, range(1, 2), 4, order=ORDER[:1], evaluate=False)
+    with engine_for(client, digits, torch_workload(), run_dir, max_unit_batches=2) as engine:
+        engine.submit(Round(1, (chain,)), {0: {"lr": 0.01}})
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 4)
+    cuts = [m for m in heard if m["op"] == "preempted" and m["unit"][3] == 0]
+    assert len(cuts) > 1
+    assert all(math.isfinite(cut["loss"]) for cut in cuts)
+    samples = [cut["n_samples"] for cut in cuts]
+    assert samples == [(k + 1) * samples[0] for k in range(len(cuts))]
 
 
 def test_a_stopped_trial_lets_go_at_its_next_batch(
