@@ -8,6 +8,7 @@ dies with the process that uses this module.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import multiprocessing
@@ -21,7 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from chaos_jobs import METRIC, Job, suggest
+from chaos_jobs import METRIC, N_SHARDS, Job, suggest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
@@ -98,6 +99,7 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
     import optuna
 
     import dagsel
+    from dagsel.errors import CheckpointError
     from dagsel.storage import RunDir
     from dagsel.study.resume import STANDS_FOR
 
@@ -107,10 +109,11 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
         # In the study another may stand for a trial that was failed when the scheduler was lost.
         number = trial.user_attrs.get(STANDS_FOR, trial.number)
-        found = RunDir(job.run_dir).states.load_latest(number)
-        if found is not None:
+        # A paused trial's state that was corrupted is not read, or made anew, before it goes on.
+        with contextlib.suppress(CheckpointError):
+            blob, _ = RunDir(job.run_dir).states.load(number, trial.last_step or 0, N_SHARDS - 1)
             aside = job.kept / f"{number}.{os.getpid()}.tmp"
-            aside.write_bytes(found[1])
+            aside.write_bytes(blob)
             aside.rename(job.kept / f"{number}")
 
     job.kept.mkdir(exist_ok=True)
