@@ -87,6 +87,21 @@ def test_a_cut_unit_says_how_far_it_has_come(
     assert samples == [(k + 1) * samples[0] for k in range(len(cuts))]
 
 
+def test_results_that_were_heard_are_let_go(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    def scored(dask_scheduler: Any) -> set[int]:
+        return {key[2] for key in dask_scheduler.tasks if key[0].startswith("evaluate")}
+
+    with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        engine.submit(Round(1, (Chain(0, range(1, 3), 4),)), {0: {}})
+        listen(engine, until=lambda heard: len(done(heard)) == 16)
+        assert client.run_on_scheduler(scored) == {1, 2}
+        engine.release(0, 1)
+        while client.run_on_scheduler(scored) != {2}:
+            pass
+
+
 def test_a_stopped_trial_lets_go_at_its_next_batch(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
