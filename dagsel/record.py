@@ -299,6 +299,16 @@ class Record:
     seconds: float = 0.0
     finished: bool = False
 
+    @classmethod
+    def read(
+        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry]
+    ) -> Record:
+        """Make the record of a run from its journal."""
+        record = cls(run, n_shards, direction)
+        for entry in entries:
+            record.add(entry)
+        return record
+
     def add(self, entry: Entry) -> None:
         """Take in an entry of the journal."""
         match entry["is"]:

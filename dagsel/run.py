@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +109,8 @@ def optimize(
         Seconds to wait for a worker when there is none.
     unit_timeout
         Seconds that one pass over one shard may take. A unit that takes longer and does not stop
-        at a batch has its worker restarted; its trial fails after three strikes. None for no limit.
+        at a batch has its worker restarted. Its trial fails after three strikes, or up to six where
+        workers die under other units too. None for no limit.
 
     Returns
     -------
@@ -230,11 +231,9 @@ def resume(
     settings = Settings.from_json(about, folder.url)
     workload, space, data = _parts(settings, workload, space, data)
     flow = copy.deepcopy(settings.make_flow(flow))
-    record = Record(about["run"], settings.n_shards, settings.direction)
-    with folder.lock(record.run) as lock:
+    with folder.lock(about["run"]) as lock:
         entries = folder.journal.read()
-        for entry in entries:
-            record.add(entry)
+        record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
         catch_up(flow, entries, folder.url)
         study = study or open_study(settings.study, settings.direction, settings.home)
         if type(study.sampler).__name__ != settings.sampler:
@@ -307,9 +306,10 @@ def replay(
     settings = Settings.from_json(about, source.url)
     workload, space, data = _parts(settings, workload, space, data)
     entries = source.journal.read()
-    then = Record(about["run"], settings.n_shards, settings.direction)
-    for entry in entries:
-        then.add(entry)
+    then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
+    script = Script(read_turns(entries))
+    # The script ends when the recorded run did, however long that takes here.
+    settings = replace(settings, flow=flow_name(script), flow_config=None, deadline_s=None)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
     driver = _driver(study, space, settings.metric, settings.seed, (), run, None, 0)
@@ -327,7 +327,6 @@ def replay(
     folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
     folder.claim(run, settings.to_json())
     folder.journal.append([drawn])
-    script = Script(read_turns(entries))
     session = _Session(settings, folder, driver, script, workload, data, record, then.visits())
     with folder.lock(run) as lock:
         repeated = session.run(client, cluster, worker_timeout, lock)

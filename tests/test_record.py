@@ -164,12 +164,26 @@ def test_trials_end_in_their_own_way_and_the_best_completed_one_is_the_best() ->
     assert (record.n_live, record.finished) == (0, True)
 
 
-def test_the_best_of_a_search_for_the_least_is_the_least() -> None:
-    entries = [asked(0, 1), *epoch_of(0, 1, 0.2), *epoch_of(1, 1, 0.1)]
-    stops = [turn(None, Stop(0, "", "complete")), turn(None, Stop(1, "", "complete"))]
-    best = fold(*entries, *stops, direction="minimize").best
-    assert best is not None
-    assert best.trial == 1
+@pytest.mark.parametrize(
+    ("direction", "values", "best"),
+    [
+        ("minimize", (0.2, 0.1), 1),
+        ("maximize", (0.2, 0.1), 0),
+        ("maximize", (0.5, 0.5), 0),  # of equal ones the first drawn
+        ("minimize", (float("-inf"), 7.0), 1),  # what is not finite is the worst, either way
+        ("maximize", (float("inf"), -7.0), 1),
+        ("maximize", (float("nan"), -7.0), 1),
+    ],
+)
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0)])
+def test_the_best_is_the_same_whichever_ended_first(
+    direction: str, values: tuple[float, float], best: int, ends: tuple[int, int]
+) -> None:
+    epochs = [entry for trial in (0, 1) for entry in epoch_of(trial, 1, values[trial])]
+    stops = [turn(None, Stop(trial, "", "complete")) for trial in ends]
+    found = fold(asked(0, 1), *epochs, *stops, direction=direction).best
+    assert found is not None
+    assert found.trial == best
 
 
 def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_not_counted() -> (

@@ -275,14 +275,7 @@ def test_a_metric_without_a_direction_goes_with_either() -> None:
     for direction in ("minimize", "maximize"):
         driver = StudyDriver(make_study(direction=direction), suggest_two, "score")
         validate(driver)
-        assert driver.is_better(1.0, 2.0) is (direction == "minimize")
-
-
-def test_nan_is_better_than_nothing_at_all_never() -> None:
-    driver = StudyDriver(make_study(), suggest_two, "accuracy")
-    assert not driver.is_better(float("nan"), None)
-    assert driver.is_better(-1.0, None)
-    assert not driver.is_better(1.0, 1.0)
+        assert driver.maximize is (direction == "maximize")
 
 
 # ---- What is told, on every kind of storage.

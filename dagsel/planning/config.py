@@ -17,7 +17,7 @@ class DispatchConfig:
         Copies of each shard, on distinct workers.
     max_strikes
         So many workers may be lost, or time limits be passed, while a unit runs before its trial
-        fails.
+        fails; up to twice as many where other units are struck too.
     max_failures
         So many exceptions of a unit fail its trial.
     unit_timeout_s

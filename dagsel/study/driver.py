@@ -277,14 +277,6 @@ class StudyDriver:
             end_as_failed(self.study, trial_id, reason)
         self._live.clear()
 
-    def is_better(self, value: float, than: float | None) -> bool:
-        """Whether a value is better than another; NaN never is."""
-        if math.isnan(value):
-            return False
-        if than is None:
-            return True
-        return value > than if self.maximize else value < than
-
     def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
         frozen = self._tell(self._live[number], state, value)
         del self._live[number]
@@ -309,10 +301,6 @@ class StudyDriver:
     def live(self) -> tuple[int, ...]:
         """Numbers of the run's trials that have not ended."""
         return tuple(self._live)
-
-    def trials_dataframe(self) -> Any:
-        """Give the study's own frame of all its trials."""
-        return self.study.trials_dataframe()
 
     # ---- Going on after the driver has died.
 

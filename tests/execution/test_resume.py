@@ -390,6 +390,7 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     assert len(run.best_model()) >= N_SHARDS * run.best.epoch
     assert {t.state for t in study.trials} == {TrialState.PRUNED}
     check_record(run)
+    check_replay(client, run)
     before = files(run_dir)
     assert go_on(client, run_dir).best == run.best
     assert files(run_dir) == before
