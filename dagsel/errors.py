@@ -19,7 +19,8 @@
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
     ├── TrainingError             a unit's training went wrong: the trial is at fault
-    │   └── DivergedError         a loss or a metric became NaN
+    │   ├── DivergedError         a loss or a metric became NaN
+    │   └── GangBrokenError       a worker of a gang went away, or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
     │   ├── WorkerMemoryError     (MemoryError) a worker cannot hold its shards
@@ -125,6 +126,10 @@ class TrainingError(DagselError):
 
 class DivergedError(TrainingError):
     """A loss or a metric became NaN."""
+
+
+class GangBrokenError(TrainingError):
+    """A worker of a gang went away or did not come in time; the unit can be begun again."""
 
 
 class ClusterError(DagselError, RuntimeError):

@@ -5,16 +5,17 @@ trials start, which train on and which stop, and touches nothing else: no Dask, 
 no file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster,
 `dagsel.simulate` in virtual time) performs its decisions and tells it what came of them.
 
-A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train
-is *paused*: it costs nothing but its state in the store, and the next `Train` resumes it, on any
-worker, as if it had never paused.
+A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train,
+or was suspended by `Pause` or by the end of its ``Train(seconds=)``, is *paused*: it costs nothing
+but its state in the store, and the next `Train` resumes it, on any worker and on any number of
+them, at the sample where it stopped, as if it had never paused.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 from dagsel.codec import Json, from_json, to_json
@@ -85,13 +86,47 @@ class Train:
         Number of the trial.
     epochs
         How many more.
+        With 0 the trial goes on with what is left of those that it was given before.
     priority
         Trials of a higher priority are served first.
+    gang
+        Workers that train it together, each on its part of every batch. The global batch is the
+        same whatever it is. A trial that is training with another number is stopped at its next
+        batch and goes on with this one.
+    seconds
+        Suspend it after so many seconds of training, at a batch boundary; answered by `Paused`
+        unless its epochs were over before. None for no limit.
     """
 
     trial: int
     epochs: int
     priority: float = 0.0
+    gang: int = 1
+    seconds: float | None = None
+
+    def __repr__(self) -> str:
+        default = Train(self.trial, self.epochs)
+        rest = (f.name for f in fields(self) if getattr(self, f.name) != getattr(default, f.name))
+        told = "".join(f", {name}={getattr(self, name)!r}" for name in rest)
+        return f"Train(trial={self.trial}, epochs={self.epochs}{told})"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Suspend a trial at its next batch boundary; answered by `Paused`, or by `TrialFailed`.
+
+    Epochs that end before are reported as ever.
+
+    Parameters
+    ----------
+    trial
+        Number of the trial.
+    evaluate
+        Whether to score the state at which it stops.
+    """
+
+    trial: int
+    evaluate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +170,32 @@ class Clone:
     source: int
     target: int
     config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Let the cluster grow or shrink; `WorkersChanged` tells what came of it.
+
+    Parameters
+    ----------
+    n_workers
+        How many workers are wanted from now on.
+    """
+
+    n_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Send a `Tick` at a time; a later decision takes the place of an earlier one.
+
+    Parameters
+    ----------
+    seconds
+        Since the run began.
+    """
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +252,67 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
+class Losses:
+    """What the training losses of many batches were.
+
+    Parameters
+    ----------
+    n
+        How many batches.
+    low, high
+        The least and the largest mean loss of a batch; NaN if none was reported.
+
+    Examples
+    --------
+    >>> Losses(2, 0.5, 0.7) + Losses(1, 0.4, 0.4)
+    Losses(n=3, low=0.4, high=0.7)
+    """
+
+    n: int = 0
+    low: float = math.nan
+    high: float = math.nan
+
+    def __add__(self, other: Losses) -> Losses:
+        if not (self.n and other.n):
+            return self if self.n else other
+        if math.isnan(self.low) or math.isnan(other.low):  # a diverged loss stays one
+            return Losses(self.n + other.n)
+        low, high = min(self.low, other.low), max(self.high, other.high)
+        return Losses(self.n + other.n, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A trial was suspended, by `Pause` or because the time that it was given is over.
+
+    Parameters
+    ----------
+    trial
+        Number of the trial.
+    epochs
+        How far it has trained: 2.25 is a quarter of the third epoch's shards.
+    seconds
+        Time since the run began, without the time that it lay dead.
+    trained_s
+        Seconds that it has trained since its last `Train`.
+    losses
+        Training losses since its last `Train`.
+    value
+        The metric that the search is about, if its state was evaluated.
+    metrics
+        All validation metrics, if its state was evaluated.
+    """
+
+    trial: int
+    epochs: float
+    seconds: float
+    trained_s: float = 0.0
+    losses: Losses = field(default_factory=Losses)
+    value: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TrialFailed:
     """A trial has failed and trains no more.
 
@@ -220,6 +342,19 @@ class WorkersChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """The time of a `Wake` has come.
+
+    Parameters
+    ----------
+    seconds
+        Time since the run began.
+    """
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlineReached:
     """The run's time is over: what the flow decides now is its last word, and it can only stop.
 
@@ -232,8 +367,8 @@ class DeadlineReached:
     seconds: float
 
 
-Decision: TypeAlias = Ask | Train | Stop | Clone | Finish
-Event: TypeAlias = Asked | Reported | TrialFailed | WorkersChanged | DeadlineReached
+Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Finish
+Event: TypeAlias = Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached
 
 _DECISIONS = {kind.__name__: kind for kind in get_args(Decision)}
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
@@ -280,7 +415,7 @@ def decode_decision(value: Json) -> Decision:
     Examples
     --------
     >>> decode_decision({"is": "Train", "trial": 3, "epochs": 2})
-    Train(trial=3, epochs=2, priority=0.0)
+    Train(trial=3, epochs=2)
     """
     decision: Decision = _decode(_DECISIONS, value)
     return decision

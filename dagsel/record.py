@@ -9,13 +9,14 @@ Entries are JSON objects. ``is`` says which:
 - ``session``: a driver has begun ``at`` (seconds since the epoch), after ``seconds`` of others;
 - ``turn``: an event, or the ``context`` of the start, and what the flow decided; with neither, what
   was decided over its head; ``flow``: its state at this moment;
-- ``unit``: a unit is done;
+- ``unit``: a unit is done; ``piece``: a unit was stopped before its end;
 - ``stored``: what a session that goes on found in the store of a trial's unreported epochs;
 - ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,11 +37,17 @@ from dagsel.flow import (
     Direction,
     Event,
     Finish,
+    Losses,
     Outcome,
+    Pause,
+    Paused,
     Reported,
+    Scale,
     Stop,
+    Tick,
     Train,
     TrialFailed,
+    Wake,
     WorkersChanged,
     decode_decision,
     decode_event,
@@ -103,6 +110,38 @@ class Adoption:
     config: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a state is in the store: after a unit, or in the middle of it."""
+
+    epoch: int
+    position: int
+    is_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a trial was worth where it was paused.
+
+    Parameters
+    ----------
+    epochs
+        How far it had trained.
+    place
+        Where its state is.
+    value, metrics
+        As of an epoch.
+    seconds
+        Since the run began.
+    """
+
+    epochs: float
+    place: Place
+    value: float
+    metrics: Mapping[str, float]
+    seconds: float
+
+
 @dataclass(slots=True)
 class TrialRecord:
     """What became of a trial.
@@ -123,6 +162,20 @@ class TrialRecord:
         The states of other trials that it went on from.
     tallies
         What is known of epochs that are under way.
+    gang, seconds_left
+        On how many workers it trains, and for how long it may.
+    is_held
+        Whether it was told to rest, and not to go on.
+    pausing
+        What asked it to rest, until the flow was told that it does.
+    share
+        How much is trained of the unit in which it was stopped.
+    trained_s, losses
+        Seconds of training and training losses since it was last told to train.
+    checks
+        What it was worth where it was paused.
+    n_told
+        How often it was told to train or to rest.
     """
 
     number: int
@@ -135,6 +188,15 @@ class TrialRecord:
     n_decided: int = 0
     adoptions: list[Adoption] = field(default_factory=list)
     tallies: dict[int, EpochTally] = field(default_factory=dict)
+    gang: int = 1
+    seconds_left: float | None = None
+    is_held: bool = False
+    pausing: Pause | None = None
+    share: float = 0.0
+    trained_s: float = 0.0
+    losses: Losses = field(default_factory=Losses)
+    checks: list[Check] = field(default_factory=list)
+    n_told: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -145,6 +207,63 @@ class TrialRecord:
     def is_paused(self) -> bool:
         """Whether it lives and has nothing to train."""
         return self.is_live and self.n_decided == len(self.epochs)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has epochs that are not trained to their end."""
+        last = self.tallies.get(self.n_decided)
+        return self.n_decided > len(self.epochs) and (last is None or not last.is_trained)
+
+    def progress(self, n_shards: int) -> float:
+        """How far it has trained, in epochs."""
+        done = self._n_trained
+        return done + (self._n_units(done + 1) + self.share) / n_shards
+
+    def place(self, n_shards: int) -> Place | None:
+        """Where its newest state is in the store; None before there is one."""
+        done = self._n_trained
+        n_units = self._n_units(done + 1)
+        if self.share:
+            return Place(done + 1, n_units, is_partial=True)
+        if n_units:
+            return Place(done + 1, n_units - 1)
+        return Place(done, n_shards - 1) if done else None
+
+    def _n_units(self, epoch: int) -> int:
+        return len(self.tallies[epoch].trained) if epoch in self.tallies else 0
+
+    @property
+    def _n_trained(self) -> int:
+        trained = [epoch for epoch, tally in self.tallies.items() if tally.is_trained]
+        return max(trained, default=len(self.epochs))
+
+    @property
+    def check(self) -> Check | None:
+        """What it is worth where it rests, if that is known and newer than its last epoch."""
+        last = self.checks[-1] if self.checks and self.is_held else None
+        return last if last is not None and last.epochs > len(self.epochs) else None
+
+    @property
+    def value(self) -> float | None:
+        """The metric that the search is about, as of its newest known state."""
+        if self.check is not None:
+            return self.check.value
+        return self.epochs[-1].value if self.epochs else None
+
+    def allow(self, train: Train) -> None:
+        """Let it train on new terms."""
+        self.n_decided += train.epochs
+        self.gang, self.seconds_left = train.gang, train.seconds
+        self.is_held, self.pausing = False, None
+        self.n_told += 1
+        self.trained_s, self.losses = 0.0, Losses()
+
+    def spend(self, entry: Mapping[str, Any]) -> None:
+        """Count what a training unit, or a piece of one, has taken."""
+        self.share = entry.get("share", 0.0)
+        self.trained_s += entry["stop"] - entry["start"]
+        n, low, high = entry.get("losses") or (0, math.nan, math.nan)
+        self.losses += Losses(n, low, high)
 
     def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
         """Bring its tallies in line with the store, whose word counts for what was trained.
@@ -157,6 +276,7 @@ class TrialRecord:
         n_shards
             Training shards of the data set.
         """
+        self.share = 0.0  # where the store holds a partial state, it is trained on from there
         stored = {state["epoch"]: state for state in states}
         newest = max(stored, default=0)
         for epoch in range(len(self.epochs) + 1, self.n_decided + 1):
@@ -196,6 +316,10 @@ class UnitRecord:
         Size of the state that it gave; 0 for an evaluating unit.
     save_seconds
         How long storing that state took; the time before `stop` holds it.
+    members
+        The other workers of its gang.
+    share
+        How much of the unit is done after it: 1, or less where it was stopped.
     """
 
     unit: Unit
@@ -207,10 +331,17 @@ class UnitRecord:
     recovered: bool
     state_bytes: int
     save_seconds: float = 0.0
+    members: tuple[str, ...] = ()
+    share: float = 1.0
+
+    @property
+    def gang(self) -> int:
+        """How many workers it was on."""
+        return 1 + len(self.members)
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> UnitRecord:
-        """Read what the journal holds of a unit that is done."""
+        """Read what the journal holds of a unit that is done, or was stopped."""
         return cls(
             Unit(*entry["unit"]),
             entry["worker"],
@@ -221,6 +352,8 @@ class UnitRecord:
             entry.get("recovered", False),
             entry.get("state_bytes", 0),
             entry.get("save_seconds", 0.0),
+            tuple(entry.get("members", ())),
+            entry.get("share", 1.0),
         )
 
 
@@ -233,6 +366,7 @@ class Best:
     position: int
     value: float
     is_complete: bool = True
+    is_partial: bool = False  # in the middle of the unit at this position
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +413,14 @@ class Record:
         What the flow was last told of workers.
     visited
         Of each trial and epoch the shard at each position.
+    pieces
+        Units that were stopped before their end, and went on later.
+    wake_at
+        When the flow wants to be told of the time; None if it does not.
+    worker_seconds
+        What the workers have cost until then, from request to release.
+    wanted
+        How many workers the flow wants; None if it has not said.
     """
 
     run: str
@@ -289,6 +431,10 @@ class Record:
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    pieces: list[UnitRecord] = field(default_factory=list)
+    wake_at: float | None = None
+    wanted: int | None = None
+    worker_seconds: float = 0.0
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
     context: Context | None = None
@@ -316,6 +462,11 @@ class Record:
                 self.n_sessions += 1
             case "unit":
                 self._add_unit(entry)
+            case "piece":
+                piece = UnitRecord.from_entry(entry)
+                self.pieces.append(piece)
+                if piece.unit.trial in self.trials:
+                    self.trials[piece.unit.trial].spend(entry)
             case "turn":
                 self._add_turn(entry)
             case "stored":
@@ -334,6 +485,11 @@ class Record:
         unit, trial = done.unit, self.trials.get(done.unit.trial)
         if unit.kind == "train":
             self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
+        if unit.kind == "check":
+            return
+        if trial is not None and unit.kind == "train":
+            trial.spend(entry)
+            trial.share = 0.0
         if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
             trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
 
@@ -347,6 +503,7 @@ class Record:
 
     def _add_turn(self, entry: Entry) -> None:
         self.seconds = entry["seconds"]
+        self.worker_seconds = entry.get("worker_seconds", self.worker_seconds)
         if "event" in entry:
             self._hear(decode_event(entry["event"]), entry)
         elif "context" in entry:
@@ -369,10 +526,21 @@ class Record:
                 self.trials[trial].epochs.append(done)
             case TrialFailed(trial, reason):
                 self._end(trial, "failed", reason, entry.get("traceback", ""))
+            case Paused():
+                self._rest(event, entry.get("place"))
             case WorkersChanged(n_workers):
                 self.n_workers = n_workers
+            case Tick():
+                self.wake_at = None
             case DeadlineReached():
                 pass
+
+    def _rest(self, event: Paused, place: Sequence[Any] | None) -> None:
+        trial = self.trials[event.trial]
+        trial.is_held, trial.pausing = True, None
+        if event.value is not None and place is not None:
+            told = (event.value, event.metrics, event.seconds)
+            trial.checks.append(Check(event.epochs, Place(*place), *told))
 
     def decide(self, decisions: Iterable[Decision]) -> None:
         """Take in what a flow has decided.
@@ -387,8 +555,16 @@ class Record:
                 case Ask():
                     self.awaited.append(decision)
                 case Train(trial, epochs):
-                    self._live(trial, "trains").n_decided += epochs
+                    self._live(trial, "trains").allow(decision)
                     self.n_epochs_decided += epochs
+                case Pause(trial):
+                    live = self._live(trial, "pauses")
+                    live.is_held, live.pausing = True, decision
+                    live.n_told += 1
+                case Scale(n_workers):
+                    self.wanted = n_workers
+                case Wake(seconds):
+                    self.wake_at = seconds
                 case Stop(trial, reason, outcome):
                     self._stop(trial, reason, outcome)
                 case Clone(source, target, config):
@@ -422,7 +598,7 @@ class Record:
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
-        is_complete = outcome == "complete" and bool(trial.epochs)
+        is_complete = outcome == "complete" and trial.value is not None
         self._end(number, "complete" if is_complete else "pruned", reason)
 
     def _end(self, number: int, state: TrialState, reason: str, traceback: str = "") -> None:
@@ -430,11 +606,14 @@ class Record:
         trial.state, trial.reason, trial.traceback = state, reason, traceback
         trial.tallies.clear()
         self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
-        if state != "failed" and trial.epochs:
-            last, is_complete = trial.epochs[-1], state == "complete"
-            best = Best(number, last.epoch, self.n_shards - 1, last.value, is_complete)
-            if self.best is None or self._rank(best) > self._rank(self.best):
-                self.best = best
+        if state == "failed" or trial.value is None:
+            return
+        check = trial.check
+        place = Place(len(trial.epochs), self.n_shards - 1) if check is None else check.place
+        told = (trial.value, state == "complete", place.is_partial)
+        best = Best(number, place.epoch, place.position, *told)
+        if self.best is None or self._rank(best) > self._rank(self.best):
+            self.best = best
 
     def _rank(self, best: Best) -> tuple[bool, float, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first.
@@ -456,6 +635,18 @@ class Record:
         """Give the order of visits of each epoch of a trial that was trained to its end."""
         orders = {place: self.order(*place) for place in self.visited}
         return {place: order for place, order in orders.items() if order is not None}
+
+    def timed(self, first: int = 0) -> list[UnitRecord]:
+        """List the training units that were trained in one go, of `units` from the first one on.
+
+        Of the others only a part of the time is known.
+        """
+        cut = {piece.unit for piece in self.pieces}
+        return [
+            done
+            for done in self.units[first:]
+            if done.unit.kind == "train" and not done.recovered and done.unit not in cut
+        ]
 
     def differences(self, other: Record) -> list[str]:
         """Say in which epochs another record, of the same run repeated, has other results."""

@@ -63,6 +63,11 @@ class Result:
         return self.best.value
 
     @property
+    def worker_seconds(self) -> float:
+        """Seconds of workers that the search has used, from each one's request to its release."""
+        return self.record.worker_seconds
+
+    @property
     def failures(self) -> list[TrialRecord]:
         """Trials that have failed, each with its reason and traceback."""
         return self.record.failures
@@ -94,7 +99,7 @@ class Result:
             How many.
         """
         rows = [
-            {"trial": t.number, self.metric: t.epochs[-1].metrics[self.metric], **t.params}
+            {"trial": t.number, self.metric: t.value, **t.params}
             for t in self.record.trials.values()
             if t.state == "complete"
         ]
@@ -145,8 +150,15 @@ class Run(Result):
     def best_model(self) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator."""
         best = self.best
-        blob, _ = self.run_dir.states.load(best.trial, best.epoch, best.position)
+        place = (best.trial, best.epoch, best.position)
+        blob, _ = self.run_dir.states.load(*place, partial=best.is_partial)
         return self.workload.restore(State(blob), self.record.trials[best.trial].config)
+
+    @property
+    def money(self) -> float | None:
+        """What the workers have cost, by the price that the run was given; None without one."""
+        price = self.run_dir.about().get("price_per_worker_hour")
+        return None if price is None else self.worker_seconds / 3600 * price
 
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

@@ -14,10 +14,13 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Pause,
     Reported,
+    Scale,
     Stop,
     Train,
     TrialFailed,
+    Wake,
     decode_decision,
     decode_event,
 )
@@ -73,7 +76,8 @@ class Script:
     """Repeats a run's decisions in their order; its trials are there from the start.
 
     A trial trains the epochs that it had reported then, not those that were decided and never came
-    to an end.
+    to an end. Pauses, time limits and the cluster's size are left out: of what a whole epoch of one
+    worker learns they change nothing.
 
     Parameters
     ----------
@@ -89,7 +93,7 @@ class Script:
     ... )
     >>> script = Script(turns)
     >>> script.start(Context(n_workers=1))
-    [Train(trial=0, epochs=1, priority=0.0), Train(trial=1, epochs=1, priority=0.0)]
+    [Train(trial=0, epochs=1), Train(trial=1, epochs=1)]
     >>> script.handle(Reported(0, 1, 0.7, {}, 0.0))  # then, trial 1 was first
     []
     >>> len(script.handle(Reported(1, 1, 0.5, {}, 0.0)))
@@ -138,15 +142,17 @@ class Script:
 
     def _again(self, decision: Decision) -> list[Decision]:
         match decision:
-            case Ask():
+            case Ask() | Pause() | Scale() | Wake():  # of what a trial learns they change nothing
                 return []
             case Train(trial) | Clone(_, trial) if trial in self.state.ended:
                 return []
             case Train(trial, epochs):
                 granted = self.state.granted.get(trial, 0)
-                epochs = min(epochs, self._reported.get(trial, 0) - granted)
+                epochs = max(0, min(epochs, self._reported.get(trial, 0) - granted))
                 self.state.granted[trial] = granted + epochs
-                return [replace(decision, epochs=epochs)] if epochs > 0 else []
+                n_done = sum(reported == trial for reported, _ in self.state.reported)
+                has_work = granted + epochs > n_done
+                return [replace(decision, epochs=epochs, seconds=None)] if has_work else []
             case Stop(trial):
                 if trial in self.state.ended:
                     return []

@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, get_type_hints
+from typing import Any, Literal, TypeAlias, get_type_hints
 
 from dagsel import __version__
 from dagsel.codec import Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Direction, Flow
+from dagsel.planning.small_population import Policy
 from dagsel.workloads.describe import differences
+
+Priority: TypeAlias = Literal["flow", "convergence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,10 @@ class Settings:
         Description of the workload's parts.
     replicas, deterministic, deadline_s, unit_timeout_s
         As `dagsel.optimize` was given them.
+    budget_s
+        The budget, in worker-seconds.
+    price_per_worker_hour, priority, small_population
+        As `dagsel.optimize` was given them.
     dagsel
         Version that began the run.
     """
@@ -71,6 +78,10 @@ class Settings:
     deterministic: bool = False
     deadline_s: float | None = None
     unit_timeout_s: float | None = None
+    budget_s: float | None = None
+    price_per_worker_hour: float | None = None
+    priority: Priority = "flow"
+    small_population: Policy = "auto"
     dagsel: str = __version__
 
     def to_json(self) -> dict[str, Json]:
@@ -131,14 +142,34 @@ class Settings:
                 )
             return given
         # Only dagsel's own are made from a name: no other module is imported for a run_dir's sake.
-        flows = importlib.import_module("dagsel.flows")
-        if self.flow not in flows.__all__ or self.flow_config is None:
+        flow = _make(self.flow, self.flow_config)
+        if flow is None:
             raise SearchError(f"the run_dir cannot hold a {self.flow}; give the run's with flow=")
-        kind = getattr(flows, self.flow)
-        hints = get_type_hints(kind)
-        config = {name: from_json(hints[name], value) for name, value in self.flow_config.items()}
-        flow: Flow = kind(**config)
         return flow
+
+
+def _make(name: str, config: Any) -> Flow | None:
+    flows = importlib.import_module("dagsel.flows")
+    if name not in flows.__all__ or config is None:
+        return None
+    kind = getattr(flows, name)
+    hints = get_type_hints(kind)
+    made = {}
+    for key, value in config.items():
+        if hints[key] is Flow:  # a flow around another one
+            made[key] = _make(value["flow"], value["config"])
+            if made[key] is None:
+                return None
+        else:
+            made[key] = from_json(hints[key], value)
+    flow: Flow = kind(**made)
+    return flow
+
+
+def by_convergence(flow: Flow) -> Flow:
+    """Let a search serve the trials first that converge the fastest."""
+    wrapped: Flow = importlib.import_module("dagsel.flows").ByConvergence(flow)
+    return wrapped
 
 
 def flow_name(flow: Flow) -> str:
@@ -151,6 +182,13 @@ def flow_name(flow: Flow) -> str:
 def flow_config(flow: Any) -> Json:
     """Give a flow's configuration as JSON; None if it has none."""
     try:
-        return {f.name: to_json(getattr(flow, f.name)) for f in fields(flow) if f.init}
+        parts = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
+        return {name: _config_part(part) for name, part in parts.items()}
     except TypeError:
         return None
+
+
+def _config_part(part: Any) -> Json:
+    if isinstance(part, Flow):
+        return {"flow": flow_name(part), "config": flow_config(part)}
+    return to_json(part)

@@ -47,7 +47,7 @@ class EpochTally:
 
     def add(self, unit: Unit, result: Mapping[str, Any]) -> None:
         """Take in a unit's result; one that is known already changes nothing."""
-        if unit.kind == "evaluate":
+        if unit.kind != "train":
             self.scored.setdefault(unit.position, (result["n_samples"], result["metrics"]))
         elif unit.position not in self.trained:
             self.update(unit, result)
@@ -76,6 +76,11 @@ class EpochTally:
         for position, shard in enumerate(visits):
             if self.trained.get(position, (None,))[0] != shard:
                 self.trained[position] = (shard, 0, math.nan)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all training units of the epoch are in."""
+        return len(self.trained) == self.n_shards
 
     @property
     def is_complete(self) -> bool:

@@ -33,6 +33,8 @@ class Binding:
         When it was told to stop; None if it was not.
     timed_out
         Whether it was told so because of its time limit.
+    members
+        The other workers of its gang.
     """
 
     unit: Unit
@@ -44,6 +46,12 @@ class Binding:
     started: bool = False
     preempted_s: float | None = None
     timed_out: bool = False
+    members: tuple[Worker, ...] = ()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All workers that it is on."""
+        return (self.worker, *self.members)
 
 
 class Accounts:

@@ -7,6 +7,7 @@ runs what), ``bindings`` (which unit is where) and ``evaluations`` (which are re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 
@@ -18,6 +19,7 @@ from dagsel.planning.holdings import Holdings, Seated
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Unit
 from dagsel.planning.rule import Shop, bits
+from dagsel.planning.terms import FREE, Terms
 
 # A binding that is made early is made with less knowledge. At 10% of a unit before its end it costs
 # 1.5% of the makespan (hetC 16×8); where the end is not known, 1% however late it is made, since
@@ -26,6 +28,7 @@ from dagsel.planning.rule import Shop, bits
 LOOKAHEAD_SHARE = 0.04  # of the unit's time,
 LOOKAHEAD_OVERHEADS = 4.0  # but no less than so many times `overhead_s`
 SHORT_UNIT = 60.0  # times `overhead_s`: a unit that short is looked behind even if its end is vague
+ROUNDING_S = 1e-6  # sums of times may be so far off
 MOST_LOOKED_AT = 32  # waiting evaluations of a shard
 
 
@@ -51,6 +54,18 @@ class Board:
         Strikes of all units so far; how many there had been when a unit got its first one.
     early
         Units that were ready before their round was added.
+    terms
+        On what terms trials train, where something was said of it.
+    checks
+        Of each check the bit mask of validation shards that are not scored.
+    coming_to_rest
+        Trials that are held and of which it was not said yet that they rest.
+    gangs
+        Trials that have a unit to bind to several workers.
+    last_gang
+        The workers of a trial's last gang.
+    horizon
+        No training unit begins that is expected to end after it.
     """
 
     def __init__(self, config: DispatchConfig) -> None:
@@ -68,6 +83,13 @@ class Board:
         self.struck_at: dict[Unit, int] = {}
         self.failures: dict[Unit, int] = {}
         self.early: dict[int, list[Unit]] = {}
+        self.terms: dict[int, Terms] = {}
+        self.checks: dict[tuple[int, int], int] = {}
+        self.coming_to_rest: dict[int, None] = {}
+        self.gangs: dict[int, None] = {}
+        self.last_gang: dict[int, tuple[Worker, ...]] = {}
+        self.horizon = inf
+        self._gang_s: dict[tuple[int, int], float] = {}  # of trial and gang the last unit's seconds
         self.tally = Tally()
         self.times = UnitTimes(config.n_shards, config.shard_weights)
         self.shop: Shop[Worker] = Shop(self._estimate)
@@ -94,6 +116,15 @@ class Board:
             del self.evaluations[unit.position][unit]
             self.n_evaluations -= 1
 
+    def checked(self, unit: Unit) -> None:
+        """Note that a validation shard of a check is scored."""
+        self.drop_evaluation(unit)
+        check = (unit.trial, unit.epoch)
+        if check in self.checks:
+            self.checks[check] &= ~(1 << unit.position)
+            if not self.checks[check]:
+                del self.checks[check]
+
     def drop_training(self, trial: Trial, unit: Unit) -> None:
         """Note that the training unit is no longer ready."""
         if unit in trial.ready:
@@ -102,14 +133,22 @@ class Board:
                 self.shop.leave(unit.trial)
                 self.requeue(trial)
 
-    def bind(self, unit: Unit, seat: Seated, shard: int) -> None:
-        """Bind a ready unit to a worker, behind its running unit if it has one."""
+    def bind(self, unit: Unit, seat: Seated, shard: int, members: Sequence[Seated] = ()) -> None:
+        """Bind a ready unit to a worker, behind its running unit if it has one, or to a gang."""
         worker, ahead = seat.worker, bool(seat.bound)
         start = max(self.now, self.shop.free_at[worker]) if ahead else self.now
         trial = self.trials[unit.trial]
         home = self.shop.home.get(unit.trial)
+        gang = tuple(member.worker for member in members)
+        seconds_left = None
         if unit.kind == "train":
-            seconds = 0.0 if trial.is_repeat(unit) else self._unit_seconds(unit, worker, shard)
+            seconds = 0.0
+            if not trial.is_repeat(unit):
+                seconds = self.unit_seconds(unit, worker, shard, 1 + len(gang))
+                seconds_left = self.terms.get(unit.trial, FREE).seconds_left
+            self.gangs.pop(unit.trial, None)
+            if gang:
+                self.last_gang[unit.trial] = (worker, *gang)
             trial.ready.remove(unit)
             trial.active, trial.active_shard = unit, shard
             need_next = trial.need_after(unit, shard)
@@ -120,33 +159,53 @@ class Board:
             self.tally.stays += home == worker
             self.tally.hops += home is not None and home != worker
         else:
-            seconds = self._unit_seconds(unit, worker, shard)
+            seconds = self.unit_seconds(unit, worker, shard)
             self.drop_evaluation(unit)
             self.shop.free_at[worker] = start + seconds
             self.shop.load[worker] = max(0.0, self.shop.load[worker] - seconds)
-            self.tally.evaluation_hops += trial.epochs[unit.epoch].trained_on != worker
+            self.tally.evaluation_hops += not self._is_home(unit, worker)
         self.tally.bound += 1
         self.tally.looked_ahead += ahead
-        seat.bound.append(unit)
+        for other in (seat, *members):
+            other.bound.append(unit)
+            self.shop.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
-        self.bindings[unit] = Binding(unit, worker, shard, seconds, self._ahead_s(seconds), began)
-        self.out.append(Bind(unit, worker, shard))
+        # Behind a gang nothing waits: its next unit needs all its workers at once.
+        ahead_s = 0.0 if gang else self._ahead_s(seconds)
+        self.bindings[unit] = Binding(unit, worker, shard, seconds, ahead_s, began, members=gang)
+        self.out.append(Bind(unit, worker, shard, gang, seconds_left))
 
-    def _unit_seconds(self, unit: Unit, worker: Worker, shard: int) -> float:
-        if unit.kind == "evaluate":
+    def unit_seconds(self, unit: Unit, worker: Worker, shard: int, gang: int = 1) -> float:
+        """Give the time that a unit is expected to take."""
+        if unit.kind != "train":
             return self.times.evaluation_seconds(unit.trial, worker, shard)
-        return self.times.seconds(unit.trial, worker, shard)
+        if gang > 1 and (unit.trial, gang) in self._gang_s:
+            return self._gang_s[unit.trial, gang]
+        return self.times.seconds(unit.trial, worker, shard) / gang
+
+    def fits(self, unit: Unit, worker: Worker, shard: int, start: float, gang: int = 1) -> bool:
+        """Whether a training unit is expected to end before the horizon."""
+        if self.horizon == inf:
+            return True
+        return start + self.unit_seconds(unit, worker, shard, gang) <= self.horizon + ROUNDING_S
+
+    def learn_gang(self, unit: Unit, gang: int, seconds: float) -> None:
+        """Note how long a gang's unit took."""
+        self._gang_s[unit.trial, gang] = seconds
 
     def release(self, unit: Unit) -> Binding | None:
         """Take the unit off its worker."""
         binding = self.bindings.pop(unit, None)
         if binding is None:
             return None
-        seat = self.holdings.workers[binding.worker]
-        seat.bound.remove(unit)
-        if seat.bound and self.bindings[seat.bound[0]].began_s is None:
-            self.bindings[seat.bound[0]].began_s = self.now
-        self.time_seat(seat)
+        for worker in binding.workers:
+            seat = self.holdings.workers.get(worker)
+            if seat is None:  # a member that was lost
+                continue
+            seat.bound.remove(unit)
+            if seat.bound and self.bindings[seat.bound[0]].began_s is None:
+                self.bindings[seat.bound[0]].began_s = self.now
+            self.time_seat(seat)
         trial = self.trials.get(unit.trial)
         if trial is not None and trial.active == unit:
             trial.active = trial.active_shard = None
@@ -195,7 +254,15 @@ class Board:
 
     def requeue(self, trial: Trial) -> None:
         """Put the trial among the idle ones if it has a unit to bind."""
-        if trial.active is None and trial.ready:
+        terms = self.terms.get(trial.number, FREE)
+        self.gangs.pop(trial.number, None)
+        if trial.ready and trial.is_repeat(trial.ready[0]):
+            terms = FREE  # its result is in the store, and somebody waits for it
+        if trial.active is None and (terms.held or terms.gang > 1):
+            self.shop.leave(trial.number)
+            if trial.ready and not terms.held:
+                self.gangs[trial.number] = None
+        elif trial.active is None and trial.ready:
             self.shop.weight[trial.number] = self.times.optimism(trial.number)
             self.shop.enter(trial.number, trial.need(trial.ready[0]))
 
@@ -204,6 +271,9 @@ class Board:
         trial = self.trials.pop(number, None)
         self.stopped.add(number)
         self.early.pop(number, None)
+        self.last_gang.pop(number, None)
+        for by_trial in (self.terms, self.coming_to_rest, self.gangs):
+            by_trial.pop(number, None)
         self.shop.forget(number)
         if trial is None:
             return
@@ -214,6 +284,10 @@ class Board:
         for waiting in self.evaluations:
             for unit in [unit for unit in waiting if unit.trial == number]:
                 self.drop_evaluation(unit)
+        for check in [check for check in self.checks if check[0] == number]:
+            del self.checks[check]
+        for timed in [key for key in self._gang_s if key[0] == number]:
+            del self._gang_s[timed]
         for table in (self.strikes, self.struck_at, self.failures):
             for unit in [unit for unit in table if unit.trial == number]:
                 del table[unit]
@@ -226,13 +300,19 @@ class Board:
         best = (-inf, False)
         for shard in bits(seat.held & ~blocked):
             for unit in islice(self.evaluations[shard], MOST_LOOKED_AT):
-                is_home = self.trials[unit.trial].epochs[unit.epoch].trained_on == seat.worker
+                is_home = self._is_home(unit, seat.worker)
                 rank = (self.shop.priority.get(unit.trial, 0.0), is_home)
                 if rank > best:
                     choice, best = unit, rank
                 if is_home:
                     break
         return choice
+
+    def _is_home(self, unit: Unit, worker: Worker) -> bool:
+        """Whether an evaluating unit's state is on the worker; that of a check is in the store."""
+        if unit.kind == "check":
+            return self.shop.home.get(unit.trial) == worker
+        return self.trials[unit.trial].epochs[unit.epoch].trained_on == worker
 
     def _ahead_s(self, seconds: float) -> float:
         """How long before its end a unit's worker may get another; 0 for never."""

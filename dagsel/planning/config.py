@@ -30,7 +30,8 @@ class DispatchConfig:
         What it costs to tell a worker of a unit; long units are not bound ahead when that would
         move a state that may stay.
     capacity_timeout_s
-        So long a shard may be without a place before the run fails.
+        So long a shard may be without a place before the run fails, and a gang without workers
+        enough before its trial does.
     rebalance
         Whether shards follow the workers' measured speeds; if not, each worker gets as many as
         the others.

@@ -11,6 +11,7 @@ Its state is a `dagsel.planning.board.Board`; which unit a worker gets is decide
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 from typing import assert_never
 
@@ -19,11 +20,14 @@ from dagsel.planning.accounting import Binding
 from dagsel.planning.board import Board
 from dagsel.planning.config import DispatchConfig
 from dagsel.planning.events import (
+    CheckAdded,
     Drained,
     DrainRequested,
     Event,
     FailRun,
     FailTrial,
+    GangBroke,
+    HorizonSet,
     Instruction,
     Preempt,
     PriorityChanged,
@@ -32,6 +36,8 @@ from dagsel.planning.events import (
     ShardFailed,
     ShardLoaded,
     Tick,
+    TrialAllowed,
+    TrialHeld,
     TrialStopped,
     UnitDone,
     UnitFailed,
@@ -43,13 +49,18 @@ from dagsel.planning.events import (
     WorkerAdded,
     WorkerRemoved,
 )
+from dagsel.planning.gangs import Gangs
 from dagsel.planning.holdings import DRIFT, WATCH_S, Seated
 from dagsel.planning.ledger import Trial
+from dagsel.planning.retire import Candidate, choose
 from dagsel.planning.rounds import Chain, Unit
+from dagsel.planning.rule import bits
+from dagsel.planning.terms import allow, hold, spend, tell_rests
 
 __all__ = ["DispatchConfig", "Dispatcher"]
 
 MOST_STRIKES = 2  # times `max_strikes`, however many strikes other units get meanwhile
+EVERYWHERE = 1 << 30  # replicas: as many as there are workers
 LONG_UNIT = 20.0  # times `overhead_s`: a unit that long need not be bound ahead of a stay
 
 
@@ -87,6 +98,7 @@ class Dispatcher:
         self.board = board = Board(config)
         self.tally, self.trials, self.bindings = board.tally, board.trials, board.bindings
         self.holdings, self.times, self.shop = board.holdings, board.times, board.shop
+        self.gangs = Gangs(board)
         self._moving = False
         self._has_begun = False  # shards are placed once there is a round
         self._members_changed = False
@@ -142,10 +154,25 @@ class Dispatcher:
         """Worker that made the trial's newest state; None when there is none."""
         return self.shop.home.get(trial)
 
+    @property
+    def n_staying(self) -> int:
+        """Workers that are there and were not told to go."""
+        return sum(not seat.draining for seat in self.holdings.workers.values())
+
+    def cheapest(self, n: int, *, but: Collection[Worker] = ()) -> tuple[Worker, ...]:
+        """Choose at most n workers whose loss costs least, besides those that go anyway."""
+        seats = [s for s in self.holdings.workers.values() if s.worker not in but]
+        there = [
+            Candidate(s.worker, bool(s.bound), frozenset(bits(s.held)))
+            for s in seats
+            if not s.draining
+        ]
+        return choose(there, n)
+
     def visits_before(self, unit: Unit) -> tuple[int, ...]:
         """Shards that the trial has visited in the unit's epoch before it, in order."""
         trial = self.trials.get(unit.trial)
-        if unit.kind == "evaluate" or trial is None:
+        if unit.kind != "train" or trial is None:
             return ()
         visited = trial.epochs[unit.epoch].visited
         return tuple(shard for shard in visited[: unit.position] if shard is not None)
@@ -161,12 +188,15 @@ class Dispatcher:
             case RoundAdded(round_):
                 for chain in round_.chains:
                     self._add_chain(chain)
-            case UnitReturned(unit, shard):
-                self._on_returned(unit, shard)
+            case UnitReturned(unit, shard, seconds):
+                spend(self.board, unit, seconds)
+                self._on_returned(unit, shard, seconds)
             case UnitLost(unit):  # its record stays: it visits the same shard again
                 self.board.clear_strikes(unit)
             case UnitFailed():
                 self._on_failed(event)
+            case GangBroke(unit, reason):
+                self._strike(unit, f"the gang of {unit} broke: {reason}")
             case WorkerAdded():
                 self._on_worker_added(event)
             case WorkerRemoved():
@@ -181,6 +211,17 @@ class Dispatcher:
                 self._on_shard(worker, shard, reason)
             case TrialStopped(trial):
                 self.board.forget(trial)
+            case TrialAllowed(gang=gang, seconds=seconds):
+                allow(self.board, event)
+                if gang > 1 or seconds is not None:
+                    self._spread()
+            case TrialHeld():
+                hold(self.board, event)
+            case CheckAdded(trial, number):
+                if trial not in self.board.stopped:
+                    self.board.checks[trial, number] = (1 << self.config.n_shards) - 1
+            case HorizonSet(at_s):
+                self.board.horizon = at_s
             case PriorityChanged(trial, priority):
                 self.shop.priority[trial] = priority
                 if trial in self.trials:
@@ -189,6 +230,17 @@ class Dispatcher:
                 pass
             case _:
                 assert_never(event)
+
+    def _spread(self) -> None:
+        """Let every worker hold every shard, as far as memory allows: for gangs and quanta.
+
+        Whoever trains a gang's unit holds its shard, and who is free together is not known before.
+        A trial that was stopped inside a shard goes on there: with one holder it would wait for
+        that worker while another one idles.
+        """
+        if self.holdings.replicas != EVERYWHERE:
+            self.holdings.replicas = EVERYWHERE
+            self._members_changed = True
 
     def _add_chain(self, chain: Chain) -> None:
         if chain.n_shards != self.config.n_shards:
@@ -214,6 +266,10 @@ class Dispatcher:
         trial = self.trials.get(unit.trial)
         if unit in self.bindings:
             self.board.give_back(unit)
+        if unit.kind == "check":
+            if (unit.trial, unit.epoch) in self.board.checks:
+                self.board.add_evaluation(unit)
+            return
         if trial is None or unit.epoch not in trial.epochs:
             if unit.trial not in self.board.stopped:  # its round is on its way
                 self.board.early.setdefault(unit.trial, []).append(unit)
@@ -238,8 +294,12 @@ class Dispatcher:
 
     def _on_done(self, event: UnitDone) -> None:
         unit, binding = event.unit, self.board.release(event.unit)
+        spend(self.board, unit, event.seconds)
         self.board.clear_strikes(unit)
         self.board.failures.pop(unit, None)
+        if unit.kind == "check":
+            self.board.checked(unit)
+            return
         trial = self.trials.get(unit.trial)
         if trial is None or unit.epoch not in trial.epochs:
             return
@@ -255,7 +315,7 @@ class Dispatcher:
             return
         repeat = trial.is_repeat(unit)
         self.board.drop_training(trial, unit)
-        trial.partial.pop(unit, None)
+        was_cut = trial.partial.pop(unit, None) is not None  # what its last piece took says little
         if not trial.record(unit, event.shard):
             self._fail(unit.trial, f"{unit} visited shard {event.shard} for the second time")
             return
@@ -265,7 +325,9 @@ class Dispatcher:
         if worker is not None:
             self.shop.move_home(unit.trial, worker)
             epoch.trained_on = worker
-            if not repeat:
+            if binding is not None and binding.members and event.seconds and not was_cut:
+                self.board.learn_gang(unit, len(binding.workers), event.seconds)
+            elif binding is not None and not (repeat or was_cut or binding.members):
                 self._learn(unit, worker, event)
         self.board.requeue(trial)
 
@@ -289,8 +351,14 @@ class Dispatcher:
                 self.holdings.replace(speeds)
                 self._moving = True
 
-    def _on_returned(self, unit: Unit, shard: int | None) -> None:
+    def _on_returned(self, unit: Unit, shard: int | None, seconds: float) -> None:
+        binding = self.bindings.get(unit)
+        if binding is not None and shard is not None and unit.trial in self.trials:
+            self.shop.move_home(unit.trial, binding.worker)  # its state waits in memory there
         self.board.give_back(unit)
+        if unit.kind == "check":
+            self.board.drop_evaluation(unit)
+            return
         trial = self.trials.get(unit.trial)
         if unit.trial in self.board.early and unit in self.board.early[unit.trial]:
             self.board.early[unit.trial].remove(unit)
@@ -302,6 +370,8 @@ class Dispatcher:
         self.board.drop_training(trial, unit)
         if shard is not None and not trial.is_repeat(unit):
             trial.partial[unit] = shard
+            if seconds:  # it has got on: whoever was lost before, it was not for what it did there
+                self.board.clear_strikes(unit)
 
     def _on_failed(self, event: UnitFailed) -> None:
         self.board.give_back(event.unit)
@@ -315,7 +385,9 @@ class Dispatcher:
         if event.worker in self.holdings.workers:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
-        seat = Seated(event.worker, event.max_shards, held=held, placed_speed=event.speed)
+        seat = Seated(
+            event.worker, event.max_shards, held=held, placed_speed=event.speed, node=event.node
+        )
         self.holdings.workers[event.worker] = seat
         self.times.add_worker(event.worker, event.speed)
         self.shop.held[event.worker] = held
@@ -328,13 +400,15 @@ class Dispatcher:
         seat = self.holdings.workers.get(event.worker)
         if seat is None:
             return
-        culprit = next((u for u in seat.bound if self.bindings[u].started), None)
-        if culprit is None and seat.bound:
-            culprit = seat.bound[0]
+        led = [u for u in seat.bound if self.bindings[u].worker == event.worker]
+        culprit = next((u for u in led if self.bindings[u].started), None)
+        if culprit is None and led:
+            culprit = led[0]
         if culprit is not None and (event.expected or self.bindings[culprit].timed_out):
             culprit = None  # asked for, or struck when its time was over
         for unit in list(seat.bound):
-            self.board.give_back(unit)
+            if self.bindings[unit].worker == event.worker:  # else its leader finds out
+                self.board.give_back(unit)
         del self.holdings.workers[event.worker]
         self.times.forget_worker(event.worker)
         self.shop.remove_worker(event.worker)
@@ -381,9 +455,13 @@ class Dispatcher:
             self._move_shards()
         if self.board.accounts.is_stale:
             self.board.recount()
+        if self.board.gangs or self.gangs.reserved or self.gangs.stuck:
+            self.gangs.serve()
+            self._watch_gangs()
         self._bind_idle()
         if self.times.known:
             self._look_ahead()
+        tell_rests(self.board)
         self._watch_clock()
         self._watch_drains()
         self._watch_homeless()
@@ -413,9 +491,15 @@ class Dispatcher:
             return
         seats = [s for s in self.holdings.workers.values() if not s.bound and not s.draining]
         rank = self.shop.speed if self.shop.replicated else self.shop.load
-        for seat in sorted(seats, key=lambda s: -rank[s.worker]):
+        first = self._warm_homes() if len(seats) > 1 else ()
+        for seat in sorted(seats, key=lambda s: (s.worker not in first, -rank[s.worker])):
             if self.board.n_evaluations or not self.shop.is_dry(seat.worker):
                 self._serve(seat, self.board.now, blocked=0)
+
+    def _warm_homes(self) -> set[Worker | None]:
+        """Workers that keep the state of an idle trial which was stopped inside a shard."""
+        cut = (trial for trial in self.shop.idle if self.trials[trial].partial)
+        return {self.shop.home.get(trial) for trial in cut}
 
     def _serve(self, seat: Seated, start: float, *, blocked: int) -> None:
         """Bind a unit to the seat, an evaluating one first."""
@@ -423,10 +507,14 @@ class Dispatcher:
         if unit is not None:
             self.board.bind(unit, seat, unit.position)
             return
+        if seat.worker in self.gangs.reserved:
+            return
         taken = self.shop.pick(seat.worker, start, blocked=blocked)
         if taken is not None:
             trial, shard = taken
-            self.board.bind(self.trials[trial].ready[0], seat, shard)
+            unit = self.trials[trial].ready[0]
+            if self.board.fits(unit, seat.worker, shard, start):
+                self.board.bind(unit, seat, shard)
         elif self.shop.wait_until < inf:
             self._wake(self.shop.wait_until)
 
@@ -502,6 +590,14 @@ class Dispatcher:
             if seat.draining and not seat.drained and self.holdings.drain_is_over(seat):
                 seat.drained = True
                 self.board.out.append(Drained(seat.worker))
+
+    def _watch_gangs(self) -> None:
+        for number, since in list(self.gangs.stuck.items()):
+            overdue_s = since + self.config.capacity_timeout_s
+            if self.board.now < overdue_s:
+                self._wake(overdue_s)
+            else:
+                self._fail(number, self.gangs.shortage(number))
 
     def _watch_homeless(self) -> None:
         if not self._homes_changed and self._homeless_since is None:

@@ -72,10 +72,13 @@ class UnitReturned:
         Which one.
     shard
         The shard it is partly through and must go on with; None when nothing of it is kept.
+    seconds
+        How long it trained until it was stopped.
     """
 
     unit: Unit
     shard: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,14 @@ class UnitFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GangBroke:
+    """A gang did not come together, or lost one of its workers; `UnitReturned` follows."""
+
+    unit: Unit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerAdded:
     """A worker has come.
 
@@ -108,12 +119,15 @@ class WorkerAdded:
         Relative to other workers'; a prior that unit times correct.
     max_shards
         How many shards its memory takes; None for no limit.
+    node
+        The machine that it is on; a gang takes workers of few nodes.
     """
 
     worker: Worker
     shards: frozenset[int] = frozenset()
     speed: float = 1.0
     max_shards: int | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +178,62 @@ class TrialStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialAllowed:
+    """The trial may train on these terms from now on; one that rests goes on.
+
+    A running unit of another gang is preempted. It may come before the trial's first round.
+
+    Parameters
+    ----------
+    trial
+        Which one.
+    gang
+        Workers that train it together.
+    seconds
+        Time that it may train before it has to rest; None for no limit.
+    number
+        Of the terms of this trial; `TrialRests` repeats that of the last ones.
+    """
+
+    trial: int
+    gang: int = 1
+    seconds: float | None = None
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrialHeld:
+    """The trial shall rest: its running unit is preempted; answered by `TrialRests`."""
+
+    trial: int
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CheckAdded:
+    """A stored state of a trial that rests shall be scored on all validation shards.
+
+    Its units are ``Unit("check", trial, number, shard)``.
+    """
+
+    trial: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonSet:
+    """No training unit is begun any more that is expected to end after this moment.
+
+    Parameters
+    ----------
+    at_s
+        The moment, by the clock of the events; infinity for none.
+    """
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PriorityChanged:
     """Trials of a higher priority are served first; all begin at 0."""
 
@@ -184,12 +254,17 @@ Event: TypeAlias = (
     | UnitReturned
     | UnitLost
     | UnitFailed
+    | GangBroke
     | WorkerAdded
     | WorkerRemoved
     | DrainRequested
     | ShardLoaded
     | ShardFailed
     | TrialStopped
+    | TrialAllowed
+    | TrialHeld
+    | CheckAdded
+    | HorizonSet
     | PriorityChanged
     | Tick
 )
@@ -197,11 +272,28 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Run the unit on the worker with the shard; after its running unit, if it has one."""
+    """Run the unit on the worker with the shard; after its running unit, if it has one.
+
+    Parameters
+    ----------
+    unit, worker, shard
+        Which unit, where, with what.
+    members
+        The other workers of a gang; they are idle, and begin together with the worker.
+    seconds
+        The unit has to stop after so many seconds; None for no limit.
+    """
 
     unit: Unit
     worker: Worker
     shard: int
+    members: tuple[Worker, ...] = ()
+    seconds: float | None = None
+
+    def __repr__(self) -> str:
+        told = f"unit={self.unit!r}, worker={self.worker!r}, shard={self.shard!r}"
+        told += f", members={self.members!r}" if self.members else ""
+        return f"Bind({told}{'' if self.seconds is None else f', seconds={self.seconds!r}'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +321,17 @@ class Preempt:
 
     unit: Unit
     worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRests:
+    """The trial runs nothing, and all epochs that it has trained are scored.
+
+    It trains no more until `TrialAllowed`.
+    """
+
+    trial: int
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,5 +365,13 @@ class FailRun:
 
 
 Instruction: TypeAlias = (
-    Bind | LoadShard | DropShard | Preempt | Drained | FailTrial | RestartWorker | FailRun
+    Bind
+    | LoadShard
+    | DropShard
+    | Preempt
+    | TrialRests
+    | Drained
+    | FailTrial
+    | RestartWorker
+    | FailRun
 )

@@ -27,6 +27,8 @@ class Seated:
         Why it could not load a shard.
     placed_speed
         Its speed when shards were last placed.
+    node
+        The machine that it is on.
     """
 
     worker: Worker
@@ -40,6 +42,7 @@ class Seated:
     drained: bool = False
     restarting: bool = False
     bound: list[Unit] = field(default_factory=list)
+    node: str = ""
 
     @property
     def has_room(self) -> bool:

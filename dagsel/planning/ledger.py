@@ -65,6 +65,9 @@ class Trial:
             visited = [*done.visits, *[None] * (chain.n_shards - len(done.visits))]
             left = everything & ~sum(1 << shard for shard in done.visits)
             unscored = sum(1 << unit.position for unit in chain.evaluations(epoch))
+            if done.partial is not None:
+                following = Unit("train", self.number, epoch, len(done.visits))
+                self.partial[following] = done.partial
             self.epochs[epoch] = self.open[epoch] = Epoch(chain, visited, left, unscored)
             self.close(epoch)
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
+
+Kind: TypeAlias = Literal["train", "evaluate", "check"]
 
 
 class Unit(NamedTuple):
@@ -19,14 +21,15 @@ class Unit(NamedTuple):
     Parameters
     ----------
     kind
-        ``"train"`` or ``"evaluate"``.
+        ``"train"``; ``"evaluate"`` scores the state after an epoch, ``"check"`` that of a trial
+        that was paused.
     trial
         Number of the trial.
     epoch
-        From 1.
+        From 1; of a check, its number.
     position
-        Of a training unit, its place in the epoch's chain; of an evaluating one, the index of the
-        validation shard that it scores.
+        Of a training unit, its place in the epoch's chain; of others, the index of the validation
+        shard that is scored.
 
     Examples
     --------
@@ -34,7 +37,7 @@ class Unit(NamedTuple):
     Unit(kind='train', trial=3, epoch=1, position=0)
     """
 
-    kind: Literal["train", "evaluate"]
+    kind: Kind
     trial: int
     epoch: int
     position: int
@@ -62,10 +65,13 @@ class Begun:
         The shards visited, in order.
     scored
         The validation shards that are scored.
+    partial
+        The shard in whose middle the unit after these visits was stopped; None if it was not.
     """
 
     visits: tuple[int, ...] = ()
     scored: frozenset[int] = frozenset()
+    partial: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ class Chain:
         if not 0.0 < self.cost < float("inf"):
             raise ValueError(f"trial {self.trial}: cost must be positive, got {self.cost}")
         for begun in self.begun:
-            if not set(begun.visits) <= set(range(self.n_shards)):
+            if not {*begun.visits, begun.partial or 0} <= set(range(self.n_shards)):
                 raise ValueError(f"trial {self.trial}: {begun} has shards beyond {self.n_shards}")
         if self.order is None:
             return
@@ -166,7 +172,7 @@ class Chain:
         >>> Chain(0, range(1, 2), 2, order=((1, 0),)).fixed_shard(Unit("train", 0, 1, 0))
         1
         """
-        if unit.kind == "evaluate":
+        if unit.kind != "train":
             return unit.position
         if self.order is None:
             return None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from math import inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from dagsel.planning.dispatch import Dispatcher
 from dagsel.planning.events import (
     Bind,
+    CheckAdded,
     Drained,
     DrainRequested,
     DropShard,
@@ -29,6 +30,7 @@ from dagsel.planning.events import (
     ShardFailed,
     ShardLoaded,
     Tick,
+    TrialRests,
     UnitDone,
     UnitReady,
     UnitReturned,
@@ -40,10 +42,23 @@ from dagsel.planning.events import (
 from dagsel.planning.rounds import Chain, Round, Unit
 
 UnitSeconds = Callable[[Unit, Worker, int], float]
+Speedup = Callable[[Unit, int], float]
 
 
 class Ran(NamedTuple):
-    """A unit that was done: where, with which shard, when, and whether the state had to move."""
+    """A unit, or a piece of one, as it ran.
+
+    Parameters
+    ----------
+    unit, worker, shard, start_s, stop_s
+        Which one, where, with what, when.
+    hop
+        Whether the state had to move.
+    members
+        The other workers of its gang.
+    done
+        How much of the unit is done after it: 1 if it is over.
+    """
 
     unit: Unit
     worker: Worker
@@ -51,6 +66,8 @@ class Ran(NamedTuple):
     start_s: float
     stop_s: float
     hop: bool
+    members: tuple[Worker, ...] = ()
+    done: float = 1.0
 
 
 @dataclass(slots=True)
@@ -73,6 +90,10 @@ class Outcome:
         Why trials failed, or (trial -1) the run.
     timeline
         The units that were done, in the order of time.
+    pieces
+        What was trained of units that were stopped before their end.
+    rests
+        Trials that came to rest, in the order of time.
     """
 
     makespan_s: float = 0.0
@@ -83,6 +104,21 @@ class Outcome:
     loaded: list[tuple[Worker, int]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     timeline: list[Ran] = field(default_factory=list)
+    pieces: list[Ran] = field(default_factory=list)
+    rests: list[TrialRests] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Running:
+    """What a worker runs first of what it was given."""
+
+    unit: Unit
+    shard: int
+    members: tuple[Worker, ...]
+    start_s: float
+    takes_s: float  # from start to end, if nothing stops it
+    waits_s: float  # of that, before it trains: the state moves
+    hop: bool
 
 
 class VirtualCluster:
@@ -98,6 +134,14 @@ class VirtualCluster:
         Time to load a shard.
     hop_seconds
         Time to move a state to another worker.
+    speedup
+        How many times as fast a gang trains a unit as one worker does; linear by default.
+    batches
+        Into how many batches a unit falls; it is stopped between two of them. None for as many as
+        it takes to stop at once.
+    switch_seconds
+        Time that a unit takes longer which goes on where another piece of it was stopped, or with
+        another gang than its trial's unit before.
     limits
         How many shards a worker really takes, where that is less than it says.
     check
@@ -122,6 +166,9 @@ class VirtualCluster:
         *,
         load_seconds: float = 0.0,
         hop_seconds: float = 0.0,
+        speedup: Speedup = lambda unit, gang: float(gang),
+        batches: Callable[[Unit], int | None] = lambda unit: None,
+        switch_seconds: float = 0.0,
         limits: Mapping[Worker, int] | None = None,
         check: bool = False,
         watch: Callable[[list[Instruction]], None] | None = None,
@@ -132,12 +179,18 @@ class VirtualCluster:
         self._seconds = seconds
         self._load_seconds = load_seconds
         self._hop_seconds = hop_seconds
+        self._speedup = speedup
+        self._batches = batches
+        self._switch_seconds = switch_seconds
         self._limits = dict(limits or {})
         self._check = check
         self._watch = watch
         self._agenda: list[tuple[float, int, Callable[[], list[Event]]]] = []
         self._n_planned = 0
-        self._queues: dict[Worker, list[tuple[Unit, int]]] = {}
+        self._queues: dict[Worker, list[Bind]] = {}
+        self._running: dict[Worker, _Running] = {}
+        self._part: dict[Unit, float] = {}  # how much is done of units that were stopped
+        self._gang_of: dict[int, int] = {}  # size of the last gang of each trial
         self._tokens: dict[Worker, int] = {}  # what a worker runs; changes when it starts or stops
         self._held: dict[Worker, set[int]] = {}
         self._made_at: dict[Unit, Worker] = {}
@@ -206,6 +259,8 @@ class VirtualCluster:
         return list(self._queues)
 
     def _plan(self, time_s: float, step: Callable[[], list[Event]]) -> None:
+        if time_s == inf:
+            return
         heapq.heappush(self._agenda, (time_s, self._n_planned, step))
         self._n_planned += 1
 
@@ -213,6 +268,9 @@ class VirtualCluster:
         match event:
             case RoundAdded(round_):
                 return [event, *self._open(round_)]
+            case CheckAdded(trial, number):
+                shards = range(self.dispatcher.config.n_shards)
+                return [event, *(UnitReady(Unit("check", trial, number, s)) for s in shards)]
             case WorkerAdded(worker, shards):
                 self._queues[worker], self._held[worker] = [], set(shards)
                 self._tokens[worker] = 0
@@ -244,9 +302,13 @@ class VirtualCluster:
         queue = self._queues.pop(worker, None)
         if queue is None:
             return []
+        self._running.pop(worker, None)
         del self._tokens[worker], self._held[worker]
-        ready = [UnitReady(unit) for unit, _ in queue if unit.trial not in self._gone]
-        return [WorkerRemoved(worker, expected), *ready]
+        broken = [bind for other in self._queues.values() for bind in other
+                  if worker in bind.members]  # fmt: skip
+        ready = [UnitReady(bind.unit) for bind in queue if bind.unit.trial not in self._gone]
+        back = [event for bind in broken for event in self._take_back(bind, None)]
+        return [WorkerRemoved(worker, expected), *ready, *back]
 
     # ---- what the dispatcher says
 
@@ -261,9 +323,11 @@ class VirtualCluster:
 
     def _perform(self, instruction: Instruction) -> None:
         match instruction:
-            case Bind(unit, worker, shard):
-                assert shard in self._held[worker], f"{worker} does not hold {shard} for {unit}"
-                self._queues[worker].append((unit, shard))
+            case Bind(unit, worker, shard, members):
+                for place in (worker, *members):
+                    assert shard in self._held[place], f"{place} does not hold {shard} for {unit}"
+                assert not any(self._queues[member] for member in members), "a member is busy"
+                self._queues[worker].append(instruction)
                 if len(self._queues[worker]) == 1:
                     self._start(worker)
             case LoadShard(worker, shard):
@@ -271,10 +335,14 @@ class VirtualCluster:
                 self.outcome.loads[key] = self.outcome.loads.get(key, 0) + 1
                 self._plan(self.now_s + self._load_seconds, lambda: self._loaded(worker, shard))
             case DropShard(worker, shard):
-                assert all(used != shard for _, used in self._queues[worker]), "dropped in use"
+                in_use = (bind.shard for queue in self._queues.values() for bind in queue
+                          if worker in (bind.worker, *bind.members))  # fmt: skip
+                assert shard not in in_use, "dropped in use"
                 self._held[worker].discard(shard)
             case Preempt(unit, worker):
-                self._plan(self.now_s, lambda: self._preempted(unit, worker))
+                self._plan(self._boundary(worker, unit), lambda: self._preempted(unit, worker))
+            case TrialRests():
+                self.outcome.rests.append(instruction)
             case FailTrial(trial, reason):
                 self._gone.add(trial)
                 self.outcome.failed[trial] = reason
@@ -296,29 +364,89 @@ class VirtualCluster:
 
     def _preempted(self, unit: Unit, worker: Worker) -> list[Event]:
         self._gone.update({unit.trial} - self.dispatcher.trials.keys())
-        queue = self._queues.get(worker, [])
-        place = next((k for k, (queued, _) in enumerate(queue) if queued == unit), None)
-        if place is None:
+        bind = next((b for b in self._queues.get(worker, []) if b.unit == unit), None)
+        if bind is None:
             return []
-        shard = queue.pop(place)[1]
-        self._tokens[worker] += 1
-        if place == 0 and queue:
-            self._start(worker)
-        back: list[Event] = [UnitReturned(unit, shard if place == 0 else None)]
+        return self._take_back(bind, self._running.get(worker))
+
+    def _boundary(self, worker: Worker, unit: Unit, at_s: float | None = None) -> float:
+        """Give the time at which a unit that is told to stop has ended its batch."""
+        at_s = self.now_s if at_s is None else at_s
+        running, n_batches = self._running.get(worker), self._batches(unit)
+        if running is None or running.unit != unit or unit.kind != "train" or not n_batches:
+            return at_s
+        begins_s, trains_s = running.start_s + running.waits_s, running.takes_s - running.waits_s
+        before = self._part.get(unit, 0.0)
+        done = before + (1.0 - before) * max(0.0, at_s - begins_s) / trains_s if trains_s else 1.0
+        n_done = max(ceil(done * n_batches - 1e-6), floor(before * n_batches + 1e-6) + 1)
+        share = (n_done / n_batches - before) / (1.0 - before)
+        return max(at_s, begins_s + share * trains_s) if share < 1.0 else inf
+
+    def _take_back(self, bind: Bind, running: _Running | None) -> list[Event]:
+        """Take a unit off its worker, with what it has trained if it runs and its gang is whole."""
+        unit, worker, shard = bind.unit, bind.worker, bind.shard
+        queue = self._queues[worker]
+        is_first = queue[0] is bind
+        queue.remove(bind)
+        trained_s = 0.0
+        if is_first:
+            self._tokens[worker] += 1
+            self._running.pop(worker, None)
+            if running is not None:
+                trained_s = self._cut(running, worker)
+            if queue:
+                self._start(worker)
+        kept = shard if unit in self._part else None
+        back: list[Event] = [UnitReturned(unit, kept, trained_s)]
         return back if unit.trial in self._gone else [*back, UnitReady(unit)]
 
+    def _cut(self, running: _Running, worker: Worker) -> float:
+        """Keep what a unit has trained until now; gives its seconds."""
+        unit = running.unit
+        trains_s = running.takes_s - running.waits_s
+        trained_s = min(trains_s, self.now_s - running.start_s - running.waits_s)
+        if unit.kind != "train" or trained_s <= 0.0 or trains_s <= 0.0:
+            return 0.0
+        before = self._part.get(unit, 0.0)
+        done = self._part[unit] = before + (1.0 - before) * trained_s / trains_s
+        self._gang_of[unit.trial] = 1 + len(running.members)
+        self._made_at[unit] = worker
+        self.outcome.pieces.append(
+            Ran(unit, worker, running.shard, running.start_s, self.now_s, running.hop,
+                running.members, done)
+        )  # fmt: skip
+        return trained_s
+
     def _start(self, worker: Worker) -> None:
-        unit, shard = self._queues[worker][0]
+        bind = self._queues[worker][0]
+        unit, shard, gang = bind.unit, bind.shard, 1 + len(bind.members)
         token = self._tokens[worker] = self._tokens[worker] + 1
         self.outcome.n_started += 1
-        start = self.now_s
-        took = self._seconds(unit, worker, shard)
+        took = self._seconds(unit, worker, shard) * (1.0 - self._part.get(unit, 0.0))
+        if gang > 1:
+            took /= self._speedup(unit, gang)
         moved = self._source(unit) not in (None, worker)
-        self._plan(start, lambda: self._started(unit, worker, token))
-        end = start + took + (self._hop_seconds if moved else 0.0)
-        self._plan(end, lambda: self._finished(unit, worker, shard, token, start, took, moved))
+        wait = self._hop_seconds if moved else 0.0
+        if unit.kind == "train":
+            is_switch = unit in self._part or self._gang_of.get(unit.trial, gang) != gang
+            wait += self._switch_seconds if is_switch else 0.0
+        self._running[worker] = _Running(
+            unit, shard, bind.members, self.now_s, wait + took, wait, moved
+        )
+        self._plan(self.now_s, lambda: self._started(unit, worker, token))
+        if unit.kind == "train" and bind.seconds is not None and bind.seconds < took:
+            stop_s = self._boundary(worker, unit, self.now_s + wait + bind.seconds)
+            self._plan(stop_s, lambda: self._timed_out(unit, worker, token))
+        self._plan(self.now_s + wait + took, lambda: self._finished(worker, token))
+
+    def _timed_out(self, unit: Unit, worker: Worker, token: int) -> list[Event]:
+        return self._preempted(unit, worker) if self._tokens.get(worker) == token else []
 
     def _source(self, unit: Unit) -> Worker | None:
+        if unit in self._part:
+            return self._made_at.get(unit)
+        if unit.kind == "check":
+            return None
         if unit.kind == "evaluate":
             return self._made_at.get(self._last(unit.trial, unit.epoch))
         if unit.position:
@@ -332,18 +460,11 @@ class VirtualCluster:
             return []
         return [UnitStarted(unit, worker)]
 
-    def _finished(
-        self,
-        unit: Unit,
-        worker: Worker,
-        shard: int,
-        token: int,
-        start: float,
-        took: float,
-        moved: bool,
-    ) -> list[Event]:
+    def _finished(self, worker: Worker, token: int) -> list[Event]:
         if self._tokens.get(worker) != token:
             return []
+        ran = self._running.pop(worker)
+        unit, shard = ran.unit, ran.shard
         self._queues[worker].pop(0)
         if self._queues[worker]:
             self._start(worker)
@@ -351,14 +472,18 @@ class VirtualCluster:
         self._made_at[unit] = worker
         self.outcome.n_done += 1
         self.outcome.makespan_s = self.now_s
-        self.outcome.timeline.append(Ran(unit, worker, shard, start, self.now_s, moved))
+        self.outcome.timeline.append(
+            Ran(unit, worker, shard, ran.start_s, self.now_s, ran.hop, ran.members)
+        )
         if unit.kind == "train":
+            self._part.pop(unit, None)
+            self._gang_of[unit.trial] = 1 + len(ran.members)
             self.outcome.visits[unit.trial, unit.epoch].append(shard)
-        done: list[Event] = [UnitDone(unit, took, shard)]
+        done: list[Event] = [UnitDone(unit, ran.takes_s - ran.waits_s, shard)]
         return done if unit.trial in self._gone else done + self._followers(unit)
 
     def _followers(self, unit: Unit) -> list[Event]:
-        if unit.kind == "evaluate":
+        if unit.kind != "train":
             return []
         chain = self._chains[unit.trial, unit.epoch]
         if unit.position + 1 < chain.n_shards:

@@ -22,6 +22,7 @@ from dagsel.planning.events import (
     ShardFailed,
     ShardLoaded,
     Tick,
+    TrialAllowed,
     TrialStopped,
     UnitDone,
     UnitFailed,
@@ -384,6 +385,27 @@ def test_workers_come_die_and_are_drained_in_virtual_time():
     assert outcome.n_done == 6 * 8 * 2 * 2
     assert outcome.n_started - outcome.n_done <= 1
     assert "b" not in dispatcher.holdings.workers
+
+
+def test_what_was_stopped_inside_a_shard_goes_on_where_its_state_waits():
+    tell = Driver(n_shards=1, replicas=2)
+    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({0})))
+    out = binds(tell(RoundAdded(round_of(2, 1)), *ready(0, 1)))
+    homes = {bind.unit.trial: bind.worker for bind in out}
+    assert len(set(homes.values())) == 2
+    for trial in (0, 1):
+        tell(UnitReturned(train(0), 0, 1.0), UnitReturned(train(1), 0, 1.0))
+        for alone in (trial, 1 - trial):
+            assert [bind.worker for bind in binds(tell(*ready(alone)))] == [homes[alone]]
+
+
+def test_trials_that_train_by_the_second_may_go_on_on_every_worker():
+    tell = Driver(n_shards=2)
+    tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({1})))
+    assert tell(TrialAllowed(0), RoundAdded(round_of(1, 2))) == []
+    out = tell(TrialAllowed(0, seconds=1.0))
+    assert {(i.worker, i.shard) for i in out} == {("a", 1), ("b", 0)}
+    assert all(isinstance(i, LoadShard) for i in out)
 
 
 def strikes_until_failure(n_others: int) -> int:

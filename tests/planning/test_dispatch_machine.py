@@ -1,13 +1,19 @@
 """Random events in any legal order never break laws 1 to 3, and every round ends.
 
-Six bugs are planted to see that the machine would notice:
+Gangs begin whole or not at all, trials that have to rest run nothing, and say so once.
+
+Ten bugs are planted to see that the machine would notice:
 
 1. a visited shard is not removed from what is left to visit;
 2. isolation is not enforced: a trial with a bound unit is offered again;
 3. exclusivity is off by one: a worker may have three units;
 4. a unit whose result was lost may be bound to a different shard;
 5. the shards of a dead worker are not re-homed;
-6. a unit that was interrupted in the middle of a shard may go on with another.
+6. a unit that was interrupted in the middle of a shard may go on with another;
+7. a gang begins on a worker that is busy;
+8. a trial that was told to rest is offered again;
+9. a trial is said to rest while its unit runs;
+10. a result that is lost while its trial rests is not made again.
 """
 
 from __future__ import annotations
@@ -23,11 +29,20 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from dagsel.planning import dispatch
 from dagsel.planning.board import Board
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
-from dagsel.planning.events import DrainRequested, PriorityChanged, RoundAdded, TrialStopped
+from dagsel.planning.events import (
+    DrainRequested,
+    PriorityChanged,
+    RoundAdded,
+    TrialRests,
+    TrialStopped,
+)
+from dagsel.planning.gangs import Gangs
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Begun, Chain, Round
+from dagsel.planning.rule import bits
 
 from .world import World
 
@@ -205,12 +220,33 @@ class DispatchMachine(RuleBasedStateMachine):
         trial = data.draw(st.sampled_from(sorted(self.world.chains)))
         self.world.tell(PriorityChanged(trial, priority))
 
+    @rule(data=st.data(), gang=st.integers(1, 3), seconds=st.none() | st.sampled_from([0.25, 2.0]))
+    def trial_gets_terms(self, data, gang, seconds):
+        trial = data.draw(st.sampled_from(sorted(self.world.chains)))
+        if trial not in self.world.gone:
+            self.world.allow(trial, gang, seconds)
+
+    @rule(data=st.data())
+    def trial_has_to_rest(self, data):
+        trial = data.draw(st.sampled_from(sorted(self.world.chains)))
+        if trial not in self.world.gone:
+            self.world.hold(trial)
+
     def teardown(self):
         if not hasattr(self, "world"):
             return
         world = self.world
         if world.run_failed is None:
             world.add_worker((), 1.0, None)
+        for trial in sorted(world.chains.keys() - world.gone):
+            if trial % 3 == 2 and world.run_failed is None:
+                world.hold(trial)
+                continue
+            most = sum(not machine.draining for machine in world.machines.values())
+            if trial % 2 or world.gangs.get(trial, 1) > most or world.run_failed is not None:
+                world.allow(trial, 1, None)
+            else:
+                world.allow(trial, world.gangs.get(trial, 1), None)
         world.complete()
         for machine in world.machines.values():
             if machine.draining and world.run_failed is None:
@@ -283,6 +319,53 @@ def forgets_the_shards_of_interrupted_units(monkeypatch):
     )
 
 
+def begins_on_busy_workers(monkeypatch):
+    def broken(self):
+        for number in list(self.board.gangs):
+            trial, seats = self.board.trials[number], self.board.holdings.workers.values()
+            shard = next(bits(trial.need(trial.ready[0])))
+            holders = [s for s in seats if s.held >> shard & 1 and len(s.bound) < 2]
+            size = self.board.terms[number].gang
+            if len(holders) >= size:
+                self.board.bind(trial.ready[0], holders[0], shard, holders[1:size])
+
+    monkeypatch.setattr(Gangs, "serve", broken)
+
+
+def offers_trials_that_rest(monkeypatch):
+    def broken(self, trial):
+        self.gangs.pop(trial.number, None)
+        gang = self.terms[trial.number].gang if trial.number in self.terms else 1
+        if trial.active is None and trial.ready and gang > 1:
+            self.gangs[trial.number] = None
+        elif trial.active is None and trial.ready:
+            self.shop.enter(trial.number, trial.need(trial.ready[0]))
+
+    monkeypatch.setattr(Board, "requeue", broken)
+
+
+def leaves_lost_results_of_trials_that_rest(monkeypatch):
+    requeue = Board.requeue
+
+    def broken(self, trial):
+        terms = self.terms.get(trial.number)
+        if terms is not None and terms.held and trial.active is None:
+            self.shop.leave(trial.number)
+        else:
+            requeue(self, trial)
+
+    monkeypatch.setattr(Board, "requeue", broken)
+
+
+def rests_too_early(monkeypatch):
+    def broken(board):
+        for number in list(board.coming_to_rest):
+            del board.coming_to_rest[number]
+            board.out.append(TrialRests(number, board.terms[number].number))
+
+    monkeypatch.setattr(dispatch, "tell_rests", broken)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -292,6 +375,10 @@ def forgets_the_shards_of_interrupted_units(monkeypatch):
         forgets_the_shards_of_lost_units,
         forgets_the_shards_of_dead_workers,
         forgets_the_shards_of_interrupted_units,
+        begins_on_busy_workers,
+        offers_trials_that_rest,
+        leaves_lost_results_of_trials_that_rest,
+        rests_too_early,
     ],
 )
 def test_planted_bug_is_caught(plant, monkeypatch):

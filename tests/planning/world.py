@@ -14,10 +14,14 @@ from dagsel.planning.events import (
     DropShard,
     FailRun,
     FailTrial,
+    GangBroke,
     LoadShard,
     Preempt,
     RestartWorker,
     Tick,
+    TrialAllowed,
+    TrialHeld,
+    TrialRests,
     UnitDone,
     UnitFailed,
     UnitLost,
@@ -39,6 +43,7 @@ class Machine:
     started: bool = False
     draining: bool = False
     drained: bool = False
+    member_of: Unit | None = None  # the unit of a gang that another worker leads
 
 
 class World:
@@ -61,6 +66,11 @@ class World:
         self.failed: dict[int, str] = {}
         self.run_failed: str | None = None
         self.n_workers = 0
+        self.gangs: dict[int, int] = {}  # what each trial was allowed
+        self.held: set[int] = set()
+        self.left_s: dict[int, float] = {}
+        self.n_terms = 0
+        self.last_terms: dict[int, int] = {}
 
     # ---- the shell
 
@@ -71,8 +81,12 @@ class World:
 
     def perform(self, instruction):
         match instruction:
-            case Bind(unit, worker, shard):
-                self.bind(unit, worker, shard)
+            case Bind(unit, worker, shard, members, seconds):
+                self.bind(unit, worker, shard, members)
+                is_timed = unit.kind == "train" and unit not in self.visits
+                assert seconds == (self.left_s.get(unit.trial) if is_timed else None)
+            case TrialRests(trial, number):
+                self.rest(trial, number)
             case LoadShard(worker, shard):
                 machine = self.machines[worker]
                 assert shard not in machine.held, f"{worker} loads {shard} again"
@@ -83,6 +97,7 @@ class World:
             case DropShard(worker, shard):
                 machine = self.machines[worker]
                 assert all(used != shard for _, used in machine.queue), "dropped in use"
+                assert self.shard_of(machine.member_of) != shard, "dropped in use by a gang"
                 machine.held.remove(shard)
                 assert any(shard in m.held for m in self.machines.values()), "the last copy"
             case Preempt(unit, worker):
@@ -93,6 +108,7 @@ class World:
                 assert machine.draining
                 assert not machine.drained, "drained twice"
                 assert not machine.queue, "drained while it runs"
+                assert machine.member_of is None, "drained while its gang runs"
                 machine.drained = True
             case FailTrial(trial, reason):
                 assert trial not in self.failed
@@ -103,7 +119,69 @@ class World:
             case FailRun(reason):
                 self.run_failed = reason
 
-    def bind(self, unit, worker, shard):
+    def shard_of(self, unit):
+        held = (s for m in self.machines.values() for u, s in m.queue if u == unit)
+        return next(held, None)
+
+    def rest(self, trial, number):
+        assert trial in self.held or self.left_s.get(trial, 1.0) < 1e-3, "rests unasked"
+        assert number == self.last_terms.get(trial, 0), "it repeats other terms than the last"
+        self.held.add(trial)
+        for unit in self.units(trial):
+            assert not self.busy(unit), f"trial {trial} rests while {unit} runs"
+        if trial not in self.gone:
+            for chain in self.chains.get(trial, ()):
+                for epoch in chain.epochs:
+                    units = [u for u in self.units(trial) if u.epoch == epoch]
+                    if all(unit in self.visits for unit in units):
+                        missing = set(chain.evaluations(epoch)) - self.scored
+                        assert not missing, f"trial {trial} rests before {missing} are scored"
+
+    def resting(self, trial):
+        return trial in self.dispatcher.board.coming_to_rest
+
+    def allow(self, trial, gang, seconds):
+        self.n_terms += 1
+        self.last_terms[trial] = self.n_terms
+        self.gangs[trial] = gang
+        self.left_s.pop(trial, None)
+        if seconds is not None:
+            self.left_s[trial] = seconds
+        self.held.discard(trial)
+        self.tell(TrialAllowed(trial, gang, seconds, self.n_terms))
+
+    def hold(self, trial):
+        self.n_terms += 1
+        self.last_terms[trial] = self.n_terms
+        self.held.add(trial)
+        self.tell(TrialHeld(trial, self.n_terms))
+
+    def spend(self, unit, seconds):
+        if unit.kind == "train" and unit.trial in self.left_s:
+            self.left_s[unit.trial] = max(0.0, self.left_s[unit.trial] - seconds)
+
+    def part(self, unit):
+        """The members of a unit's gang are free again."""
+        for machine in self.machines.values():
+            if machine.member_of == unit:
+                machine.member_of = None
+
+    def bind(self, unit, worker, shard, members=()):
+        if unit.kind == "train":
+            is_repeat = unit in self.visits
+            is_held = unit.trial in self.held
+            assert is_repeat or not is_held, f"{unit} bound though its trial has to rest"
+            size = 1 if is_repeat else self.gangs.get(unit.trial, 1)
+            assert 1 + len(members) == size, f"a gang of {members}"
+        for member in members:
+            other = self.machines[member]
+            assert not other.queue, f"{member} is busy and cannot join {unit}"
+            assert other.member_of is None, f"{member} is in two gangs"
+            assert not other.draining, f"{member} is to go and cannot join {unit}"
+            assert shard in other.held, f"{member} does not hold shard {shard} of {unit}"
+            other.member_of = unit
+        assert len({worker, *members}) == 1 + len(members), "a worker twice in a gang"
+        assert self.machines[worker].member_of is None, f"{worker} works for a gang"
         machine = self.machines.get(worker)
         assert machine is not None, f"{unit} bound to {worker}, which is gone"
         assert not machine.draining, f"{unit} bound to {worker}, which is to go"
@@ -213,12 +291,23 @@ class World:
     def kill(self, worker, expected, finished):
         """The worker goes; what it ran may have been finished and stored."""
         machine = self.machines.pop(worker)
+        for unit, _ in machine.queue:
+            self.part(unit)
+        broken = [(u, m) for m in self.machines.values() for u, _ in m.queue
+                  if u == machine.member_of]  # fmt: skip
+        for unit, leader in broken:  # its gang cannot go on
+            leader.queue = [(u, s) for u, s in leader.queue if u != unit]
+            leader.started = False
+            self.part(unit)
+            self.preempts = [(u, w) for u, w in self.preempts if u != unit]
         if machine.queue and finished and machine.started:
             unit, shard = machine.queue[0]
             if unit.kind == "train" and unit not in self.visits:
                 self.stored[unit] = shard
         self.preempts = [(u, w) for u, w in self.preempts if w != worker]
         events = [WorkerRemoved(worker, expected)]
+        for unit, _ in broken:
+            events += [GangBroke(unit, "its worker was lost"), UnitReturned(unit)]
         lost = sorted(unit for unit, where in self.results.items() if where == worker)
         self.lose(*lost, before=events)
 
@@ -265,6 +354,7 @@ class World:
                     keep.append((unit, shard))
                 else:
                     events.append(UnitReturned(unit))
+                    self.part(unit)
                     self.preempts = [(u, w) for u, w in self.preempts if u != unit]
             machine.queue = keep
         return events
@@ -292,6 +382,7 @@ class World:
         self.start(worker)
         unit, shard = machine.queue.pop(0)
         machine.started = False
+        self.part(unit)
         self.preempts = [(u, w) for u, w in self.preempts if u != unit]
         if unit.kind == "evaluate":
             self.scored.add(unit)
@@ -303,6 +394,7 @@ class World:
             self.results[unit] = worker
             self.partial.pop(unit, None)
         done = UnitDone(unit, seconds, shard)
+        self.spend(unit, seconds)
         if together:
             self.tell(done, *self.refresh_ready())
         else:
@@ -321,6 +413,7 @@ class World:
             return
         unit, _ = machine.queue.pop(0)
         machine.started = False
+        self.part(unit)
         self.preempts = [(u, w) for u, w in self.preempts if u != unit]
         self.tell(UnitFailed(unit, worker, "it raised"))
         self.tell(*self.refresh_ready())
@@ -332,13 +425,15 @@ class World:
         machine = self.machines[worker]
         k = next(k for k, (u, _) in enumerate(machine.queue) if u == unit)
         _, shard = machine.queue.pop(k)
+        self.part(unit)
         began = k == 0 and machine.started
         if k == 0:
             machine.started = False
         partly = began and keep and unit.kind == "train" and unit not in self.visits
         if partly and unit.trial not in self.gone:
             self.partial[unit] = shard
-        self.tell(UnitReturned(unit, shard if partly else None))
+        self.spend(unit, 0.5 if partly else 0.0)
+        self.tell(UnitReturned(unit, shard if partly else None, 0.5 if partly else 0.0))
         self.tell(*self.refresh_ready())
 
     def tick(self, seconds):
@@ -358,6 +453,9 @@ class World:
         assert not any(machine.queue for machine in self.machines.values())
         for trial, chains in self.chains.items():
             if trial in self.gone:
+                continue
+            if trial in self.held:
+                assert not self.resting(trial), f"trial {trial} was held and never rests"
                 continue
             missing = [unit for unit in self.units(trial) if unit not in self.visits]
             assert not missing, f"nothing happens any more, but {missing[:3]} are not done"

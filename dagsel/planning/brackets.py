@@ -1,0 +1,358 @@
+"""The arithmetic of searches in stages of wall-clock time: SEER's brackets, and Hyperband's.
+
+Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3, with the
+misprints mended that `docs/elastic.md` lists. All is done in fractions: a logarithm in floating
+point gives the wrong number of stages where R is a power of the reduction factor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+from typing import Literal, TypeAlias
+
+from dagsel.errors import SearchError
+
+Mode: TypeAlias = Literal["fill", "paper"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A span of wall-clock time in which a fixed set of trials trains.
+
+    Parameters
+    ----------
+    seconds
+        How long it is.
+    n_trials
+        Trials of each bracket.
+    n_workers
+        Workers of all of them together.
+    """
+
+    seconds: Fraction
+    n_trials: tuple[int, ...]
+    n_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """What a search in stages will do if nothing fails and every worker comes at once.
+
+    Parameters
+    ----------
+    workers
+        Workers of a trial of each bracket.
+    stages
+        One after another.
+    """
+
+    workers: tuple[int, ...]
+    stages: tuple[Stage, ...]
+
+    @property
+    def seconds(self) -> Fraction:
+        """How long it takes."""
+        return sum((stage.seconds for stage in self.stages), Fraction())
+
+    @property
+    def cost(self) -> Fraction:
+        """Worker-seconds that it takes."""
+        return sum((stage.seconds * stage.n_workers for stage in self.stages), Fraction())
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """When each stage ends, in seconds since the beginning."""
+        return tuple(float(end) for end in accumulate(stage.seconds for stage in self.stages))
+
+
+@dataclass(frozen=True, slots=True)
+class Brackets:
+    """The quantities of SEER's algorithms, in the paper's order.
+
+    Parameters
+    ----------
+    resource
+        R*: stages' lengths are in its proportion; the last stage lasts ``t_min · R*``.
+    n_stages
+        K: how many stages.
+    first_stage_s
+        t₁: how long the first one lasts.
+    base_cost
+        B₀: worker-seconds of the cheapest bracket.
+    n_full
+        q*: how many brackets the budget pays in full.
+    workers
+        P: workers of a trial of each bracket.
+    budgets
+        B_i: worker-seconds of each bracket.
+    n_trials
+        N_i: trials of each bracket in the first stage.
+    reduction_factor
+        η.
+    """
+
+    resource: Fraction
+    n_stages: int
+    first_stage_s: Fraction
+    base_cost: Fraction
+    n_full: int
+    workers: tuple[int, ...]
+    budgets: tuple[Fraction, ...]
+    n_trials: tuple[int, ...]
+    reduction_factor: int
+
+    def plan(self, n_trials: tuple[int, ...]) -> StagePlan:
+        """Give the stages of brackets that begin with so many trials."""
+        stages = []
+        for k in range(self.n_stages):
+            power = self.reduction_factor**k
+            counts = tuple(n // power for n in n_trials)
+            n_workers = sum(n * p for n, p in zip(counts, self.workers, strict=True))
+            stages.append(Stage(self.first_stage_s * power, counts, n_workers))
+        return StagePlan(self.workers, tuple(stages))
+
+
+def exactly(value: float) -> Fraction:
+    """Read a number as it was written, in decimals.
+
+    Examples
+    --------
+    >>> exactly(0.3) / exactly(0.1)
+    Fraction(3, 1)
+    """
+    return Fraction(repr(float(value)))
+
+
+def n_workers_of(deadline_s: float, budget: float) -> int:
+    """Give how many workers a budget pays for until a deadline.
+
+    Raises
+    ------
+    SearchError
+        If it pays for none.
+
+    Examples
+    --------
+    >>> n_workers_of(60.0, 240.0)
+    4
+    """
+    n_workers = int(exactly(budget) / exactly(deadline_s))
+    if not n_workers:
+        raise SearchError(
+            f"a budget of {_told(budget)} worker-seconds buys no worker until the deadline; "
+            f"the smallest that works is {_told(deadline_s)} worker-seconds"
+        )
+    return n_workers
+
+
+def solve_brackets(
+    deadline_s: float,
+    budget: float,
+    *,
+    reduction_factor: int = 4,
+    parallelism_factor: int = 2,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    min_stage_s: float = 1.0,
+) -> Brackets:
+    """Find stages, brackets and trials that a deadline and a budget pay for: Algorithms 1 and 2.
+
+    R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and ``t_min·p_min·R·K <= B``,
+    where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump up where K does, so what
+    is feasible is an interval, and its end lies in the last piece that has a feasible point.
+
+    Parameters
+    ----------
+    deadline_s
+        T: seconds that the search may last.
+    budget
+        B: worker-seconds that it may cost.
+    reduction_factor
+        η: one of so many trials goes on to the next stage, which is so many times as long.
+    parallelism_factor
+        ν: how many times as many workers a trial of the next bracket has.
+    min_workers, max_workers
+        p_min and p_max: workers of a trial; None for no limit.
+    min_stage_s
+        t_min: the first stage is longer than this, or as long.
+
+    Raises
+    ------
+    SearchError
+        If no trial can be trained for a stage.
+
+    Examples
+    --------
+    >>> found = solve_brackets(10, 80, reduction_factor=2)
+    >>> round(float(found.resource), 3), found.n_stages, round(float(found.first_stage_s), 4)
+    (5.714, 3, 1.4286)
+    >>> round(float(found.base_cost), 3), found.n_full, found.workers
+    (17.143, 2, (1, 2, 4))
+    >>> [round(float(budget), 3) for budget in found.budgets], found.n_trials
+    ([34.286, 34.286, 11.429], (8, 4, 0))
+    """
+    T, B, t_min = exactly(deadline_s), exactly(budget), exactly(min_stage_s)
+    eta, nu, p_min = reduction_factor, parallelism_factor, min_workers
+    _check(deadline_s, budget, min_stage_s, p_min, max_workers)
+    R, K = _largest_resource(T / t_min, B / t_min / p_min, eta)
+    t_1 = t_min * R / eta ** (K - 1)
+    B_0 = p_min * t_min * R * K
+    q = 1
+    while (q + 1) * nu**q <= B / B_0:
+        q += 1
+    powers = [p_min * nu**i for i in range(q)]
+    if max_workers is None or powers[-1] < max_workers:
+        last = powers[-1] * nu
+        P = [*powers, last if max_workers is None else min(max_workers, last)]
+        full = B_0 * nu ** (q - 1)
+        budgets = [full] * q + [B - q * full]
+    else:
+        P = [*(p for p in powers if p < max_workers), max_workers]
+        budgets = [B / len(P)] * len(P)
+    N = tuple(int(b // (K * t_1 * p)) for b, p in zip(budgets, P, strict=True))
+    return Brackets(R, K, t_1, B_0, q, tuple(P), tuple(budgets), N, eta)
+
+
+def seer_plan(found: Brackets, deadline_s: float, budget: float, mode: Mode = "fill") -> StagePlan:
+    """Give SEER's stages.
+
+    Parameters
+    ----------
+    found
+        What `solve_brackets` found for this deadline and budget.
+    deadline_s, budget
+        T and B.
+    mode
+        ``"paper"`` is literal. ``"fill"`` spends what the rounding to whole trials left over: on as
+        many more trials of the first bracket as it pays for, and the rest on a longer last stage,
+        if there is time.
+
+    Examples
+    --------
+    >>> found = solve_brackets(10, 80, reduction_factor=2)
+    >>> plan = seer_plan(found, 10, 80, "paper")
+    >>> [stage.n_workers for stage in plan.stages], round(float(plan.cost), 2)
+    ([16, 8, 4], 68.57)
+    >>> plan = seer_plan(found, 10, 80)
+    >>> [stage.n_trials for stage in plan.stages], round(float(plan.cost), 2)
+    ([(11, 4, 0), (5, 2, 0), (2, 1, 0)], 75.71)
+    """
+    if mode == "paper":
+        return found.plan(found.n_trials)
+    B, first, rest = exactly(budget), found.n_trials[0], found.n_trials[1:]
+    n = _largest(lambda n: found.plan((n, *rest)).cost <= B, first)
+    plan = found.plan((n, *rest))
+    *stages, last = plan.stages
+    more = min(exactly(deadline_s) - plan.seconds, (B - plan.cost) / last.n_workers)
+    return StagePlan(
+        plan.workers, (*stages, Stage(last.seconds + more, last.n_trials, last.n_workers))
+    )
+
+
+def hyperband_plan(
+    deadline_s: float, budget: float, *, reduction_factor: int = 4, min_stage_s: float = 1.0
+) -> StagePlan:
+    """Give the stages of Hyperband's brackets side by side, one worker a trial.
+
+    A trial's resource is its training time, T at most: bracket s halves after ``T·η^(-s)``,
+    ``T·η^(1-s)`` and so on, so the brackets share the ends of their stages. The sizes of the
+    brackets are in the proportion of Li et al. 2018, and as large as the budget pays for.
+
+    Examples
+    --------
+    >>> plan = hyperband_plan(16, 160, reduction_factor=4)
+    >>> [(float(stage.seconds), stage.n_trials, stage.n_workers) for stage in plan.stages]
+    [(1.0, (21, 7, 3), 31), (3.0, (5, 7, 3), 15), (12.0, (1, 1, 3), 5)]
+    """
+    T, B, eta = exactly(deadline_s), exactly(budget), reduction_factor
+    _check(deadline_s, budget, min_stage_s, 1, None)
+    n_workers_of(deadline_s, budget)  # with one, a bracket that never halves can be paid
+    s_max = 0
+    while exactly(min_stage_s) * eta ** (s_max + 1) <= T:
+        s_max += 1
+    while _hyperband_stages(T, eta, _least(s_max, eta)).cost > B:
+        s_max -= 1
+    shares = [(s_max + 1) * eta**s // (s + 1) for s in range(s_max, -1, -1)]
+
+    def sized(scale: int) -> StagePlan:
+        sizes = (share * scale // 1000 for share in shares)
+        least = _least(s_max, eta)
+        return _hyperband_stages(T, eta, [*map(max, least, sizes)])
+
+    return sized(_largest(lambda scale: sized(scale).cost <= B, 0))
+
+
+def _least(s_max: int, eta: int) -> list[int]:
+    # Of each bracket so many trials that one is left in its last stage.
+    return [eta**s for s in range(s_max, -1, -1)]
+
+
+def _hyperband_stages(T: Fraction, eta: int, sizes: list[int]) -> StagePlan:
+    s_max, before, stages = len(sizes) - 1, Fraction(), []
+    for k in range(s_max + 1):
+        # The bracket with s = s_max - i, the i-th, has halved k - i times.
+        counts = tuple(n // eta ** max(0, k - i) for i, n in enumerate(sizes))
+        end = T / eta ** (s_max - k)
+        stages.append(Stage(end - before, counts, sum(counts)))
+        before = end
+    return StagePlan((1,) * len(sizes), tuple(stages))
+
+
+def _check(
+    deadline_s: float, budget: float, min_stage_s: float, p_min: int, p_max: int | None
+) -> None:
+    for name, value in [
+        ("deadline", deadline_s),
+        ("budget", budget),
+        ("min_stage", min_stage_s),
+    ]:
+        if not value > 0:
+            raise SearchError(f"{name} must be above 0, got {value!r}")
+    if p_max is not None and p_max < p_min:
+        raise SearchError(
+            f"max_workers={p_max} is below min_workers={p_min}; raise the first or lower the second"
+        )
+    if exactly(deadline_s) < exactly(min_stage_s):
+        raise SearchError(
+            f"a deadline of {_told(deadline_s)} s has no room for one stage of min_stage="
+            f"{_told(min_stage_s)} s; raise the first or lower the second"
+        )
+    least = p_min * exactly(min_stage_s)
+    if exactly(budget) < least:
+        raise SearchError(
+            f"a budget of {_told(budget)} worker-seconds is too small for one trial on {p_min} "
+            f"worker{'s' * (p_min > 1)} for one stage of {_told(min_stage_s)} s; the smallest "
+            f"that works is {_told(least)} worker-seconds"
+        )
+
+
+def _told(value: float | Fraction) -> str:
+    return repr(float(value)).removesuffix(".0")
+
+
+def _largest_resource(time: Fraction, cost: Fraction, eta: int) -> tuple[Fraction, int]:
+    # R and K for a deadline in units of t_min and a budget in units of t_min·p_min, both 1 or more.
+    R, K = Fraction(1), 1
+    k = 1
+    while True:
+        ends = (Fraction(eta**k), time * (eta - 1) / eta / (1 - Fraction(1, eta**k)), cost / k)
+        if min(ends) <= eta ** (k - 1):  # the piece is open there
+            return R, K
+        R, K = min(ends), k
+        k += 1
+
+
+def _largest(holds: Callable[[int], bool], n: int) -> int:
+    """Give the largest n for which it holds, if it holds for the given one and grows false."""
+    step = 1
+    while holds(n + step):
+        n += step
+        step *= 2
+    while step:
+        if holds(n + step):
+            n += step
+        step //= 2
+    return n

@@ -1,0 +1,185 @@
+"""What a run may cost, and what it has cost so far: the bill that the provider will send.
+
+A provider bills a worker from its request to its release, start-up included; many bill whole nodes
+of several workers. A cluster that was asked for so many workers keeps that many places: it starts
+as many as are missing and replaces those that are lost. So at every moment as many nodes are billed
+as are there or were asked for, whichever is more.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from dagsel.errors import SearchError
+from dagsel.planning.spans import to_seconds
+
+_WORKER_TIME = re.compile(r"\s*(\S+)\s*worker-(\w+)\s*", re.IGNORECASE)
+_MONEY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Z]{3}|[$€£¥])\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a run may cost.
+
+    Parameters
+    ----------
+    worker_seconds
+        How long all workers together may be billed.
+    price_per_worker_hour
+        What an hour of a worker costs; None if nobody said.
+    currency
+        What the price is in.
+    """
+
+    worker_seconds: float
+    price_per_worker_hour: float | None = None
+    currency: str = ""
+
+    def money(self, worker_seconds: float) -> float | None:
+        """Give the price of so much time; None without a price.
+
+        Examples
+        --------
+        >>> Budget(7200, price_per_worker_hour=2.5).money(3600)
+        2.5
+        """
+        if self.price_per_worker_hour is None:
+            return None
+        return worker_seconds / 3600 * self.price_per_worker_hour
+
+
+def read_budget(value: float | str, price_per_worker_hour: float | None = None) -> Budget:
+    """Read what a user says of a budget.
+
+    Parameters
+    ----------
+    value
+        Worker-seconds as a number; or ``"30 worker-minutes"``, and so with the other units of
+        `dagsel.planning.spans`; or money, as ``"12.50 USD"``.
+    price_per_worker_hour
+        What an hour of a worker costs, in the currency of the budget.
+
+    Raises
+    ------
+    SearchError
+        If it is not positive, is money and there is no price, or cannot be read.
+
+    Examples
+    --------
+    >>> read_budget("30 worker-minutes")
+    Budget(worker_seconds=1800.0, price_per_worker_hour=None, currency='')
+    >>> read_budget("12.50 USD", price_per_worker_hour=2.5)
+    Budget(worker_seconds=18000.0, price_per_worker_hour=2.5, currency='USD')
+    """
+    price = price_per_worker_hour
+    if price is not None and not 0 < price < math.inf:
+        raise SearchError(f"price_per_worker_hour must be a positive number, got {price!r}")
+    money = _MONEY.fullmatch(value) if isinstance(value, str) else None
+    if money is None:
+        return Budget(_worker_seconds(value), price)
+    if price is None:
+        raise SearchError(
+            f"budget={value!r} is money, and what a worker costs is not known: give "
+            'price_per_worker_hour=, or the budget as "30 worker-minutes"'
+        )
+    if not float(money[1]) > 0:
+        raise SearchError(f"budget must be above 0, got {value!r}")
+    return Budget(float(money[1]) / price * 3600, price, money[2])
+
+
+def _worker_seconds(value: float | str) -> float:
+    time = _WORKER_TIME.fullmatch(value) if isinstance(value, str) else None
+    if time is not None:
+        return to_seconds("budget", f"{time[1]} {time[2]}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return to_seconds("budget", value)
+    raise SearchError(
+        f"cannot read budget={value!r}: give worker-seconds as a number, or a text like "
+        '"30 worker-minutes" or "12.50 USD"'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What the workers of a run have cost so far; each event gives a new one.
+
+    Parameters
+    ----------
+    node_size
+        Workers of a node, which is billed as a whole.
+    asked
+        Nodes that the cluster was asked for.
+    nodes
+        Workers that are there, by node.
+    at
+        Seconds since the run began at which the last event came.
+    node_seconds
+        What was billed up to then.
+
+    Examples
+    --------
+    Two workers are asked for; they come after 10 s and 20 s, and one goes after 60 s:
+
+    >>> bill = Bill().ask(2, at=0).join("a", at=10).join("b", at=20)
+    >>> bill = bill.ask(1, at=50).leave("b", at=60)
+    >>> bill.worker_seconds(100)
+    160.0
+    >>> bill.runs_out_at(180)
+    120.0
+    """
+
+    node_size: int = 1
+    asked: int = 0
+    nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    at: float = 0.0
+    node_seconds: float = 0.0
+
+    def ask(self, n_workers: int, *, at: float) -> Bill:
+        """Ask the cluster for so many workers in all; what it replaces by itself is among them."""
+        return replace(self._until(at), asked=self._n_nodes(n_workers))
+
+    def join(self, worker: str, *, at: float, node: str | None = None) -> Bill:
+        """Let a worker come; without a name of its node it is one."""
+        now, node = self._until(at), worker if node is None else node
+        return replace(now, nodes={**now.nodes, node: now.nodes.get(node, frozenset()) | {worker}})
+
+    def leave(self, worker: str, *, at: float) -> Bill:
+        """Let a worker go; its node is released with its last one."""
+        now = self._until(at)
+        nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
+        return replace(now, nodes={node: workers for node, workers in nodes.items() if workers})
+
+    def worker_seconds(self, now: float) -> float:
+        """Give what is billed up to a time, if nothing changes between the last event and then."""
+        return self._until(now).node_seconds * self.node_size
+
+    def spent_by(self, until: float, *, now: float, n_workers: int) -> float:
+        """Predict the worker-seconds at a time if so many workers are billed from now on."""
+        rest = (until - now) * self._n_nodes(n_workers) * self.node_size
+        return self.worker_seconds(now) + rest
+
+    def runs_out_at(self, worker_seconds: float) -> float:
+        """Predict when so much is billed if nothing changes; infinity for never.
+
+        A budget that was used up before the last event is said to run out there.
+        """
+        left = worker_seconds / self.node_size - self.node_seconds
+        if left <= 0:
+            return self.at
+        return self.at + left / self.n_billed if self.n_billed else math.inf
+
+    @property
+    def n_billed(self) -> int:
+        """Nodes that are billed."""
+        return max(len(self.nodes), self.asked)
+
+    def _until(self, now: float) -> Bill:
+        assert now >= self.at, f"time goes back from {self.at} to {now}"
+        passed = now - self.at
+        return replace(self, at=now, node_seconds=self.node_seconds + passed * self.n_billed)
+
+    def _n_nodes(self, n_workers: int) -> int:
+        return -(-n_workers // self.node_size)

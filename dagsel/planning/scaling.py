@@ -1,0 +1,282 @@
+"""Scaling profiles: how much faster a trial trains on several workers at once.
+
+λ(p) is the speed on p workers over the speed on one, with the same global batch. `Scaling` holds
+measured numbers; `UniversalScaling` is a law of two parameters that `fit` finds from the times of
+finished units, and `Fit` says how wrong it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import SearchError
+
+Architecture = TypeVar("Architecture", bound=Hashable)
+
+
+class _Model:
+    __slots__ = ()
+
+    def speedup(self, n: int) -> float:
+        raise NotImplementedError
+
+    def efficiency(self, n: int) -> float:
+        """Give e(n) = λ(n) / n, the share of n workers that is not lost."""
+        return self.speedup(n) / n
+
+    def best(self, most: int, *, within: float = 0.03) -> int:
+        """Choose how many workers to train on.
+
+        Parameters
+        ----------
+        most
+            So many are there.
+        within
+            This share of the top speed may be given up.
+
+        Returns
+        -------
+        n
+            The smallest number of at most `most` workers whose λ is so near the top one.
+        """
+        if not 0 <= within < 1:
+            raise SearchError(f"within must be at least 0 and below 1, got {within!r}")
+        _check_workers(most)
+        speedups = [self.speedup(n) for n in range(1, most + 1)]
+        enough = (1 - within) * max(speedups)
+        return 1 + next(index for index, speedup in enumerate(speedups) if speedup >= enough)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling(_Model):
+    """Measured speedups.
+
+    Parameters
+    ----------
+    speedups
+        λ by number of workers. That of 1 is 1 and may be left out.
+
+    Examples
+    --------
+    >>> resnet = Scaling({2: 1.7, 3: 2.2, 6: 2.25})
+    >>> resnet.speedup(4), resnet.speedup(100)
+    (2.216..., 2.25)
+    >>> resnet.best(6), resnet.best(2), round(resnet.efficiency(2), 3)
+    (3, 2, 0.85)
+    """
+
+    speedups: Mapping[int, float]
+
+    def __post_init__(self) -> None:
+        for n, speedup in self.speedups.items():
+            _check_workers(n)
+            if not (_is_number(speedup) and speedup > 0):
+                raise SearchError(f"the speedup of {n} workers must be above 0, got {speedup!r}")
+        if self.speedups.get(1, 1) != 1:
+            raise SearchError(
+                f"the speedup of 1 worker is 1, got {self.speedups[1]!r}: divide all by it"
+            )
+        known = {1: 1.0, **{n: float(speedup) for n, speedup in self.speedups.items()}}
+        object.__setattr__(self, "speedups", dict(sorted(known.items())))
+
+    def speedup(self, n: int) -> float:
+        """Give λ(n): linear between known numbers, flat beyond the last one."""
+        _check_workers(n)
+        known = list(self.speedups)
+        after = bisect_right(known, n)
+        low = known[after - 1]
+        if after == len(known):
+            return self.speedups[low]
+        high = known[after]
+        share = (n - low) / (high - low)
+        return (1 - share) * self.speedups[low] + share * self.speedups[high]
+
+
+@dataclass(frozen=True, slots=True)
+class UniversalScaling(_Model):
+    """The universal scalability law: λ(p) = p / (1 + σ (p - 1) + κ p (p - 1)).
+
+    Gunther, *Guerrilla Capacity Planning* (2007), chapter 4. With κ = 0 it is Amdahl's law.
+
+    Parameters
+    ----------
+    contention
+        σ: the share of the work that only one worker can do at a time.
+    coherence
+        κ: what every pair of workers costs; with it λ falls again beyond some number.
+
+    Examples
+    --------
+    >>> law = UniversalScaling(contention=0.1, coherence=0.05)
+    >>> [round(law.speedup(p), 2) for p in (1, 2, 4, 8)]
+    [1.0, 1.67, 2.11, 1.78]
+    >>> law.best(8)
+    4
+    """
+
+    contention: float
+    coherence: float
+
+    def __post_init__(self) -> None:
+        for name in ("contention", "coherence"):
+            value = getattr(self, name)
+            if not (_is_number(value) and value >= 0):
+                raise SearchError(f"{name} must be a number of at least 0, got {value!r}")
+
+    def speedup(self, n: int) -> float:
+        """Give λ(n)."""
+        _check_workers(n)
+        return n / (1 + (n - 1) * (self.contention + self.coherence * n))
+
+
+ScalingModel: TypeAlias = Scaling | UniversalScaling
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A scaling model that was learnt, and how wrong it was.
+
+    Parameters
+    ----------
+    model
+        A `UniversalScaling`. Where units of only one number of workers were seen there is nothing
+        to fit, and it is a `Scaling` that is linear up to that number and flat beyond.
+    seconds
+        Of a unit on one worker, as the model has it.
+    error
+        Relative root mean square of what the model says of the observations: 0.1 is 10%. It means
+        little where as few numbers of workers were seen as the model has parameters.
+    unseen_error
+        The same for observations of a number of workers when the law is fitted to all the other
+        numbers: what to expect of a number that was not seen. None with fewer than four.
+    n
+        Observations.
+    gangs
+        The numbers of workers that were seen.
+    """
+
+    model: ScalingModel
+    seconds: float
+    error: float
+    unseen_error: float | None
+    n: int
+    gangs: tuple[int, ...]
+
+    def predict(self, n: int) -> float:
+        """Give the seconds of a unit on n workers."""
+        return self.seconds / self.model.speedup(n)
+
+
+def fit(observations: Sequence[tuple[int, float]]) -> Fit:
+    """Fit the universal scalability law to times of units, of which p = 1 need not be one.
+
+    Parameters
+    ----------
+    observations
+        Workers and seconds of each unit. All units are of one architecture and as much work.
+
+    Returns
+    -------
+    Fit
+        With two numbers of workers only, coherence is 0; with one, see `Fit.model`.
+
+    Examples
+    --------
+    >>> law = UniversalScaling(contention=0.1, coherence=0.05)
+    >>> found = fit([(p, 12.0 / law.speedup(p)) for p in (2, 3, 4, 6)])
+    >>> round(found.model.contention, 6), round(found.model.coherence, 6), round(found.seconds, 6)
+    (0.1, 0.05, 12.0)
+    """
+    for n, seconds in observations:
+        _check_workers(n)
+        if not (_is_number(seconds) and seconds > 0):
+            raise SearchError(f"a unit on {n} workers took {seconds!r} s; give times above 0")
+    if not observations:
+        raise SearchError("no unit was observed: there is nothing to fit")
+    gangs = tuple(sorted({n for n, _ in observations}))
+    model, seconds = _fit(observations, gangs)
+    error = _rms(model, seconds, observations)
+    unseen_error = None
+    if len(gangs) >= 4:  # three are left, as many as there are parameters
+        squares = 0.0
+        for gang in gangs:
+            kept = [pair for pair in observations if pair[0] != gang]
+            left_out = [pair for pair in observations if pair[0] == gang]
+            others = _fit(kept, tuple(n for n in gangs if n != gang))
+            squares += len(left_out) * _rms(*others, left_out) ** 2
+        unseen_error = math.sqrt(squares / len(observations))
+    return Fit(model, seconds, error, unseen_error, len(observations), gangs)
+
+
+def learn(units: Iterable[tuple[Architecture, int, float]]) -> dict[Architecture, Fit]:
+    """Learn how architectures scale from the finished units of earlier runs.
+
+    Parameters
+    ----------
+    units
+        Architecture, workers and seconds of each.
+
+    Examples
+    --------
+    >>> found = learn([("vgg", 1, 9.0), ("vgg", 2, 6.0), ("resnet", 2, 4.0)])
+    >>> round(found["vgg"].model.speedup(2), 6), found["resnet"].model
+    (1.5, Scaling(speedups={1: 1.0, 2: 2.0}))
+    """
+    by_architecture: defaultdict[Architecture, list[tuple[int, float]]] = defaultdict(list)
+    for architecture, gang, seconds in units:
+        by_architecture[architecture].append((gang, seconds))
+    return {architecture: fit(pairs) for architecture, pairs in by_architecture.items()}
+
+
+def _fit(
+    observations: Sequence[tuple[int, float]], gangs: tuple[int, ...]
+) -> tuple[ScalingModel, float]:
+    # t(p) = t₁/p + t₁σ (p - 1)/p + t₁κ (p - 1), linear in three numbers that are at least 0. Each
+    # row is divided by its time: a relative error counts as much in a short unit as in a long one,
+    # and a unit that took ever so much longer than the others counts at most as one.
+    p, t = np.array(observations, dtype=float).T
+    columns = np.stack([1 / p, (p - 1) / p, p - 1], axis=1)[:, : len(gangs)] / t[:, None]
+    one, contended, incoherent = (*_least_squares(columns), 0.0, 0.0)[:3]
+    if len(gangs) == 1:
+        top = gangs[0]
+        return Scaling({top: float(top)}), one
+    return UniversalScaling(contended / one, incoherent / one), one
+
+
+def _least_squares(columns: NDArray[np.float64]) -> list[float]:
+    # The best x ≥ 0 for columns·x = 1, by trying which entries are 0: there are three at most. The
+    # first is the time on one worker, which cannot be.
+    n = columns.shape[1]
+    best: tuple[float, list[float]] = (math.inf, [])
+    for rest in itertools.product((True, False), repeat=n - 1):
+        support = np.flatnonzero([True, *rest])
+        found = np.linalg.lstsq(columns[:, support], np.ones(len(columns)), rcond=None)[0]
+        x = np.zeros(n)
+        x[support] = found
+        residual = float(np.sum((columns @ x - 1) ** 2))
+        if x[0] > 0 and np.all(x >= 0) and residual < best[0]:
+            best = (residual, x.tolist())
+    return best[1]
+
+
+def _rms(model: ScalingModel, seconds: float, observations: Sequence[tuple[int, float]]) -> float:
+    squares = [(seconds / model.speedup(p) / t - 1) ** 2 for p, t in observations]
+    return math.sqrt(math.fsum(squares) / len(squares))
+
+
+def _check_workers(n: object) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise SearchError(f"a number of workers must be a whole number of 1 or more, got {n!r}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
