@@ -24,6 +24,7 @@ from dagsel.flow import (
     Decision,
     Direction,
     Flow,
+    Paused,
     Reported,
     Stop,
     Train,
@@ -94,8 +95,10 @@ class FlowSuite:
         """However the cluster orders what happens, the flow goes on, and at last it finishes.
 
         It decides nothing about a trial that was stopped or has failed, and nothing after `Finish`;
-        it clones only from a trial that has reported to one that is paused; it finishes when no
-        trial trains. While it has not finished, a trial trains.
+        it clones only from a trial that has reported to one that has nothing to train; it resumes
+        only what has something to train, and pauses or resumes no trial whose `Pause` is not
+        answered yet; it finishes when no trial trains. While it has not finished, a trial trains on
+        workers that are there, or a `Wake` is set: workers that it asks for may never come.
         """
 
         def law(tape: Tape) -> None:
@@ -201,19 +204,23 @@ class FlowSuite:
                 assert _bare(decisions) == _bare(step.decisions), (
                     f"NaN, inf and -inf are not treated alike after {step.event}"
                 )
-            flow, bad = self.make_flow(), set[int]()
+            flow, bad, paused = self.make_flow(), set[int](), set[int]()
             for step, decisions in replay(
                 flow, context, world.steps, lambda value: value if math.isfinite(value) else worst
             ):
-                if isinstance(step.event, Reported):
+                if isinstance(step.event, Reported | Paused) and step.event.value is not None:
                     (bad.discard if math.isfinite(step.event.value) else bad.add)(step.event.trial)
+                if isinstance(step.event, Paused):
+                    paused.add(step.event.trial)
                 if _bare(decisions) != _bare(step.decisions):
-                    favoured = (_favoured(step.decisions) - _favoured(decisions)) & bad
+                    favoured = _favoured(step.decisions, paused) - _favoured(decisions, paused)
+                    favoured &= bad
                     assert not favoured, (
                         f"trials {sorted(favoured)} are not finite, yet preferred to bad ones "
                         f"after {step.event}: {step.decisions} instead of {decisions}"
                     )
                     break
+                paused -= {decision.trial for decision in decisions if isinstance(decision, Train)}
 
         _for_all(law)
 
@@ -272,10 +279,12 @@ def _bare(decisions: tuple[Decision, ...]) -> list[Decision]:
     return [replace(d, reason="") if isinstance(d, Stop) else d for d in decisions]
 
 
-def _favoured(decisions: tuple[Decision, ...]) -> set[int]:
+def _favoured(decisions: tuple[Decision, ...], paused: set[int]) -> set[int]:
     favoured = set()
     for decision in decisions:
         match decision:
+            case Train(trial, 0) if trial not in paused:
+                continue  # it trains in any case, and its priority may even fall
             case Train(trial) | Clone(source=trial) | Stop(trial, _, "complete"):
                 favoured.add(trial)
     return favoured

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
+from dagsel.flow import Losses
 from dagsel.state import State, Tensor
 from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.gang import Gang
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class SyntheticWorkload:
         How long an evaluating unit takes.
     n_batches
         Batches of a visit; the unit may be stopped between two of them.
+    speedup
+        How many times faster a gang of so many workers trains, as a function of configuration and
+        number.
     state_bytes
         Extra bytes in the state, so that hops cost what they would with a model.
     value
@@ -50,6 +55,7 @@ class SyntheticWorkload:
     seconds: float | Callable[[Config], float] = 0.0
     evaluation_seconds: float = 0.0
     n_batches: int = 1
+    speedup: Callable[[Config, int], float] = lambda config, gang: float(gang)
     state_bytes: int = 0
     value: Callable[[Config, int], float] = lambda config, epoch: 1 - 1 / (1 + epoch)
 
@@ -81,9 +87,47 @@ class SyntheticWorkload:
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
         """Sleep through the batches that are left of the visit."""
+        return self._train(state, shard, config, visit, should_stop, 1.0)
+
+    def validate_gang(self, config: Config, size: int) -> None:
+        """Check that the stated speed is one."""
+        if not self.speedup(config, size) > 0:
+            raise WorkloadError(f"speedup must be above 0, got {self.speedup(config, size)}")
+
+    def train_gang(
+        self,
+        state: State | None,
+        shard: int | None,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+        gang: Gang,
+    ) -> Trained:
+        """Sleep less, all ranks at once; they end together."""
+        self.validate_gang(config, gang.size)
+        speedup = self.speedup(config, gang.size)
+        state = gang.broadcast(state)
+
+        def stop() -> bool:
+            return gang.agree(gang.rank == 0 and should_stop())
+
+        trained = self._train(state, shard, config, visit, stop, speedup)
+        gang.agree(True)
+        return trained
+
+    def _train(
+        self,
+        state: State,
+        shard: int | None,
+        config: Config,
+        visit: Visit,
+        should_stop: Callable[[], bool],
+        speedup: float,
+    ) -> Trained:
         before = state.tensors["seen"].numpy()
         first = int((before[-1, 2] + 1) % self.n_batches) if len(before) else 0
-        pause = self._seconds(config) / self.n_batches
+        pause = self._seconds(config) / self.n_batches / speedup
         batches: list[tuple[int, int, int]] = []
         for batch in range(first, self.n_batches):
             if batches and should_stop():
@@ -94,7 +138,8 @@ class SyntheticWorkload:
         finished = first + len(batches) == self.n_batches
         n_samples = (shard or 1) * (first + len(batches)) // self.n_batches
         loss = 1 - self.value(config, visit.epoch)
-        return Trained(self._pack(seen_now, visit.epoch), n_samples, loss, finished)
+        after, losses = self._pack(seen_now, visit.epoch), Losses(len(batches), loss, loss)
+        return Trained(after, n_samples, loss, finished, losses=losses)
 
     def evaluate(self, state: State, shard: int | None, config: Config) -> Evaluated:
         """Give the stated value of the state's epoch."""

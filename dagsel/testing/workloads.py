@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.state import State
+from dagsel.testing.gangs import in_gang
 from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
+from dagsel.workloads.gang import Gang, GangWorkload
 
 
 class WorkloadSuite:
@@ -120,6 +122,30 @@ class WorkloadSuite:
             assert pieces.state == whole.state
             assert pieces.n_samples == whole.n_samples
             assert _same(pieces.loss, whole.loss)
+
+    def test_a_gang_goes_through_the_same_samples(self) -> None:
+        """Two workers that stop after a batch, and one that goes on, have seen what one has."""
+        workload = self.make_workload()
+        if not isinstance(workload, GangWorkload):
+            return
+        state = workload.init(self.config, 1)
+        shard, visit = workload.prepare(self.make_arrays(0)), _visit(1)
+        workload.validate_gang(self.config, 2)
+
+        def rank(gang: Gang) -> Trained:
+            mine = state if gang.rank == 0 else None
+            stop = (lambda: True) if gang.rank == 0 else never
+            return workload.train_gang(
+                mine, shard, self.config, visit=visit, should_stop=stop, gang=gang
+            )
+
+        first, second = in_gang(2, rank)
+        assert (first.n_samples, first.finished) == (second.n_samples, second.finished)
+        whole, n_batches = self._train(workload, state), first.losses.n
+        if not first.finished:
+            first = self._train(workload, first.state)
+            n_batches += first.losses.n
+        assert (first.n_samples, n_batches) == (whole.n_samples, whole.losses.n)
 
     def test_a_state_hops_and_is_stored(self) -> None:
         """A state that was pickled, in either way, goes on as the one that stayed."""

@@ -1,7 +1,8 @@
 """A world for flows: a model of the runner, which checks every decision that it performs.
 
 It tells a flow what came of its decisions in any order that a cluster may bring about. An `Ask` is
-answered before anything else happens, as the runner does.
+answered before anything else happens, as the runner does. Workers that are asked for may come late,
+in part, or never; a gang that does not fit on those that are there waits.
 """
 
 from __future__ import annotations
@@ -22,12 +23,19 @@ from dagsel.flow import (
     Event,
     Finish,
     Flow,
+    Pause,
+    Paused,
     Reported,
+    Scale,
     Stop,
+    Tick,
     Train,
     TrialFailed,
+    Wake,
     WorkersChanged,
 )
+from dagsel.testing.live import LiveTrial
+from dagsel.testing.live import Tape as Tape
 
 #: A search of a suite's size that has not ended by then goes on for ever.
 MAX_EVENTS = 2000
@@ -39,24 +47,6 @@ class Step:
 
     event: Event | None
     decisions: tuple[Decision, ...]
-
-
-@dataclass(slots=True)
-class Tape:
-    """Choices, one a byte, over and over; zeros make the simplest run."""
-
-    choices: bytes
-    place: int = 0
-
-    def choose(self, n: int) -> int:
-        """Choose one of n."""
-        byte = self.choices[self.place % len(self.choices)]
-        self.place += 1
-        return byte % n
-
-    def rewind(self) -> None:
-        """Go back to the first choice."""
-        self.place = 0
 
 
 @dataclass(slots=True)
@@ -86,14 +76,19 @@ class World:
     n_points: int | None = None
     deadline: int | None = None
     steps: list[Step] = field(default_factory=list)
-    reported: dict[int, int] = field(default_factory=dict)  # live trial: epochs that it reported
-    training: dict[int, int] = field(default_factory=dict)  # live trial: epochs still to train
+    live: dict[int, LiveTrial] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     waiting: deque[Ask | TrialFailed] = field(default_factory=deque)
     n_drawn: int = 0
+    n_workers: int = field(init=False)
+    n_wanted: int = field(init=False)
+    wake_s: float | None = None
     seconds: float = 0.0
     finished: bool = False
     most_training: int = 0
+
+    def __post_init__(self) -> None:
+        self.n_workers = self.n_wanted = self.context.n_workers
 
     def run(self) -> None:
         """Play until the flow finishes."""
@@ -109,13 +104,15 @@ class World:
             error.add_note("\n".join(["The run, at its end:", *lines[-20:]]))
             raise
 
+    # ---- what happens
+
     def _next(self) -> Event | None:
         if self.waiting:
             match self.waiting.popleft():
                 case Ask(n):
                     return self._draw(n)
                 case TrialFailed(trial) as failed:
-                    return self._end(failed) if trial in self.reported else None
+                    return self._end(failed) if trial in self.live else None
         if self.deadline is not None and len(self.steps) > self.deadline:
             return DeadlineReached(self.seconds)
         return self._happen()
@@ -125,8 +122,7 @@ class World:
         # A study may hold trials of before, so numbers need not begin at 0.
         trials = tuple(range(5 + self.n_drawn, 5 + self.n_drawn + left))
         self.n_drawn += left
-        self.reported |= dict.fromkeys(trials, 0)
-        self.training |= dict.fromkeys(trials, 0)
+        self.live |= {trial: LiveTrial(trial) for trial in trials}
         # With some configurations nothing can be trained: their trials fail before all else.
         refused = [trial for trial in trials if self.tape.choose(24) == 23]
         self.waiting.extendleft(TrialFailed(trial, "refused") for trial in reversed(refused))
@@ -134,33 +130,54 @@ class World:
         return Asked(trials, exhausted, tuple(self.configs(trial) for trial in trials))
 
     def _happen(self) -> Event:
-        training = sorted(trial for trial, epochs in self.training.items() if epochs)
-        assert training, (
-            f"deadlock: nothing trains and the flow has not finished; live are "
-            f"{sorted(self.reported)}; its last answer was {self.steps[-1]}"
-        )
+        movers = [n for n, trial in sorted(self.live.items()) if self._runs(trial) or trial.awaited]
+        if self._is_tick_next(bool(movers)):
+            assert self.wake_s is not None
+            self.seconds, self.wake_s = max(self.seconds, self.wake_s), None
+            return Tick(self.seconds)
+        assert movers, self._deadlock()
         what = self.tape.choose(32)
         if what == 31:
-            return WorkersChanged(self.tape.choose(2 * self.context.n_workers + 1))
-        trial = training[self.tape.choose(len(training))]
+            return self._staff(self.tape.choose(2 * self.context.n_workers + 1))
+        if what >= 24 and (missing := self.n_wanted - self.n_workers):
+            come = 1 + self.tape.choose(abs(missing))
+            return self._staff(self.n_workers + (come if missing > 0 else -come))
+        trial = self.live[movers[self.tape.choose(len(movers))]]
         if what >= 29:
-            return self._end(TrialFailed(trial, "it broke"))
-        self.training[trial] -= 1
-        self.reported[trial] += 1
-        self.seconds += 1.0 + self.tape.choose(3)
-        value, epoch = self._value(), self.reported[trial]
-        prune = hasattr(self.flow, "pruner") and self.tape.choose(6) == 5
-        return Reported(trial, epoch, value, {"metric": value}, self.seconds, prune)
+            return self._end(TrialFailed(trial.number, "it broke"))
+        before_s, prunes = trial.trained_s, hasattr(self.flow, "pruner")
+        event = trial.go_on(self.tape, runs=self._runs(trial), prunes=prunes)
+        self.seconds += trial.trained_s - before_s
+        return replace(event, seconds=self.seconds)
 
-    def _value(self) -> float:
-        if self.tape.choose(6) == 5:
-            return (math.nan, math.inf, -math.inf)[self.tape.choose(3)]
-        return (self.tape.choose(32) - 8) / 8  # few enough for ties
+    def _is_tick_next(self, others: bool) -> bool:
+        if self.wake_s is None or not others:
+            return self.wake_s is not None
+        if isinstance(self.steps[-1].event, Tick):
+            return False  # a flow that wakes every second must not keep its trials from training
+        return self.wake_s <= self.seconds + self.tape.choose(4) and self.tape.choose(4) < 3
+
+    def _staff(self, n_workers: int) -> WorkersChanged:
+        self.n_workers = n_workers
+        return WorkersChanged(n_workers)
+
+    def _runs(self, trial: LiveTrial) -> bool:
+        return trial.trains and trial.gang <= max(1, self.n_workers)
+
+    def _deadlock(self) -> str:
+        gangs = {trial: self.live[trial].gang for trial in self._training()}
+        why = f"gangs {gangs} do not fit on {self.n_workers} workers" if gangs else "nothing trains"
+        return (
+            f"deadlock: {why}, no Wake is set and the flow has not finished; live are "
+            f"{sorted(self.live)}; its last answer was {self.steps[-1]}"
+        )
 
     def _end(self, failed: TrialFailed) -> TrialFailed:
-        del self.reported[failed.trial], self.training[failed.trial]
+        del self.live[failed.trial]
         self.ended[failed.trial] = "has failed"
         return failed
+
+    # ---- what the flow decides
 
     def _perform(self, event: Event | None, answer: list[Decision]) -> None:
         step = Step(event, tuple(answer))
@@ -173,40 +190,53 @@ class World:
         if isinstance(event, DeadlineReached):
             assert self.finished, "DeadlineReached was not answered by Finish"
         elif self.finished:
-            training = sorted(trial for trial, epochs in self.training.items() if epochs)
+            training = [number for number in self._training() if not self.live[number].awaited]
             assert not training, f"the flow finishes while trials {training} train"
             assert not self.waiting, f"the flow finishes before {self.waiting[0]}"
-        self.most_training = max(self.most_training, sum(map(bool, self.training.values())))
+        self.most_training = max(self.most_training, len(self._training()))
+
+    def _training(self) -> list[int]:
+        return sorted(number for number, trial in self.live.items() if trial.trains)
 
     def _apply(self, decision: Decision) -> None:
         match decision:
             case Ask(n):
                 assert n > 0, f"{decision} asks for nothing"
                 self.waiting.append(decision)
-            case Train(trial, epochs):
-                self._check_live(decision, trial)
-                assert epochs > 0, f"{decision} trains nothing"
-                self.training[trial] += epochs
-            case Stop(trial, _, outcome):
-                self._check_live(decision, trial)
-                assert self.reported[trial] or outcome == "pruned", f"{decision} has no value"
-                del self.reported[trial], self.training[trial]
-                self.ended[trial] = "was stopped"
+            case Train(number):
+                self._find(decision, number).take(decision)
+            case Pause(number):
+                trial = self._find(decision, number)
+                assert not trial.awaited, f"{decision}, but {trial.awaited} is not answered yet"
+                trial.awaited = decision
+            case Stop(number, _, outcome):
+                trial = self._find(decision, number)
+                has_value = trial.epochs or trial.value is not None
+                assert has_value or outcome == "pruned", f"{decision} has no value"
+                del self.live[number]
+                self.ended[number] = "was stopped"
             case Clone(source, target):
-                self._check_live(decision, source)
-                self._check_live(decision, target)
+                giver, taker = self._find(decision, source), self._find(decision, target)
                 assert source != target, f"{decision} changes nothing"
-                assert self.reported[source], f"{decision}: the source has not reported"
-                assert self.reported[target], f"{decision}: the target has not reported"
-                assert not self.training[target], f"{decision}: the target is not paused"
+                assert giver.epochs, f"{decision}: the source has not reported"
+                assert taker.epochs, f"{decision}: the target has not reported"
+                assert not taker.left, f"{decision}: the target has epochs to train"
+                taker.value = None
+            case Scale(n_workers):
+                assert n_workers >= 1, f"{decision} leaves no worker to train on"
+                self.n_wanted = n_workers
+            case Wake(seconds):
+                assert math.isfinite(seconds), f"{decision} is at no time"
+                self.wake_s = seconds
             case Finish():
                 self.finished = True
             case _:
                 raise AssertionError(f"{decision!r} is no decision")
 
-    def _check_live(self, decision: Decision, trial: int) -> None:
+    def _find(self, decision: Decision, trial: int) -> LiveTrial:
         state = self.ended.get(trial, "was never drawn")
-        assert trial in self.reported, f"{decision}, but the trial {state}"
+        assert trial in self.live, f"{decision}, but the trial {state}"
+        return self.live[trial]
 
 
 def replay(
@@ -220,7 +250,7 @@ def replay(
     for step in steps[1:]:
         assert step.event is not None
         event = step.event
-        if isinstance(event, Reported):
+        if isinstance(event, Reported | Paused) and event.value is not None:
             value = change(event.value)
             event = replace(event, value=value, metrics={"metric": value})
         yield step, tuple(flow.handle(event))

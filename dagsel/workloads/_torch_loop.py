@@ -5,11 +5,15 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dagsel.flow import Losses
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
 _FOLD = 4096  # losses kept as tensors before they are added up
@@ -26,6 +30,14 @@ class Cursor:
     n_samples: int = 0
     loss_sum: float = 0.0
     n_logged: int = 0
+
+
+class Piece(NamedTuple):
+    """A part of a batch that is trained on at once, and what share of the batch it is."""
+
+    share: float
+    inputs: Any
+    targets: Any
 
 
 class Batches:
@@ -50,6 +62,9 @@ class Batches:
         Where to begin.
     should_stop
         Asked after every batch but the last.
+    max_batch
+        Samples that are trained on at once. If it is given, each batch comes as a list of `Piece`,
+        of about equal sizes.
     """
 
     def __init__(
@@ -61,6 +76,7 @@ class Batches:
         drop_last: bool,
         cursor: Cursor,
         should_stop: Callable[[], bool],
+        max_batch: int | None = None,
     ) -> None:
         n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
         self._parts = torch.split(order[:n_kept], batch_size) if n_kept else ()
@@ -68,22 +84,25 @@ class Batches:
         if n_kept % batch_size:
             self._sizes[-1] = n_kept % batch_size
         self._make, self._should_stop, self._cursor = make, should_stop, cursor
-        self._done = cursor.n_batches
+        self._done, self.max_batch = cursor.n_batches, max_batch
         self._losses: dict[int, Any] = {}
         self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
+        self._low, self._high = math.inf, -math.inf
         self.stopped = False
         self.after_batch: Callable[[], object] | None = None
         self.may_stop: Callable[[], bool] | None = None
+        # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
+        self.feed: Callable[[Sequence[torch.Tensor]], Iterable[tuple[Any, Any]]] | None = None
 
     def __len__(self) -> int:
         """Count the batches of the whole shard."""
         return len(self._parts)
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        n_batches, make, should_stop = len(self._parts), self._make, self._should_stop
+    def __iter__(self) -> Iterator[Any]:
+        n_batches, should_stop = len(self._parts), self._should_stop
         wanted = False
-        for part in self._parts[self._done :]:
-            yield make(part)
+        for batch in self._batches(self._parts[self._done :]):
+            yield batch
             self._done += 1
             if self.after_batch is not None:
                 self.after_batch()
@@ -98,16 +117,40 @@ class Batches:
         if len(self._losses) >= _FOLD:
             self._fold()
 
+    def agreed(self, loss: torch.Tensor) -> torch.Tensor:
+        """Give the loss of the whole batch for that of this worker's share: the same, alone."""
+        return loss
+
+    def _batches(self, parts: Sequence[torch.Tensor]) -> Iterable[Any]:
+        if self.max_batch is None:
+            return self._made(parts)
+        cut = [part.tensor_split(-(-part.numel() // self.max_batch)) for part in parts]
+        made = iter(self._made([piece for pieces in cut for piece in pieces]))
+        shares = ([piece.numel() / sum(map(len, pieces)) for piece in pieces] for pieces in cut)
+        return ([Piece(share, *next(made)) for share in batch] for batch in shares)
+
+    def _made(self, parts: Sequence[torch.Tensor]) -> Iterable[tuple[Any, Any]]:
+        return map(self._make, parts) if self.feed is None else self.feed(parts)
+
     def _may_stop_here(self) -> bool:
         return self.may_stop is None or self.may_stop()
 
     def _fold(self) -> None:
+        indices, losses = self._collect()
+        if not losses:
+            return
+        self._low, self._high = min(self._low, *losses), max(self._high, *losses)
         # One after the other in float64, so that a unit cut into pieces has the same sum.
-        for index, loss in zip(self._losses, _numbers([*self._losses.values()]), strict=True):
+        for index, loss in zip(indices, losses, strict=True):
             size = self._sizes[min(index, len(self._sizes) - 1)]
             self._loss_sum += loss * size
             self._n_logged += size
+
+    def _collect(self) -> tuple[list[int], list[float]]:
+        # The batches with a loss that is not yet counted, and these losses.
+        collected = [*self._losses], _numbers([*self._losses.values()])
         self._losses.clear()
+        return collected
 
     @property
     def cursor(self) -> Cursor:
@@ -126,6 +169,14 @@ class Batches:
         if self._n_logged:
             return self._loss_sum / self._n_logged
         return math.nan if self._done else 0.0
+
+    @property
+    def losses(self) -> Losses:
+        """Range of the losses reported since the place where it began."""
+        self._fold()
+        n = self._done - self._cursor.n_batches
+        known = self._low <= self._high and not math.isnan(self._loss_sum)
+        return Losses(n, self._low, self._high) if known else Losses(n)
 
     @property
     def diverged(self) -> bool:
@@ -148,7 +199,7 @@ def standard_loop(
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> None:
     """Train on the batches: forward, backward, step."""
-    if _needs_closure(type(optimizer).step):
+    if batches.max_batch is not None or needs_closure(type(optimizer).step):
         return _closure_loop(model, optimizer, batches, loss_of)
     zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
     for inputs, targets in batches:
@@ -166,20 +217,39 @@ def _closure_loop(
     batches: Batches,
     loss_of: Callable[[Any, Any], torch.Tensor],
 ) -> None:
-    for inputs, targets in batches:
+    asks_for_loss = needs_closure(type(optimizer).step)
+    for batch in batches:
+        pieces = [Piece(1.0, *batch)] if batches.max_batch is None else batch
 
-        def closure(inputs: Any = inputs, targets: Any = targets) -> Any:
+        def closure(pieces: list[Piece] = pieces) -> Any:
             optimizer.zero_grad(set_to_none=True)
-            loss = loss_of(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
+            loss = _accumulate(model, pieces, loss_of)
+            return batches.agreed(loss) if asks_for_loss else loss
 
-        batches.log(optimizer.step(closure))
+        if asks_for_loss:
+            batches.log(optimizer.step(closure))
+        else:
+            batches.log(closure())
+            optimizer.step()
+
+
+def _accumulate(
+    model: torch.nn.Module, pieces: list[Piece], loss_of: Callable[[Any, Any], torch.Tensor]
+) -> torch.Tensor:
+    # Ranks of a gang add up their gradients in the backward pass, once a batch is enough.
+    losses = []
+    for n_left, (share, inputs, targets) in zip(range(len(pieces))[::-1], pieces, strict=True):
+        waits = n_left and isinstance(model, DistributedDataParallel)
+        with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
+            loss = loss_of(model(inputs), targets) * share
+            loss.backward()  # type: ignore[no-untyped-call]
+        losses.append(loss.detach())
+    return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 
 @functools.lru_cache(maxsize=64)
-def _needs_closure(step: Callable[..., Any]) -> bool:
-    # LBFGS and its like evaluate the loss themselves, more than once a step.
+def needs_closure(step: Callable[..., Any]) -> bool:
+    """Say whether an optimizer, as LBFGS, evaluates the loss itself, more than once a step."""
     closure = inspect.signature(inspect.unwrap(step)).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 

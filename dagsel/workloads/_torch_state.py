@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
 from dagsel.state import Json, State, flatten, unflatten
+from dagsel.workloads._torch_device import to_host
 
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -51,7 +52,7 @@ def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
     shapes = {name: (DTYPES[leaf.dtype], tuple(leaf.shape)) for name, leaf in tensors.items()}
     state, views = State.reserve(shapes, {**meta, "tree": json_tree})
     with torch.no_grad():
-        for name, leaf in tensors.items():
+        for name, leaf in zip(tensors, to_host([*tensors.values()]), strict=True):
             view = torch.from_numpy(views[name].data).view(leaf.dtype).view(leaf.shape)
             view.copy_(leaf)
     return state

@@ -9,12 +9,13 @@ shard. It knows nothing of Dask, of Optuna, or of other trials. Cerebro's (Nakan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.flow import Losses
 from dagsel.state import State
 
 Config: TypeAlias = Mapping[str, Any]
@@ -83,6 +84,8 @@ class Trained:
         False if the unit was stopped at a batch boundary before the end of its shard.
     diverged
         Whether a training loss was NaN. A workload without a loss has not diverged.
+    losses
+        Range of the mean losses of the batches that this piece of the unit has trained on.
     """
 
     state: State
@@ -90,6 +93,7 @@ class Trained:
     loss: float
     finished: bool = True
     diverged: bool = False
+    losses: Losses = field(default_factory=Losses)
 
 
 @dataclass(frozen=True, slots=True)

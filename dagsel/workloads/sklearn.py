@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
+from dagsel.flow import Losses
 from dagsel.state import State
 from dagsel.workloads._objects import Decoder, Encoder, set_state
 from dagsel.workloads._random import (
@@ -172,7 +173,9 @@ class SklearnWorkload:
                     break
             finished = end == len(samples)
             after = {} if finished else {"cursor": [end, *place]}
-            return Trained(self._capture(estimator, classes, after), end, math.nan, finished)
+            losses = Losses(-(-(end - begin) // size))
+            after_unit = self._capture(estimator, classes, after)
+            return Trained(after_unit, end, math.nan, finished, losses=losses)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard."""

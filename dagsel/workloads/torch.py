@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.errors import WorkloadError
 from dagsel.state import State
@@ -19,14 +21,34 @@ from dagsel.workloads._random import (
     write_streams,
 )
 from dagsel.workloads._torch_build import build_unfilled
+from dagsel.workloads._torch_device import (
+    Accelerator,
+    accelerator,
+    away,
+    copy_rows,
+    gather_rows,
+    lay_down,
+    send_ahead,
+)
+from dagsel.workloads._torch_gang import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads._torch_loop import (
     Batches,
     Cursor,
     mean_metrics,
+    needs_closure,
     standard_loop,
     track_steps,
 )
 from dagsel.workloads._torch_reconfigure import Outline, difference, merge, n_steps, outline
+from dagsel.workloads._torch_speed import (
+    Precision,
+    can_record,
+    check_options,
+    equip,
+    multiplying,
+    recorded_loop,
+    stepping,
+)
 from dagsel.workloads._torch_state import (
     Reader,
     as_torch,
@@ -37,6 +59,7 @@ from dagsel.workloads._torch_state import (
     pack,
 )
 from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.gang import Gang
 
 Shard: TypeAlias = dict[str, torch.Tensor]
 Metric: TypeAlias = Callable[[Any, Any], Any]
@@ -81,6 +104,40 @@ class TorchWorkload:
         Leave out the last batch of a shard if it is smaller.
     eval_batch_size
         Samples in a batch of an evaluation.
+    precision
+        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; what it
+        gives out comes back as float32, and weights and moments stay what they are. ``"tf32"`` lets
+        a GPU multiply float32 in TF32. ``"fp32"`` leaves PyTorch as it is set.
+    compile
+        Compile the model with ``torch.compile``; a name chooses its backend.
+    channels_last
+        Lay four-dimensional weights out as convolutions on a GPU like them best. No effect on a
+        model without any.
+    fused
+        Step by one kernel for all parameters: Adam, AdamW and SGD have one, no effect on others.
+    cuda_graphs
+        Record a training step as a CUDA graph and repeat it. No effect on the CPU, in a gang, with
+        a ``train_fn`` or a ``max_batch``, with a schedule that steps after each batch, and with an
+        optimizer that cannot be recorded. The model must neither draw from Python's or NumPy's
+        streams nor look at numbers that are on the GPU.
+    device_memory
+        What shards may take of a GPU's memory, as a share (a float) or in bytes (an int); others
+        wait in pinned memory of the host, and their batches are sent ahead.
+
+    max_batch
+        Samples that a worker trains on at once: of a larger share of a batch the gradients are
+        accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
+        over samples; dropout and batch normalisation see the pieces. Not with a ``train_fn``.
+
+    Notes
+    -----
+    Several workers may train a trial together (`GangWorkload`): by PyTorch's
+    ``DistributedDataParallel``, each on its share of every batch, its gradients weighted by the
+    share. Their number changes a result by rounding alone, with three exceptions. Random numbers
+    drawn in training are the trial's own on rank 0 and derived ones on the others. Batch
+    normalisation in training mode sees each rank's share, and rank 0's running statistics are kept;
+    with its statistics fixed it changes nothing. And a ``train_fn`` must do the same on all ranks
+    whatever the numbers of its own share are.
 
     Examples
     --------
@@ -119,6 +176,13 @@ class TorchWorkload:
         lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
         drop_last: bool = False,
         eval_batch_size: int = 512,
+        precision: Precision = "fp32",
+        compile: bool | str = False,  # noqa: A002 - PyTorch's own word
+        channels_last: bool = False,
+        fused: bool = False,
+        cuda_graphs: bool = False,
+        device_memory: int | float = 0.5,
+        max_batch: int | None = None,
     ) -> None:
         if metrics and "loss" in metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
@@ -127,10 +191,22 @@ class TorchWorkload:
                                 "'epoch' or 'step'")  # fmt: skip
         if eval_batch_size < 1:
             raise WorkloadError(f"eval_batch_size is {eval_batch_size}; it must be at least 1")
+        if max_batch is not None and max_batch < 1:
+            raise WorkloadError(f"max_batch is {max_batch}; it must be at least 1")
+        if max_batch is not None and train_fn is not None:
+            raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
+                                "train_fn, or leave max_batch out")  # fmt: skip
+        flags = {"channels_last": channels_last, "fused": fused, "cuda_graphs": cuda_graphs}
+        check_options(
+            precision=precision, compile=compile, device_memory=device_memory, flags=flags
+        )
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.batch_size, self.lr_scheduler, self.input_fn = batch_size, lr_scheduler, input_fn
         self.train_fn, self.drop_last, self.eval_batch_size = train_fn, drop_last, eval_batch_size
         self.lr_scheduler_interval = lr_scheduler_interval
+        self.precision, self.compile, self.channels_last = precision, compile, channels_last
+        self.fused, self.cuda_graphs, self.device_memory = fused, cuda_graphs, device_memory
+        self.max_batch = max_batch
         self._metrics = dict(metrics or {})
         self._unfilled = True  # until a build shows that it cannot be done
 
@@ -159,12 +235,12 @@ class TorchWorkload:
             check(_tree(module, optimizer, schedule))
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Shard:
-        """Move a shard to the worker's device, as tensors by name."""
-        device = _device()
+        """Bring a shard to the worker's device as tensors by name, or to where it is sent from."""
         try:
-            return {name: as_torch(np.asarray(array)).to(device) for name, array in arrays.items()}
+            shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
         except TypeError as error:
             raise WorkloadError(f"the data cannot become tensors: {error}") from error
+        return lay_down(shard, accelerator(), self.device_memory)
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
@@ -183,18 +259,55 @@ class TorchWorkload:
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
         """Train on one shard, or on what is left of it; at least one batch, if one is left."""
-        reader = Reader(state)
+        return self._train(state, shard, config, visit, should_stop, None)
+
+    def validate_gang(self, config: Config, size: int) -> None:
+        """Raise a `WorkloadError` if a batch has no sample for some rank."""
+        check_shares(self._batch_size(config), size)
+
+    def train_gang(
+        self,
+        state: State | None,
+        shard: Shard,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+        gang: Gang,
+    ) -> Trained:
+        """Train as ``train`` does, on this rank's share of every batch."""
+        self.validate_gang(config, gang.size)
+        gang.group.reach(_device_of(shard))
+        return self._train(gang.broadcast(state), shard, config, visit, should_stop, gang)
+
+    def _train(
+        self,
+        state: State,
+        shard: Shard,
+        config: Config,
+        visit: Visit,
+        should_stop: Callable[[], bool],
+        gang: Gang | None,
+    ) -> Trained:
+        reader, device = Reader(state), _device_of(shard)
         cursor = _begin(reader.meta.get("cursor"), visit)
         with preserved_streams(torch=True):
-            batches = self._batches(shard, config, visit, cursor, should_stop)
-            module = self._restore(reader, config, _device_of(shard))
+            batches = self._batches(shard, config, visit, cursor, should_stop, gang)
+            module = self._equipped(reader, config, shard)
             optimizer, schedule = self._build_optimizer(module, config)
             load_optimizer(reader, optimizer, module)
             if schedule is not None:
                 schedule.load_state_dict(reader.decode("schedule", reader.copy))
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # a restored one was
-            _set_streams(reader, _device_of(shard))
-            self._loop(module.train(), optimizer, schedule, batches, config)
+            if gang is None or gang.rank == 0:
+                _set_streams(reader, device)
+            else:
+                seed_rank(reader.meta["seed"], cursor, gang.rank)
+            model = module.train()
+            if isinstance(batches, GangBatches):
+                model = distribute(model, batches)
+            with multiplying(self.precision, device):
+                self._loop(model, optimizer, schedule, batches, config)
             ends_epoch = visit.ends_epoch and not batches.stopped
             if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
                 schedule.step()
@@ -202,13 +315,15 @@ class TorchWorkload:
             meta = {"seed": reader.meta["seed"], "cursor": asdict(reached)}
             if not batches.stopped:
                 del meta["cursor"]
-            after = _capture(module, optimizer, schedule, meta, _device_of(shard).type)
+            if gang is None or gang.rank == 0:
+                state = _capture(module, optimizer, schedule, meta, device.type)
         return Trained(
-            after,
+            state,
             reached.n_samples,
             batches.loss,
             finished=not batches.stopped,
             diverged=batches.diverged,
+            losses=batches.losses,
         )
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
@@ -216,10 +331,11 @@ class TorchWorkload:
         reader = Reader(state)
         with preserved_streams(torch=True), torch.inference_mode():
             with torch.inference_mode(mode=False):
-                module = self._restore(reader, config, _device_of(shard)).eval()
+                module = self._equipped(reader, config, shard).eval()
             _set_streams(reader, _device_of(shard))
             metrics = {"loss": self.loss, **self._metrics}
-            n_samples, means = mean_metrics(module, self._parts(shard, config), metrics)
+            with multiplying(self.precision, _device_of(shard)):
+                n_samples, means = mean_metrics(module, self._parts(shard, config), metrics)
         return Evaluated(n_samples, means)
 
     def restore(self, state: State, config: Config) -> torch.nn.Module:
@@ -308,6 +424,16 @@ class TorchWorkload:
         load_module(reader, module)
         return module
 
+    def _equipped(self, reader: Reader, config: Config, shard: Shard) -> torch.nn.Module:
+        module = self._restore(reader, config, _device_of(shard))
+        equip(
+            module,
+            precision=self.precision,
+            compile=self.compile,
+            channels_last=self.channels_last,
+        )
+        return module
+
     def _batches(
         self,
         shard: Shard,
@@ -315,9 +441,10 @@ class TorchWorkload:
         visit: Visit,
         cursor: Cursor,
         should_stop: Callable[[], bool],
+        gang: Gang | None,
     ) -> Batches:
-        order = torch.from_numpy(visit.order(_n_samples(shard))).to(_device_of(shard))
         first, last = next(iter(shard.values())), next(reversed(shard.values()))
+        order = torch.from_numpy(visit.order(_n_samples(shard))).to(first.device)
         input_fn = self.input_fn
 
         def make(index: torch.Tensor) -> tuple[Any, Any]:
@@ -326,25 +453,40 @@ class TorchWorkload:
             batch = {name: array.index_select(0, index) for name, array in shard.items()}
             return input_fn(batch, config)
 
-        return Batches(
-            order,
-            make,
-            batch_size=self._batch_size(config),
-            drop_last=self.drop_last,
-            cursor=cursor,
-            should_stop=should_stop,
+        options: dict[str, Any] = {
+            "batch_size": self._batch_size(config),
+            "drop_last": self.drop_last,
+            "cursor": cursor,
+            "should_stop": should_stop,
+            "max_batch": self.max_batch,
+        }
+        batches = (
+            Batches(order, make, **options)
+            if gang is None
+            else GangBatches(order, make, gang=gang, **options)
         )
+        device = away(shard)
+        if device is not None:
+            batches.feed = lambda parts: (
+                self._pair(batch, config)
+                for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
+            )
+        return batches
+
+    def _pair(self, batch: Shard, config: Config) -> tuple[Any, Any]:
+        if self.input_fn is not None:
+            return self.input_fn(batch, config)
+        first, last = next(iter(batch.values())), next(reversed(batch.values()))
+        return first, last if last is not first else last.clone()
 
     def _parts(self, shard: Shard, config: Config) -> Iterator[tuple[int, Any, Any]]:
-        n_samples, size = _n_samples(shard), self.eval_batch_size
-        for start in range(0, n_samples, size):
-            # A copy, as in training: a model that works in place must not reach the shard.
-            batch = {name: array[start : start + size].clone() for name, array in shard.items()}
-            if self.input_fn is None:
-                inputs, targets = next(iter(batch.values())), next(reversed(batch.values()))
-            else:
-                inputs, targets = self.input_fn(batch, config)
-            yield min(size, n_samples - start), inputs, targets
+        # A copy, as in training: a model that works in place must not reach the shard.
+        n_samples, size, device = _n_samples(shard), self.eval_batch_size, away(shard)
+        parts = [slice(start, start + size) for start in range(0, n_samples, size)]
+        copy = partial(copy_rows, shard, device)
+        sent = map(copy, parts) if device is None else send_ahead(copy, parts, device)
+        for part, batch in zip(parts, sent, strict=True):
+            yield min(size, n_samples - part.start), *self._pair(batch, config)
 
     def _loop(
         self,
@@ -356,21 +498,30 @@ class TorchWorkload:
     ) -> None:
         if schedule is not None and self.lr_scheduler_interval == "step":
             batches.after_batch = schedule.step
-        if self.train_fn is None:
-            return standard_loop(module, optimizer, batches, self.loss)
-        untrack = track_steps(module, optimizer, batches)
-        self.train_fn(module, optimizer, batches, config)
-        return untrack()
+        device = self._recorder(module, optimizer, batches)
+        with stepping(optimizer, fused=self.fused, capturable=device is not None):
+            if device is not None:
+                return recorded_loop(module, optimizer, batches, self.loss, device)
+            if self.train_fn is None:
+                return standard_loop(module, optimizer, batches, self.loss)
+            untrack = track_steps(module, optimizer, batches)
+            self.train_fn(module, optimizer, batches, config)
+            return untrack()
 
-
-def _device() -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else (
-        torch.device("cpu")
-    )  # fmt: skip
+    def _recorder(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Batches
+    ) -> Accelerator | None:
+        plain = self.train_fn is None and batches.after_batch is None and batches.max_batch is None
+        if not (self.cuda_graphs and plain) or isinstance(module, DistributedDataParallel):
+            return None
+        may = can_record(optimizer) and not needs_closure(type(optimizer).step)
+        return accelerator() if may else None
 
 
 def _device_of(shard: Shard) -> torch.device:
-    return next(iter(shard.values())).device
+    # Where it is trained on: a shard that is sent from the host lies elsewhere.
+    device = away(shard)
+    return next(iter(shard.values())).device if device is None else device.device
 
 
 def _n_samples(shard: Shard) -> int:

@@ -1,0 +1,199 @@
+"""Where the ranks of a gang meet: a few keys and values in the memory of the one that leads.
+
+PyTorch's ``TCPStore`` asks the name server for the name of each caller, which takes five seconds
+where there is none, and listens on all addresses to anyone. This one looks up no name, listens on
+the one address that it is given, and hears only those who know the gang's name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import socket
+import struct
+import threading
+import time
+from typing import Protocol
+
+_LENGTH = struct.Struct(">Q")
+_MAX_PART = 1 << 30
+_N_TOKEN = 32
+
+
+class Meeting(Protocol):
+    """Keys and values that the ranks of a gang share; of two values of a key, the first stays."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key that has no value yet."""
+        ...
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """Wait for a key's value; None if it has none after so many seconds."""
+        ...
+
+    def close(self) -> None:
+        """Leave. Who leads ends the meeting: the others' calls raise an `OSError`."""
+        ...
+
+
+class Host:
+    """The meeting, where it is held.
+
+    Parameters
+    ----------
+    host
+        Address of this machine at which the others reach it.
+    name
+        Only those who give the same one are heard.
+
+    Examples
+    --------
+    >>> with contextlib.closing(Host("127.0.0.1", "unit 3")) as here:
+    ...     with contextlib.closing(Guest("127.0.0.1", here.port, "unit 3", 5.0)) as there:
+    ...         there.put("rank 1", b"has come")
+    ...         here.get("rank 1", seconds=5.0), there.get("rank 2", seconds=0.0)
+    (b'has come', None)
+    """
+
+    def __init__(self, host: str, name: str) -> None:
+        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        self._listener = socket.create_server((host, 0), family=family)
+        self.address: str = self._listener.getsockname()[0]
+        self.port: int = self._listener.getsockname()[1]
+        self._token = _token(name)
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._guests: set[socket.socket] = set()
+        self._closed = False
+        self._door = threading.Thread(target=self._accept, name="dagsel-meeting", daemon=True)
+        self._door.start()
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key that has no value yet."""
+        with self._changed:
+            self._values.setdefault(key, value)
+            self._changed.notify_all()
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """Wait for a key's value."""
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values or self._closed, seconds)
+            return self._values.get(key)
+
+    def close(self) -> None:
+        """End the meeting."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+            guests = [*self._guests]
+        for guest in guests:
+            with contextlib.suppress(OSError):
+                guest.shutdown(socket.SHUT_RDWR)
+        # A thread that waits for callers is not woken by the end of its socket on every system.
+        with contextlib.suppress(OSError):
+            socket.create_connection((self.address, self.port), timeout=1.0).close()
+        self._door.join(1.0)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                guest, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._changed:
+                if self._closed:
+                    guest.close()
+                    return
+                self._guests.add(guest)
+            threading.Thread(
+                target=self._serve, args=(guest,), name="dagsel-meeting", daemon=True
+            ).start()
+
+    def _serve(self, guest: socket.socket) -> None:
+        with guest, contextlib.suppress(OSError):
+            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            known = hmac.compare_digest(_read(guest, _N_TOKEN), self._token)
+            while known:
+                verb, key, value = _read_part(guest), _read_part(guest), _read_part(guest)
+                answer: bytes | None = b""
+                if verb == b"put":
+                    self.put(key.decode(), value)
+                else:
+                    answer = self.get(key.decode(), float(value))
+                guest.sendall(b"\0" if answer is None else b"\1" + _part(answer))
+        with self._changed:
+            self._guests.discard(guest)
+
+
+class Guest:
+    """The meeting, as a rank sees it that does not lead.
+
+    Parameters
+    ----------
+    host, port
+        Where the meeting is.
+    name
+        The gang's.
+    seconds
+        How long the call may take.
+    """
+
+    def __init__(self, host: str, port: int, name: str, seconds: float) -> None:
+        self._grace = min(seconds, 10.0)
+        self._socket = socket.create_connection((host, port), timeout=seconds)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._lock = threading.Lock()
+        self.address: str = self._socket.getsockname()[0]  # the one that the leader's side sees
+        self._socket.sendall(_token(name))
+
+    def put(self, key: str, value: bytes) -> None:
+        """Set a key that has no value yet."""
+        self._call(b"put", key, value, 0.0)
+
+    def get(self, key: str, seconds: float) -> bytes | None:
+        """Wait for a key's value."""
+        return self._call(b"get", key, str(seconds).encode(), seconds)
+
+    def close(self) -> None:
+        """Leave."""
+        self._socket.close()
+
+    def _call(self, verb: bytes, key: str, value: bytes, patience: float) -> bytes | None:
+        with self._lock:
+            self._socket.settimeout(self._grace + patience)
+            self._socket.sendall(_part(verb) + _part(key.encode()) + _part(value))
+            return _read_part(self._socket) if _read(self._socket, 1) == b"\1" else None
+
+
+def seconds_left(deadline: float) -> float:
+    """Count the seconds until a moment of the monotonic clock."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def _token(name: str) -> bytes:
+    return hashlib.sha256(name.encode()).digest()
+
+
+def _part(data: bytes) -> bytes:
+    return _LENGTH.pack(len(data)) + data
+
+
+def _read_part(source: socket.socket) -> bytes:
+    (length,) = _LENGTH.unpack(_read(source, _LENGTH.size))
+    if length > _MAX_PART:
+        raise ConnectionError(f"a message of {length} bytes")
+    return _read(source, length)
+
+
+def _read(source: socket.socket, n_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < n_bytes:
+        part = source.recv(min(n_bytes - len(parts), 1 << 20))
+        if not part:
+            raise ConnectionError("the gang's leader has left")
+        parts += part
+    return bytes(parts)
