@@ -13,6 +13,9 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
+    from dagsel.previews import preview as preview
+    from dagsel.profiling import Profile as Profile
+    from dagsel.profiling import profile as profile
     from dagsel.result import Run as Run
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
@@ -23,11 +26,14 @@ if TYPE_CHECKING:
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
+    "Profile": "dagsel.profiling",
     "Run": "dagsel.result",
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workload": "dagsel.workloads",
     "optimize": "dagsel.run",
+    "preview": "dagsel.previews",
+    "profile": "dagsel.profiling",
     "replay": "dagsel.run",
     "resume": "dagsel.run",
     "simulate": "dagsel.simulation",
@@ -45,12 +51,15 @@ _MODULES = (
 )
 
 __all__ = [
+    "Profile",
     "Run",
     "SklearnWorkload",
     "TorchWorkload",
     "Workload",
     "metrics",
     "optimize",
+    "preview",
+    "profile",
     "replay",
     "resume",
     "simulate",

@@ -6,25 +6,31 @@ import copy
 import logging
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.errors import RunDirError, SearchError
+from dagsel.errors import RunDirError, SearchError, WorkloadError
 from dagsel.execution.catch_up import catch_up
 from dagsel.execution.cluster import connect
+from dagsel.execution.crews import Crews, why_no_room
+from dagsel.execution.elastic import ClusterDriver, elastic_for
 from dagsel.execution.engine import Engine, pack_workload, versions_here
 from dagsel.execution.runner import Runner
 from dagsel.execution.worker_plugin import RunSpec
 from dagsel.flow import Asked, Flow, encode
+from dagsel.planning.budget import read_budget
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import visit_order
-from dagsel.record import Entry, Record
+from dagsel.planning.small_population import Policy
+from dagsel.planning.spans import to_seconds
+from dagsel.profiling import stored_scaling
+from dagsel.record import Entry, Record, TrialRecord
 from dagsel.result import Run
 from dagsel.script import Script, read_turns
-from dagsel.settings import Settings, flow_config, flow_name
+from dagsel.settings import Priority, Settings, by_convergence, flow_config, flow_name
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.lock import RunLock
@@ -33,6 +39,7 @@ from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_st
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
 from dagsel.workloads.describe import describe
+from dagsel.workloads.gang import GangWorkload
 
 if TYPE_CHECKING:
     import optuna
@@ -53,7 +60,11 @@ def optimize(
     cluster: Any = None,
     run_dir: str | None = None,
     seed: int = 0,
-    deadline: float | None = None,
+    deadline: float | str | None = None,
+    budget: float | str | None = None,
+    price_per_worker_hour: float | None = None,
+    priority: Priority = "flow",
+    small_population: Policy = "auto",
     replicas: int = 1,
     deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -88,15 +99,32 @@ def optimize(
         A Dask client or the address of a scheduler; left as it was. With neither client nor
         cluster, one worker process a core is started on this machine and closed again.
     cluster
-        A Dask cluster object; left as it was.
+        A Dask cluster object; left as it was. A search procedure may let it grow and shrink.
+        ``"cuda"`` makes a cluster of this machine's GPUs, one worker for each.
     run_dir
         Folder or fsspec URL for journal and states, which this process and all workers must reach.
         By default a new folder under ``dagsel-runs``.
     seed
         Seeds initial weights, the order of batches, and random draws of configurations.
     deadline
-        Seconds after which the search ends with what it has; None for no limit. Trials that train
-        then are pruned.
+        When the search ends with what it has: seconds, or a text like ``"10 min"``; None for no
+        limit. No unit begins that is expected to end later. Trials that train then are stopped at
+        their next batch, and pruned.
+    budget
+        What all workers together may cost, as a deadline: worker-seconds, ``"30 worker-minutes"``,
+        or money as ``"12.50 USD"``. A worker costs from its request to its release.
+    price_per_worker_hour
+        What an hour of a worker costs, in the currency of the budget.
+    priority
+        Whom the workers serve first where the search procedure leaves it open: ``"flow"`` the trial
+        with the most work left, ``"convergence"`` the one whose value improves the fastest.
+    small_population
+        What becomes of workers when fewer trials are left than there are: ``"hop"`` leaves them
+        idle, ``"gang"`` trains each trial on several, ``"release"`` lets them go. ``"auto"`` takes
+        gangs where a profile of each trial (`dagsel.profile`) is kept with the data and says that
+        they are faster; where not, it lets workers go if there is a budget. Gangs change results
+        in their last bits only; the record says when it was so, and a deterministic run never
+        does it. Search procedures that give gangs or scale the cluster themselves are left alone.
     replicas
         Workers that hold each shard; more than one helps where workers differ in speed or may be
         lost, and takes as many times the memory.
@@ -135,8 +163,12 @@ def optimize(
         data = ShardedDataset.open(data)
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    if deadline is not None and not deadline > 0:
-        raise SearchError(f"deadline must be a positive number of seconds, got {deadline!r}")
+    deadline_s = None if deadline is None else to_seconds("deadline", deadline)
+    cost = None if budget is None else read_budget(budget, price_per_worker_hour)
+    if priority not in get_args(Priority):
+        raise SearchError(f"priority must be one of {get_args(Priority)}, got {priority!r}")
+    if priority == "convergence":
+        flow = by_convergence(flow)
     run = uuid.uuid4().hex[:8]
     driver = _driver(study, space, metric, seed, callbacks, run, flow)
     grid = getattr(flow, "sampling", "study") == "grid"
@@ -158,8 +190,12 @@ def optimize(
         workload=describe(workload),
         replicas=replicas,
         deterministic=deterministic,
-        deadline_s=deadline,
+        deadline_s=deadline_s,
         unit_timeout_s=unit_timeout,
+        budget_s=None if cost is None else cost.worker_seconds,
+        price_per_worker_hour=price_per_worker_hour,
+        priority=priority,
+        small_population=_crew_policy(small_population, deterministic, workload),
     )
     folder = RunDir(run_dir or _new_run_dir(driver.name, run))
     folder.claim(run, settings.to_json())
@@ -230,6 +266,8 @@ def resume(
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
     workload, space, data = _parts(settings, workload, space, data)
+    if flow is not None and settings.priority == "convergence":
+        flow = by_convergence(flow)
     flow = copy.deepcopy(settings.make_flow(flow))
     with folder.lock(about["run"]) as lock:
         entries = folder.journal.read()
@@ -309,7 +347,14 @@ def replay(
     then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
     script = Script(read_turns(entries))
     # The script ends when the recorded run did, however long that takes here.
-    settings = replace(settings, flow=flow_name(script), flow_config=None, deadline_s=None)
+    settings = replace(
+        settings,
+        flow=flow_name(script),
+        flow_config=None,
+        deadline_s=None,
+        budget_s=None,
+        small_population="hop",
+    )
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
     driver = _driver(study, space, settings.metric, settings.seed, (), run, None, 0)
@@ -407,13 +452,17 @@ class _Session:
             threads=1 if settings.deterministic else None,
         )
         dispatch = DispatchConfig(
-            self.data.n_shards, settings.replicas, unit_timeout_s=settings.unit_timeout_s
+            self.data.n_shards,
+            settings.replicas,
+            unit_timeout_s=settings.unit_timeout_s,
+            capacity_timeout_s=worker_timeout,
         )
         with ExitStack() as stack:
             progress = stack.enter_context(SearchProgress(settings.metric))
             stack.callback(self.driver.fail_live, "the run ended before the trial did")
             here = stack.enter_context(connect(client, cluster))
-            engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout))
+            driver = elastic_for(here, cluster)
+            engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout, driver))
             runner = Runner(
                 self.flow,
                 self.driver,
@@ -424,19 +473,61 @@ class _Session:
                 settings.metric,
                 seed=settings.seed,
                 check=self.workload.validate,
+                check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
+                crews=self._crews(driver, why_no_room(here, self.data, share=spec.shard_share)),
                 deadline_s=settings.deadline_s,
+                budget_s=settings.budget_s,
                 observe=progress.update,
             )
             runner.run()
         _tidy(self.result)
         return self.result
 
+    def _crews(self, driver: ClusterDriver, why_no_gangs: str) -> Crews:
+        settings = self.settings
+        policy = settings.small_population
+        has_budget = settings.budget_s is not None
+        why_not = driver.why_not if policy == "release" or has_budget else ""
+        costs = policy == "auto" and has_budget and not why_not
+        return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
+
+    def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
+        """Give the efficiency of a trial's gangs, if a profile is kept with the data."""
+        if not isinstance(self.workload, GangWorkload):
+            return None
+        scaling = stored_scaling(self.data, self.workload, trial.config)
+        return None if scaling is None else scaling.efficiency
+
+    def _check_gang(self, config: Mapping[str, Any], size: int) -> None:
+        if not isinstance(self.workload, GangWorkload):
+            raise WorkloadError(
+                f"a {type(self.workload).__name__} trains on one worker, and the search wants "
+                f"{size} for a trial; use gangs of 1, or a workload with train_gang"
+            )
+        self.workload.validate_gang(config, size)
+
     def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
         if not isinstance(self.workload, Reconfigurable):
             return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
+    if policy not in get_args(Policy):
+        raise SearchError(f"small_population must be one of {get_args(Policy)}, got {policy!r}")
+    if deterministic and policy == "gang":
+        raise SearchError(
+            "small_population='gang' changes the last bits of results, and the run is to be "
+            "deterministic; take 'hop' or 'release'"
+        )
+    if policy == "gang" and not isinstance(workload, GangWorkload):
+        raise WorkloadError(
+            f"a {type(workload).__name__} trains on one worker, so small_population='gang' cannot "
+            "be; take 'hop' or 'release', or a workload with train_gang"
+        )
+    return "hop" if deterministic and policy == "auto" else policy
 
 
 def _driver(
@@ -504,10 +595,11 @@ def _tidy(run: Run) -> None:
             run.run_dir.states.drop(trial)
     if best is not None:
         states = run.run_dir.states
-        for place in states.list(best.trial):  # one that the deadline ended has newer ones
-            if place != (best.epoch, best.position):
-                states.delete(best.trial, *place)
-        states.prune(best.trial, keep=1)
+        kept = (best.epoch, best.position)
+        for partial in (False, True):  # one that the deadline ended has newer ones
+            for place in states.list(best.trial, partial=partial):
+                if (place, partial) != (kept, best.is_partial):
+                    states.delete(best.trial, *place, partial=partial)
         winner = run.record.trials[best.trial]
         run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if run.failures:

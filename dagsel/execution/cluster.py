@@ -12,6 +12,7 @@ from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
 from dagsel.errors import ClusterError
+from dagsel.execution.gpus import GPU_RESOURCE, check_gpus_here, gpus_seen
 from dagsel.execution.worker_plugin import RESOURCE
 
 logger = logging.getLogger("dagsel")
@@ -26,25 +27,28 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
     client
         A client, or the address of a scheduler. Used and left as it was.
     cluster
-        A cluster object of Dask. Used and left as it was.
+        A cluster object of Dask. Used and left as it was. ``"cuda"`` makes a cluster of this
+        machine's GPUs.
 
     Yields
     ------
     Client
         With neither, the client of a new cluster on this machine: one worker process a core,
-        listening on loopback only, closed at the end.
+        listening on loopback only, closed at the end. With ``"cuda"`` likewise, one a GPU.
 
     Raises
     ------
     ClusterError
-        If there is no scheduler at the address, or the script lacks its main guard.
+        If there is no scheduler at the address, the script lacks its main guard, or there is no
+        GPU or no dask-cuda where it is needed.
     """
     if isinstance(client, Client):
         if client.asynchronous:
             raise ClusterError("dagsel needs a synchronous client: Client(asynchronous=False)")
         yield client
         return
-    if client is not None or cluster is not None:
+    ours = client is None and (cluster is None or cluster == "cuda")
+    if not ours:
         address = client if client is not None else cluster
         try:
             own = Client(address, set_as_default=False)
@@ -53,7 +57,7 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         with own:
             yield own
         return
-    here = local_cluster()
+    here = local_cluster() if cluster is None else cuda_cluster()
     try:
         with Client(here, set_as_default=False) as own:
             yield own
@@ -84,18 +88,57 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
     Returns
     -------
     LocalCluster
-        Each worker trains one unit at a time in one thread and has a second one to read shards.
+        Each worker trains one unit at a time in one thread, on the CPU, and has a second thread to
+        read shards.
     """
+    _check_main_guard()
+    if gpus_seen():
+        logger.warning('the workers train on the CPU; cluster="cuda" makes one for each GPU')
+    # Shown the GPUs, all of them would train on the first one.
+    return LocalCluster(
+        n_workers=n_workers or CPU_COUNT,
+        resources={RESOURCE: 1},
+        env={"CUDA_VISIBLE_DEVICES": ""},
+        **_OPTIONS,
+    )
+
+
+def cuda_cluster() -> LocalCluster:
+    """Make a cluster of this machine's GPUs: one worker for each.
+
+    Returns
+    -------
+    LocalCUDACluster
+        Its workers have the resource ``GPU=1``, which dask-cuda does not give by itself.
+
+    Raises
+    ------
+    ClusterError
+        If dask-cuda is not installed, or there is no GPU.
+    """
+    _check_main_guard()
+    try:
+        from dask_cuda import LocalCUDACluster
+    except ImportError as error:
+        raise ClusterError(
+            f'cluster="cuda" needs dask-cuda: pip install dagsel[cuda]  ({error})'
+        ) from error
+    check_gpus_here()
+    cluster: LocalCluster = LocalCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **_OPTIONS)
+    return cluster
+
+
+_OPTIONS: dict[str, Any] = {
+    "threads_per_worker": 2,
+    "host": "127.0.0.1",
+    "dashboard_address": "127.0.0.1:0",
+    "silence_logs": logging.ERROR,
+}
+
+
+def _check_main_guard() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ClusterError(
             "dagsel makes worker processes, which import your script again: put the call of "
             'dagsel.optimize under  if __name__ == "__main__":'
         )
-    return LocalCluster(
-        n_workers=n_workers or CPU_COUNT,
-        threads_per_worker=2,
-        resources={RESOURCE: 1},
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.ERROR,
-    )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import math
 import platform
 import queue
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -23,11 +25,17 @@ from dagsel.errors import (
     WorkerMemoryError,
     WorkloadTransportError,
 )
-from dagsel.execution.graph import Key, round_graph
+from dagsel.execution.elastic import ClusterDriver
+from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
 from dagsel.execution.worker_plugin import RunSpec, TrainingPlugin, load_shard, plugin_name
+from dagsel.planning.budget import Bill
 from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Round
+from dagsel.planning.rounds import Round, Unit
+from dagsel.record import Place
+
+#: A cluster that has fewer workers than it should is asked for them again after so long.
+ASK_AGAIN_S = 10.0
 
 Message: TypeAlias = dict[str, Any]
 logger = logging.getLogger("dagsel")
@@ -47,21 +55,37 @@ class Engine:
         What the dispatcher is told.
     worker_timeout_s
         How long to wait for the first worker.
+    driver
+        Lets the cluster grow and shrink; None if nobody may.
     max_unit_seconds, max_unit_batches
         What a unit may take before it stops at a batch boundary and waits for its turn again; None
         for no bound.
+    poll_s
+        So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     """
 
     client: Client
     spec: RunSpec
     dispatch: DispatchConfig
     worker_timeout_s: float = 60.0
+    driver: ClusterDriver | None = None
     max_unit_seconds: float | None = None
     max_unit_batches: int | None = None
+    poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
+    _bill: Bill = field(default_factory=Bill)
+    _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
+    _leaving: set[str] = field(default_factory=set)
+    _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
+    _n_before: int | None = None  # workers that the cluster was to have before we changed it
+    _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
+    _n_most: int = 0  # workers that were there at once
+    _asked_at: float = -math.inf  # unless one has been lost since
+    _troubles: set[str] = field(default_factory=set)  # those that were told
     _threads: set[int] = field(default_factory=set)
     _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
     _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
+    _checks: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
     _alone_since: float = field(default_factory=time.monotonic)
@@ -86,6 +110,10 @@ class Engine:
 
     def _start(self) -> None:
         run = self.spec.run
+        node_size = 1 if self.driver is None else self.driver.node_size
+        self._bill = Bill(node_size, at=self.now())
+        if not self._workers_there():  # a flow begins once there is one
+            self._ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
         plugin = DispatchPlugin(
@@ -144,17 +172,33 @@ class Engine:
     def _stop(self) -> None:
         run = self.spec.run
         self._futures.clear()
+        self._checks.clear()
         self._loads.clear()
         for leave in (
             partial(self._command, "end"),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
+            # Last: a worker goes when it holds nothing of the run any more.
+            self._give_workers_back,
         ):
             try:
                 leave()
             except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
+
+    def _give_workers_back(self) -> None:
+        """Leave the cluster as large as it was, without the workers that came for this run."""
+        if self.driver is None:
+            return
+        if self._n_before is not None:
+            self.driver.grow(self._n_before)
+            if self.driver.close():  # now none is closing any more
+                n_over = self.driver.wanted - self._n_before
+                leaving = sorted(self._workers_there(), key=lambda w: (w not in self._leaving, w))
+                self.driver.retire(leaving[: max(0, n_over)])
+        if not self.driver.close():
+            logger.warning("the cluster is still being scaled")
 
     def _hear(self, event: tuple[float, Message]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""
@@ -166,9 +210,25 @@ class Engine:
                 self._loads.pop((message["worker"], message["shard"]), None)
             case "joined":
                 self.workers.add(message["worker"])
+                self._n_most = max(self._n_most, len(self.workers))
+                name = message["name"]
+                node = name if self.driver is None else self.driver.node_of(name)
+                self._write(lambda bill, at: bill.join(message["worker"], at=at, node=node))
                 self._compare_threads(message["threads"])
             case "left":
                 self.workers.discard(message["worker"])
+                self._leaving.discard(message["worker"])
+                self._asked_at = -math.inf
+                self._write(lambda bill, at: bill.leave(message["worker"], at=at))
+            case "draining":
+                self._leaving.add(message["worker"])
+                if message["retire"]:
+                    self._retiring.add(message["worker"])
+                else:
+                    self._asked_at = -math.inf
+            case "drained":
+                if self.driver is not None and message["worker"] in self._retiring:
+                    self.driver.retire([message["worker"]])
         self._messages.put(message)
 
     def _compare_threads(self, threads: int | None) -> None:
@@ -197,10 +257,27 @@ class Engine:
             priority=1_000,
         )
 
+    def _write(self, change: Callable[[Bill, float], Bill]) -> None:
+        """Write on the bill; Dask's event loop and the search both do."""
+        with self._writing:
+            self._bill = change(self._bill, self.now())
+
+    @property
+    def bill(self) -> Bill:
+        """What the workers have cost since the session began."""
+        with self._writing:
+            return self._bill
+
     @property
     def n_workers(self) -> int:
-        """Workers that can run units."""
-        return len(self.workers)
+        """Workers that can run units and stay."""
+        return len(self.workers - self._leaving)
+
+    @property
+    def most_workers(self) -> int | None:
+        """Workers that there can ever be; None if nobody knows."""
+        can_scale = self.driver is not None and self.driver.can_scale
+        return None if can_scale else self._n_most  # one that was lost may come back
 
     def now(self) -> float:
         """Seconds, from any moment on; never goes back."""
@@ -220,7 +297,7 @@ class Engine:
                 "cost": chain.cost,
                 "order": chain.order,
                 "evaluate": chain.evaluate,
-                "begun": [[list(b.visits), sorted(b.scored)] for b in chain.begun],
+                "begun": [[list(b.visits), sorted(b.scored), b.partial] for b in chain.begun],
             }
             for chain in round_.chains
         ]
@@ -235,6 +312,7 @@ class Engine:
         """Withdraw a trial: what waits is forgotten, what runs ends at its next batch."""
         self._command("stop", trial=trial)
         self._futures.pop(trial, None)
+        self._checks.pop(trial, None)
 
     def release(self, trial: int, epoch: int) -> None:
         """Let the cluster forget an epoch's results; else it makes them anew when they are lost."""
@@ -249,6 +327,65 @@ class Engine:
     def prioritize(self, trial: int, priority: float) -> None:
         """Serve trials of a higher priority first."""
         self._command("priority", trial=trial, priority=priority)
+
+    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
+        """Let a trial train on so many workers, for so long; one that rests goes on."""
+        self._command("allow", trial=trial, gang=gang, seconds=seconds, number=number)
+
+    def hold(self, trial: int, number: int) -> None:
+        """Let a trial rest from its next batch on; a message says when it does."""
+        self._command("hold", trial=trial, number=number)
+
+    def check(
+        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Score a stored state of a trial."""
+        self._command("check", trial=trial, number=number)
+        units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
+        graph, keys = check_graph(self.spec.run, units, place, configs[trial])
+        futures = self.client.get(graph, keys, sync=False)
+        self._checks[trial] = dict(zip(keys, futures, strict=True))
+
+    def limit(self, at: float) -> None:
+        """Begin no unit that is expected to end after this moment."""
+        self._command("horizon", in_s=at - self.now())
+
+    def scale(self, n_workers: int) -> None:
+        """Let the cluster have so many workers, if it can.
+
+        New ones come when they come. Those whose loss costs least go, once they have ended what
+        they run and handed over what only they hold.
+        """
+        why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
+        if self.driver is None or why_not:
+            reason = f"{n_workers} workers were wanted, and {self.n_workers} are there: {why_not}"
+            self._messages.put({"op": "note", "reason": reason})
+            return
+        self._n_wanted = max(1, n_workers)
+        self._grow(self._n_wanted)
+        self._command("shrink", n_workers=self._n_wanted)
+
+    def _grow(self, n_workers: int) -> None:
+        assert self.driver is not None
+        self._asked_at = time.monotonic()
+        if self._n_before is None:
+            self._n_before = self.driver.wanted
+        self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
+        self.driver.on_grown = lambda: self._write(lambda bill, at: bill.ask(n_workers, at=at))
+        self.driver.grow(n_workers + len(self._leaving))
+
+    def _ask_again(self) -> None:
+        """Ask for workers in the place of those that were lost, or if there is none.
+
+        A cluster may be late to notice that a machine is gone, and starts no other one by itself.
+        """
+        if (
+            self.n_workers < (self._n_wanted or 1)
+            and time.monotonic() - self._asked_at > ASK_AGAIN_S
+            and self.driver is not None
+            and self.driver.can_scale
+        ):
+            self._grow(self._n_wanted or max(1, self.driver.wanted - len(self._leaving)))
 
     def drain(self, worker: str) -> None:
         """Give a worker no new unit and move what only it holds; a message says when it may go."""
@@ -279,8 +416,13 @@ class Engine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Give what came from the cluster, waiting for the first one at most so long."""
+        self._ask_again()
         try:
-            yield self._messages.get(timeout=timeout_s)
+            for trouble in self.driver.troubles() if self.driver is not None else ():
+                if trouble not in self._troubles:
+                    self._troubles.add(trouble)
+                    yield {"op": "note", "reason": trouble}
+            yield self._messages.get(timeout=min(timeout_s, self.poll_s))
             while True:
                 yield self._messages.get_nowait()
         except queue.Empty:

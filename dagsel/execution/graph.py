@@ -6,14 +6,15 @@ are grouped by kind, and a key says which unit it is without a look-up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast, get_args
 
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dagsel.execution.worker_plugin import RESOURCE, Stored, evaluate_unit, train_unit
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.planning.rounds import Chain, Kind, Round, Unit
+from dagsel.record import Place
 
 Key: TypeAlias = tuple[str, int, int, int]
 
@@ -41,9 +42,9 @@ def key_unit(run: str, key: Any) -> Unit | None:
     if type(key) is not tuple or len(key) != 4 or type(key[0]) is not str:
         return None
     kind, _, owner = key[0].partition("-")
-    if owner != run or kind not in ("train", "evaluate"):
+    if owner != run or kind not in get_args(Kind):
         return None
-    return Unit(cast(Literal["train", "evaluate"], kind), *key[1:])
+    return Unit(cast(Kind, kind), *key[1:])
 
 
 def round_graph(
@@ -72,9 +73,37 @@ def round_graph(
     wanted: dict[int, list[Key]] = {}
     for chain in round_.chains:
         wanted[chain.trial] = _compile_chain(run, chain, configs[chain.trial], tasks)
-    name = f"round-{run}-{round_.number}"
+    return _graph(run, f"round-{run}-{round_.number}", tasks), wanted
+
+
+def check_graph(
+    run: str, units: Sequence[Unit], place: Place, config: Mapping[str, Any]
+) -> tuple[HighLevelGraph, list[Key]]:
+    """Compile a check: units that score a stored state.
+
+    Parameters
+    ----------
+    run
+        Identifier of the run.
+    units
+        Of one trial.
+    place
+        Where its state is.
+    config
+        Its configuration.
+    """
+    tasks: dict[Key, Task] = {}
+    for unit in units:
+        state = Stored(unit.trial, place.epoch, place.position, place.is_partial)
+        key = unit_key(run, unit)
+        tasks[key] = Task(key, evaluate_unit, run, tuple(unit), config, state)
+    name = f"check-{run}-{units[0].trial}-{units[0].epoch}"
+    return _graph(run, name, tasks), list(tasks)
+
+
+def _graph(run: str, name: str, tasks: dict[Key, Task]) -> HighLevelGraph:
     layer = MaterializedLayer(tasks, annotations={"resources": {RESOURCE: 1}, "dagsel": run})
-    return HighLevelGraph({name: layer}, {name: set()}), wanted
+    return HighLevelGraph({name: layer}, {name: set()})
 
 
 def _compile_chain(

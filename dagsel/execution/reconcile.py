@@ -56,8 +56,8 @@ def reconcile(trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | Non
     >>> trial = TrialRecord(0, {}, {}, n_decided=2)
     >>> state = {"epoch": 1, "position": 1, "shard": 0, "visits": [2, 0]}
     >>> trial.follow([state], n_shards=3)
-    >>> reconcile(trial, 3, state)
-    Plan(trial=0, epochs=range(1, 3), begun=(Begun(visits=(2, 0), scored=frozenset()),))
+    >>> reconcile(trial, 3, state).begun
+    (Begun(visits=(2, 0), scored=frozenset(), partial=None),)
     """
     n_reported = len(trial.epochs)
     first, begun = n_reported + 1, list[Begun]()

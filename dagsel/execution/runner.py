@@ -11,11 +11,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
+from math import inf
 from typing import Any, TypeAlias
 
 from dagsel.codec import Json, to_json
-from dagsel.errors import ClusterError
+from dagsel.errors import CheckpointError, ClusterError, SearchError
+from dagsel.execution.crews import Crews
 from dagsel.execution.reconcile import Plan, reconcile
 from dagsel.execution.seams import Engine, Journal, Message, States
 from dagsel.flow import (
@@ -28,21 +30,24 @@ from dagsel.flow import (
     Event,
     Finish,
     Flow,
+    Pause,
+    Paused,
     Reported,
+    Scale,
     Stop,
+    Tick,
     Train,
     TrialFailed,
     WorkersChanged,
     encode,
     save_state,
 )
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.planning.rounds import Begun, Chain, Round, Unit
 from dagsel.record import Entry, Record, TrialRecord
 from dagsel.storage.room import wait_for_room
 from dagsel.study import StudyDriver
+from dagsel.tally import EpochTally
 
-#: How often the runner looks up while nothing happens, so that Ctrl-C is heard.
-POLL_S = 0.5
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
 
@@ -79,12 +84,18 @@ class Runner:
         Seed of the run.
     check
         Raises an error if nothing can be trained with a configuration.
+    check_gang
+        Raises an error if so many workers cannot train a configuration together.
     adapt
         Turns a state of one configuration into one of another (`Clone`).
     orders
         Fixes the orders of visits.
+    crews
+        How few trials are trained on many workers.
     deadline_s
         When to end, in seconds since the run began; None for no limit.
+    budget_s
+        What the workers may cost, in worker-seconds; None for no limit.
     observe
         Called with the record whenever something has changed.
     """
@@ -98,19 +109,28 @@ class Runner:
     metric: str
     seed: int = 0
     check: Callable[[Any], None] = lambda config: None
+    check_gang: Callable[[Any, int], None] = lambda config, size: None
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
     orders: Orders = late
+    crews: Crews = field(default_factory=Crews)
     deadline_s: float | None = None
+    budget_s: float | None = None
     observe: Observer = lambda record: None
     _entries: list[Entry] = field(default_factory=list)
     _events: deque[tuple[Event, Mapping[str, Json]]] = field(default_factory=deque)
     _began: float = 0.0  # what the clock would have shown at the run's beginning
+    _cost_before: float = 0.0  # worker-seconds of earlier sessions
+    _limit: float = inf  # the end that the engine was told, by its clock
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
     _repairs: dict[int, list[Plan]] = field(default_factory=dict)  # by trial: what waits for one
     _kept: int | None = None  # the best trial, whose states stay though it has ended
+    _terms: dict[int, int] = field(default_factory=dict)  # by trial: number of its last terms
+    _told: dict[int, int] = field(default_factory=dict)  # by trial: as of which word it paused
+    _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
+    _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -123,18 +143,23 @@ class Runner:
             If the flow decides what cannot be done.
         """
         self._began = self.engine.now() - self.record.seconds
+        self._cost_before = self.record.worker_seconds
         seconds = self.record.seconds
         self._note({"is": "session", "at": self.engine.wall(), "seconds": seconds})
+        self._tell_limit()
         if self.record.context is None:
             self._begin()
         elif not self._is_late():
             self._go_on()
         self._turn()
+        self._man()
         while not self.record.finished:
+            self._tell_limit()
             for message in self.engine.messages(timeout_s=self._patience_s()):
                 self._hear(message)
             self._watch()
             self._turn()
+            self._man()
             self.engine.check_alive()
             self.observe(self.record)
 
@@ -143,13 +168,33 @@ class Runner:
         """Time since the run began, without the time that it lay dead."""
         return self.engine.now() - self._began
 
+    @property
+    def worker_seconds(self) -> float:
+        """What the workers have cost since the run began."""
+        return self._cost_before + self.engine.bill.worker_seconds(self.engine.now())
+
+    @property
+    def _end_s(self) -> float:
+        """When the run's time or its budget is over, in seconds since it began."""
+        ends = [] if self.deadline_s is None else [self.deadline_s]
+        if self.budget_s is not None:
+            bill = self.engine.bill
+            ends.append(bill.runs_out_at(self.budget_s - self._cost_before) - self._began)
+        return min(ends, default=inf)
+
     def _is_late(self) -> bool:
-        return self.deadline_s is not None and self.seconds >= self.deadline_s
+        return self.seconds >= self._end_s
 
     def _patience_s(self) -> float:
-        if self.deadline_s is None:
-            return POLL_S
-        return min(POLL_S, max(0.0, self.deadline_s - self.seconds))
+        """How long to wait for a message: until the end, or until the flow wants to be woken."""
+        wake_at = inf if self.record.wake_at is None else self.record.wake_at
+        return max(0.0, min(self._end_s, wake_at) - self.seconds)
+
+    def _tell_limit(self) -> None:
+        limit = self._began + self._end_s
+        if limit != self._limit:
+            self._limit = limit
+            self.engine.limit(limit)
 
     # ---- how a session begins
 
@@ -162,6 +207,8 @@ class Runner:
     def _go_on(self) -> None:
         """Do what an earlier session has decided and may not have done."""
         live = [trial for trial in self.record.trials.values() if trial.is_live]
+        for trial in live:
+            self._tell_terms(trial)
         self._kept = None if self.record.best is None else self.record.best.trial
         for number in self.record.trials.keys() - {trial.number for trial in live} - {self._kept}:
             self.states.drop(number)
@@ -170,6 +217,8 @@ class Runner:
             self._report_if_complete(trial)
         for ask in tuple(self.record.awaited):
             self._ask(ask)
+        if self.record.wanted is not None:
+            self.engine.scale(self.record.wanted)
 
     def _mend(self, trial: TrialRecord) -> Plan | None:
         """Plan what is left of a trial from what the store holds of it."""
@@ -180,9 +229,24 @@ class Runner:
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._events.append((TrialFailed(trial.number, reason), {}))
-        elif trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
+            return None
+        if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
             self._repairs[trial.number] = []
-        return plan
+        return self._find_partial(plan)
+
+    def _find_partial(self, plan: Plan) -> Plan:
+        """Let a unit that was stopped in the middle go on there, if its state is in the store."""
+        first = plan.begun[0] if plan.begun else Begun()
+        if not plan.epochs or len(first.visits) == self.record.n_shards:
+            return plan
+        place = (plan.trial, plan.epochs.start, len(first.visits))
+        try:
+            _, meta = self.states.load(*place, partial=True)
+        except CheckpointError:
+            return plan
+        if tuple(meta["visits"][:-1]) != first.visits:
+            return plan
+        return replace(plan, begun=(replace(first, partial=meta["shard"]), *plan.begun[1:]))
 
     def _stored(self, trial: TrialRecord) -> list[dict[str, Json]]:
         """Look up a trial's newest state, and the ends of its unreported epochs before that."""
@@ -221,18 +285,35 @@ class Runner:
 
     def _is_stale(self, event: Event) -> bool:
         match event:
-            case Reported(trial) | TrialFailed(trial):
+            case Paused(trial) if self.record.trials[trial].n_told != self._told.get(trial):
+                return True  # it was told something else in this very turn
+            case Reported(trial) | Paused(trial) | TrialFailed(trial):
                 return not self.record.trials[trial].is_live
             case _:
                 return self.record.finished
 
     def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
+        self._check_gangs(decisions)
         encoded = [encode(decision) for decision in decisions]
         turn = {"is": "turn", "pass": self._n_passes, "seconds": self.seconds}
+        turn["worker_seconds"] = self.worker_seconds
         self._note({**turn, **about, "decisions": encoded})
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note({"is": "flow", "state": save_state(self.flow)})
+
+    def _check_gangs(self, decisions: Iterable[Decision]) -> None:
+        n_workers = self.engine.n_workers
+        trains = [decision for decision in decisions if isinstance(decision, Train)]
+        wide = [train for train in trains if train.gang > max(1, n_workers)]
+        most = self.engine.most_workers if wide else None  # to ask may be to ask a server
+        for decision in wide:
+            if most is not None and decision.gang > most:
+                raise SearchError(
+                    f"trial {decision.trial} is to train on {decision.gang} workers, and the "
+                    f"cluster will never have more than {most}; add workers, give cluster= one "
+                    "that can be scaled, or let the flow use smaller gangs"
+                )
 
     def _note(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -262,9 +343,14 @@ class Runner:
                     outdated.append((trial, epoch - 1))
                 case Ask():
                     self._ask(step)
-                case Train(trial, epochs, priority) if self.record.trials[trial].is_live:
+                case Train(trial, epochs) if self.record.trials[trial].is_live:
                     epochs += trains[trial].epochs if trial in trains else 0
-                    trains[trial] = Train(trial, epochs, priority)
+                    trains[trial] = replace(step, epochs=epochs)
+                case Pause(trial):
+                    self._train(trains.pop(trial, None))
+                    self._hold(trial)
+                case Scale(n_workers):
+                    self.engine.scale(n_workers)
                 case Stop(trial) | TrialFailed(trial):
                     self._end(trial)
                 case Clone(_, target):
@@ -272,7 +358,7 @@ class Runner:
                 case Finish():
                     for trial in self.study.live:
                         self._end(trial)
-        self._train(trains.values())
+        self._train(*trains.values())
         for trial, epoch in outdated:
             if epoch:
                 self.states.delete(trial, epoch, self.record.n_shards - 1)
@@ -284,16 +370,66 @@ class Runner:
         told = tuple(_json_part(config) for config in configs.values())
         self._events.append((Asked(tuple(configs), exhausted, told), {"params": params}))
 
-    def _train(self, trains: Iterable[Train]) -> None:
+    def _train(self, *trains: Train | None) -> None:
         plans: list[Plan] = []
         for train in trains:
-            last = self.record.trials[train.trial].n_decided
-            plan = Plan(train.trial, range(last - train.epochs + 1, last + 1))
-            self._repairs.get(train.trial, plans).append(plan)
+            if train is None:
+                continue
+            trial = self.record.trials[train.trial]
+            if not self._is_shared(trial):
+                continue
+            self._tell_terms(trial)
+            if train.priority != self._priorities.get(trial.number, 0.0):
+                self._priorities[trial.number] = train.priority
+                self.engine.prioritize(trial.number, train.priority)
+            if train.epochs:
+                last = trial.n_decided
+                plan = Plan(trial.number, range(last - train.epochs + 1, last + 1))
+                self._repairs.get(trial.number, plans).append(plan)
         self._submit(plans)
-        for train in trains:
-            if train.priority:
-                self.engine.prioritize(train.trial, train.priority)
+
+    def _man(self) -> None:
+        """Share the workers among few trials, or let some go; never in silence."""
+        for change in self.crews.settle(self.record, self.engine.n_workers, self.seconds):
+            if change.note:
+                self._note({"is": "note", "text": change.note})
+            for number in change.trials:
+                self._tell_terms(self.record.trials[number])
+            if change.n_workers is not None:
+                self.engine.scale(change.n_workers)
+
+    def _is_shared(self, trial: TrialRecord) -> bool:
+        """Whether its gang can train a trial; if not, it fails before it has begun."""
+        if trial.gang > 1:
+            try:
+                self.check_gang(trial.config, trial.gang)
+            except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
+                failed = TrialFailed(trial.number, f"{type(error).__name__}: {error}")
+                self._events.append((failed, {}))
+                return False
+        return True
+
+    def _tell_terms(self, trial: TrialRecord) -> None:
+        """Tell the engine on what terms a trial trains, unless they are what it takes for granted.
+
+        Said before its units are sent: the first one shall begin on these terms.
+        """
+        if trial.is_held:
+            self._hold(trial.number)
+            return
+        gang = trial.gang if trial.gang > 1 else self.crews.gang_of(trial.number)
+        if trial.number in self._terms or (gang, trial.seconds_left) != (1, None):
+            number = self._next_terms(trial.number)
+            self.engine.allow(trial.number, gang, trial.seconds_left, number)
+
+    def _hold(self, trial: int) -> None:
+        if self.record.trials[trial].is_live:
+            self.engine.hold(trial, self._next_terms(trial))
+
+    def _next_terms(self, trial: int) -> int:
+        self._checks.pop(trial, None)
+        self._terms[trial] = self._terms.get(trial, 0) + 1
+        return self._terms[trial]
 
     def _submit(self, plans: Sequence[Plan]) -> None:
         chains = tuple(self._chain(plan) for plan in plans if plan.epochs)
@@ -318,10 +454,12 @@ class Runner:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
         trial, best = self.record.trials[number], self.record.best
         self.engine.stop(number)
-        self._repairs.pop(number, None)
+        for by_trial in (self._repairs, self._terms, self._priorities, self._checks):
+            by_trial.pop(number, None)
         match trial.state:
             case "complete":
-                self.study.complete(number, trial.epochs[-1].value)
+                assert trial.value is not None
+                self.study.complete(number, trial.value)
             case "pruned":
                 self.study.prune(number)
             case "failed":
@@ -371,6 +509,9 @@ class Runner:
         """Tell the flow of workers and of the time."""
         if self.engine.n_workers not in (0, self.record.n_workers):
             self._events.append((WorkersChanged(self.engine.n_workers), {}))
+        wake_at = self.record.wake_at
+        if wake_at is not None and self.seconds >= wake_at and not self._is_late():
+            self._events.append((Tick(self.seconds), {}))
         if self._is_late():
             self._events.append((DeadlineReached(self.seconds), {}))
             self._turn()
@@ -382,6 +523,11 @@ class Runner:
         match message["op"]:
             case "done":
                 self._unit_done(message)
+            case "preempted":
+                piece = {key: value for key, value in message.items() if key not in _UNKEPT}
+                self._note({"is": "piece", **piece})
+            case "rests":
+                self._rests(message["trial"], message["number"])
             case "failed":
                 self._failed(message)
             case "loaded":
@@ -392,15 +538,60 @@ class Runner:
                 raise ClusterError(message["reason"])
 
     def _unit_done(self, message: Message) -> None:
-        entry = {key: value for key, value in message.items() if key not in ("op", "visits")}
+        entry = {key: value for key, value in message.items() if key not in _UNKEPT}
         self._note({"is": "unit", **entry})
         unit = Unit(*message["unit"])
         trial = self.record.trials[unit.trial]
+        if unit.kind == "check":
+            self._checked(unit, message)
+            return
         self._report_if_complete(trial)
         repair = Unit("train", trial.number, *self._end_of(trial))
         if trial.number in self._repairs and unit == repair:
             self.engine.release(trial.number, unit.epoch)
             self._submit(self._repairs.pop(trial.number))
+
+    def _rests(self, number: int, terms: int) -> None:
+        """Tell the flow of a trial that has come to rest, once its state is scored."""
+        trial = self.record.trials[number]
+        if not trial.is_live or self._terms.get(number) != terms:
+            return  # it was told something else meanwhile
+        if trial.pausing is None and (trial.is_held or not trial.has_work):
+            return  # nobody waits for it
+        self._report_if_complete(trial)
+        place = trial.place(self.record.n_shards)
+        if trial.pausing is None or not trial.pausing.evaluate or place is None:
+            self._paused(trial, None, {})
+        elif trial.progress(self.record.n_shards) == len(trial.epochs):
+            self._paused(trial, trial.epochs[-1].value, trial.epochs[-1].metrics)
+        else:
+            self._checks[number] = EpochTally(self.record.n_shards)
+            self.engine.check(number, terms, place, {number: trial.config})
+
+    def _checked(self, unit: Unit, message: Message) -> None:
+        tally = self._checks.get(unit.trial)
+        if tally is None or unit.epoch != self._terms.get(unit.trial):
+            return  # the trial goes on, or has ended
+        tally.add(unit, message)
+        if len(tally.scored) == self.record.n_shards:
+            del self._checks[unit.trial]
+            metrics = tally.metrics
+            self._paused(self.record.trials[unit.trial], metrics[self.metric], metrics)
+
+    def _paused(
+        self, trial: TrialRecord, value: float | None, metrics: Mapping[str, float]
+    ) -> None:
+        if value is not None and math.isnan(value):
+            reached = trial.progress(self.record.n_shards)
+            reason = f"DivergedError: {self.metric} is NaN after {reached:.2f} epochs"
+            self._events.append((TrialFailed(trial.number, reason), {}))
+            return
+        self._told[trial.number] = trial.n_told
+        told = (trial.trained_s, trial.losses, value, metrics)
+        reached = trial.progress(self.record.n_shards)
+        event = Paused(trial.number, reached, self.seconds, *told)
+        place = trial.place(self.record.n_shards)
+        self._events.append((event, {} if place is None else {"place": list(astuple(place))}))
 
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
@@ -444,6 +635,10 @@ class Runner:
         is_new = self._mended_from.get(trial.number) != newest
         self._mended_from[trial.number] = newest
         return is_new
+
+
+#: Of what the engine tells of a unit the parts that the journal does not keep.
+_UNKEPT = ("op", "visits")
 
 
 def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:

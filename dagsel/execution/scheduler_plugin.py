@@ -17,10 +17,11 @@ import asyncio
 import itertools
 import time
 from collections.abc import Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import Any, assert_never
 
 from distributed import Scheduler, SchedulerPlugin
+from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Recs, TaskState
 
 from dagsel.execution.copies import must_hop, spare_copies
@@ -46,8 +47,20 @@ def report_topic(run: str) -> str:
 
 
 def _read_chain(epochs: list[int], begun: list[Any], **rest: Any) -> Chain:
-    done = tuple(Begun(tuple(visits), frozenset(scored)) for visits, scored in begun)
+    done = tuple(Begun(tuple(visits), frozenset(scored), part) for visits, scored, part in begun)
     return Chain(epochs=range(*epochs), begun=done, **rest)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What was trained of a unit until it was stopped: with which shard, how long, where.
+
+    The time of one that the dispatcher was told of is 0.
+    """
+
+    shard: int
+    seconds: float
+    worker: str
 
 
 class DispatchPlugin(SchedulerPlugin):
@@ -92,7 +105,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._stimuli = itertools.count()
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
-        self._partial: dict[Unit, int] = {}  # unit: the shard it is partly through
+        self._pieces: dict[Unit, list[Piece]] = {}  # of units that were stopped in their shard
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._read: set[Any] = set()  # keys of states that were read and may have spare copies
         self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
@@ -141,12 +154,17 @@ class DispatchPlugin(SchedulerPlugin):
         task.worker_restrictions = set(PARKED)
         worker, report = details["worker"], details["metadata"]["dagsel"]
         self._done[unit] = report["shard"]
-        self._partial.pop(unit, None)
+        self._cool_unit(unit)
         seconds = 0.0 if report.get("recovered") else report["stop"] - report["start"]
         self._push(events.UnitDone(unit, seconds, report["shard"]))
         self._read.update(state.key for state in task.dependencies)
         hop = self._hops.pop(unit, False)
-        self._report("done", unit=list(unit), worker=worker, hop=hop, **report)
+        told = {"unit": list(unit), "worker": worker, "hop": hop, **self._members(unit)}
+        self._report("done", **told, **report)
+
+    def _members(self, unit: Unit) -> dict[str, Any]:
+        binding = self.dispatcher.bindings.get(unit)
+        return {"members": list(binding.members)} if binding is not None and binding.members else {}
 
     def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
         reason = details.get("exception_text") or "a unit raised"
@@ -161,7 +179,15 @@ class DispatchPlugin(SchedulerPlugin):
             self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
-        self._push(events.UnitReturned(unit, self._partial.get(unit)))
+        self._push(self._returned(unit))
+
+    def _returned(self, unit: Unit) -> events.UnitReturned:
+        pieces = self._pieces.get(unit)
+        if not pieces:
+            return events.UnitReturned(unit)
+        last = pieces[-1]
+        pieces[-1] = replace(last, seconds=0.0)  # it counts once
+        return events.UnitReturned(unit, last.shard, last.seconds)
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
         _, shard, worker, _ = key
@@ -177,10 +203,18 @@ class DispatchPlugin(SchedulerPlugin):
         self._worker_removed(worker, expected=False)
 
     def _worker_removed(self, worker: str, *, expected: bool) -> None:
-        if self.dispatcher.knows(worker) and not any(
-            isinstance(event, events.WorkerRemoved) and event.worker == worker
-            for event in self._events
-        ):
+        known = self.dispatcher.knows(worker)
+        for event in self._events:  # what it will know
+            match event:
+                case events.WorkerAdded(added) if added == worker:
+                    known = True
+                case events.WorkerRemoved(removed) if removed == worker:
+                    known = False
+        if known:
+            for unit, binding in self.dispatcher.bindings.items():
+                if worker in binding.members:  # its leader may wait for it to come
+                    attempt = self._attempts.get(unit, 0)
+                    self._send(binding.worker, "abandon", unit=list(unit), attempt=attempt)
             self._push(events.WorkerRemoved(worker, expected))
             self._report("left", worker=worker)
 
@@ -202,40 +236,78 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _hear_worker(self, op: str, worker: str, **msg: Any) -> None:
         match op:
-            case "joined":
-                self._report("joined", worker=worker, threads=msg["threads"])
+            case "joined" if worker in self.scheduler.workers:
+                about = {"threads": msg["threads"], "name": msg["name"]}
+                self._report("joined", worker=worker, **about)
                 speed = self._comparable(msg["speed"])
                 if msg["owns_resource"]:
                     self._with_our_resource.add(worker)
-                self._push(events.WorkerAdded(worker, frozenset(), speed, msg["max_shards"]))
+                node = get_address_host(worker)
+                self._push(events.WorkerAdded(worker, frozenset(), speed, msg["max_shards"], node))
             case "refused":
                 self._report("refused", worker=worker, reason=msg["reason"])
+            case "leaving":  # it was told to end, and stores what it runs
+                self._report("draining", worker=worker, retire=False)
+                self._push(events.DrainRequested(worker))
             case "started":
                 unit = Unit(*msg["unit"])
                 self._push(events.UnitStarted(unit, worker))
                 task = self.scheduler.tasks.get(unit_key(self.run, unit))
                 self._read.update(state.key for state in (task.dependencies if task else ()))
             case "preempted":
-                self._partial[Unit(*msg["unit"])] = msg["shard"]
-                self._report("preempted", worker=worker, **msg)
+                unit = Unit(*msg["unit"])
+                piece = Piece(msg["shard"], msg["stop"] - msg["start"], worker)
+                self._pieces.setdefault(unit, []).append(piece)
+                if unit.trial not in self.dispatcher.trials:  # stopped while it ran
+                    self._cool_unit(unit)
+                told = {**msg, **self._members(unit), "hop": self._hops.get(unit, False)}
+                self._report("preempted", worker=worker, **told)
+            case "gathers":
+                self._gather(Unit(*msg["unit"]), worker, msg["attempt"], msg["port"])
+            case "broke":
+                self._push(events.GangBroke(Unit(*msg["unit"]), msg["reason"]))
 
     def _hear_driver(self, op: str, **msg: Any) -> None:
         match op:
             case "round":
                 chains = tuple(_read_chain(**chain) for chain in msg["chains"])
+                for chain in chains:  # what the store holds of a unit, no first attempt looks for
+                    for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
+                        if begun.partial is not None:
+                            unit = Unit("train", chain.trial, epoch, len(begun.visits))
+                            self._attempts.setdefault(unit, 1)
                 self._push(events.RoundAdded(Round(msg["number"], chains)))
             case "stop":
                 self._push(events.TrialStopped(msg["trial"]))
+                # In that turn; a unit that tells of a piece after it is known to be over.
+                self._loop.call_soon(self._cool, msg["trial"])
             case "preempt":
                 for unit, binding in self.dispatcher.bindings.items():
                     if unit.trial == msg["trial"]:
                         self._preempt(unit, binding.worker)
             case "priority":
                 self._push(events.PriorityChanged(msg["trial"], msg["priority"]))
+            case "allow":
+                self._push(events.TrialAllowed(**msg))
+            case "hold":
+                self._push(events.TrialHeld(**msg))
+            case "check":
+                self._push(events.CheckAdded(**msg))
+            case "horizon":
+                self._push(events.HorizonSet(time.monotonic() + msg["in_s"]))
+            case "shrink":
+                self._shrink(msg["n_workers"])
             case "drain":
                 self._push(events.DrainRequested(msg["worker"]))
             case "end":
                 self.end()
+
+    def _shrink(self, n_workers: int) -> None:
+        """Let workers go whose loss costs least, until no more than so many stay."""
+        dispatcher = self.dispatcher
+        for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers):
+            self._report("draining", worker=worker, retire=True)
+            self._push(events.DrainRequested(worker))
 
     def _comparable(self, speed: float) -> float:
         for known in self._speeds:
@@ -275,17 +347,20 @@ class DispatchPlugin(SchedulerPlugin):
         bound: Recs = {}
         for instruction in instructions:
             match instruction:
-                case events.Bind(unit, worker, shard):
-                    self._bind(unit, worker, shard, bound)
+                case events.Bind():
+                    self._bind(instruction, bound)
                 case events.LoadShard(worker, shard):
                     self._report("load", worker=worker, shard=shard)
                 case events.DropShard(worker, shard):
                     self._send(worker, "drop", shard=shard)
                 case events.Preempt(unit, worker):
                     self._preempt(unit, worker)
+                case events.TrialRests(trial, number):
+                    self._report("rests", trial=trial, number=number)
                 case events.Drained(worker):
                     self._report("drained", worker=worker)
                 case events.FailTrial(trial, reason):
+                    self._cool(trial)
                     traceback = self._tracebacks.pop(trial, "")
                     self._report("failed", trial=trial, reason=reason, traceback=traceback)
                 case events.RestartWorker(worker, reason):
@@ -297,18 +372,44 @@ class DispatchPlugin(SchedulerPlugin):
         if bound:
             self.scheduler.transitions(bound, f"dagsel-bind-{next(self._stimuli)}")
 
-    def _bind(self, unit: Unit, worker: str, shard: int, bound: Recs) -> None:
+    def _bind(self, bind: events.Bind, bound: Recs) -> None:
+        unit, workers = bind.unit, {bind.worker, *bind.members}
         task = self.scheduler.tasks.get(unit_key(self.run, unit))
-        if task is None or task.state != "no-worker" or worker not in self.scheduler.workers:
-            # It was withdrawn, lost its input, or its worker went, in this very turn of the loop.
-            self._push(events.UnitReturned(unit, self._partial.get(unit)))
+        if task is None or task.state != "no-worker":
+            # It was withdrawn, or lost its input, in this very turn of the loop.
+            self._push(self._returned(unit))
+            return
+        gone = workers - self.scheduler.workers.keys()
+        if gone:  # Dask will not say again that the unit is ready
+            for worker in gone:
+                self._worker_removed(worker, expected=True)
+            self._push(self._returned(unit))
+            self._push(events.UnitReady(unit))
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
-        task.worker_restrictions = {worker}
-        visits = self.dispatcher.visits_before(unit)
-        binding = Binding(shard, attempt, self.max_seconds, self.max_batches, visits)
+        task.worker_restrictions = {bind.worker}
+        seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
+        binding = Binding(
+            bind.shard,
+            attempt,
+            min(seconds, default=None),
+            self.max_batches,
+            self.dispatcher.visits_before(unit),
+            n_pieces=len(self._pieces.get(unit, ())),
+            gang=len(workers),
+        )
         task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
         bound[task.key] = "processing"
+
+    def _gather(self, unit: Unit, leader: str, attempt: int, port: int) -> None:
+        """Call the other workers of a gang to the one that leads it."""
+        binding = self.dispatcher.bindings.get(unit)
+        if binding is None or binding.worker != leader or attempt != self._attempts.get(unit):
+            return
+        host, size = get_address_host(leader), len(binding.workers)
+        for rank, member in enumerate(binding.members, start=1):
+            call = {"unit": list(unit), "attempt": attempt, "shard": binding.shard}
+            self._send(member, "assist", **call, rank=rank, size=size, host=host, port=port)
 
     def _drop_spare_copies(self) -> None:
         read, self._read = self._read, set()
@@ -328,6 +429,15 @@ class DispatchPlugin(SchedulerPlugin):
         if unit.kind == "train":
             return self.dispatcher.home(unit.trial) == worker
         return self.dispatcher.holds(worker, unit.position)
+
+    def _cool(self, trial: int) -> None:
+        """Let workers forget the states that they keep warm of a trial that is over."""
+        for unit in [unit for unit in self._pieces if unit.trial == trial]:
+            self._cool_unit(unit)
+
+    def _cool_unit(self, unit: Unit) -> None:
+        for worker in {piece.worker for piece in self._pieces.pop(unit, ())}:
+            self._send(worker, "cool", unit=list(unit))
 
     def _preempt(self, unit: Unit, worker: str) -> None:
         self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))

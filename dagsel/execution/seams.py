@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from dagsel.planning.budget import Bill
 from dagsel.planning.rounds import Round
-from dagsel.record import Entry
+from dagsel.record import Entry, Place
 
 Message: TypeAlias = dict[str, Any]
 
@@ -21,6 +22,16 @@ class Engine(Protocol):
     @property
     def n_workers(self) -> int:
         """Workers that can run units."""
+        ...
+
+    @property
+    def most_workers(self) -> int | None:
+        """Workers that there can ever be; None if nobody knows."""
+        ...
+
+    @property
+    def bill(self) -> Bill:
+        """What the workers have cost since this session began, by the clock of `now`."""
         ...
 
     def now(self) -> float:
@@ -47,6 +58,31 @@ class Engine(Protocol):
         """Serve trials of a higher priority first."""
         ...
 
+    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
+        """Let a trial train on so many workers, for so long; one that rests goes on.
+
+        With the same ``number`` a message ``rests`` says that its time is over.
+        """
+        ...
+
+    def hold(self, trial: int, number: int) -> None:
+        """Let a trial rest from its next batch on; ``rests`` with this number answers."""
+        ...
+
+    def check(
+        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Score a stored state of a trial; ``done`` answers for each validation shard."""
+        ...
+
+    def limit(self, at: float) -> None:
+        """Begin no unit that is expected to end after this moment, by the clock of `now`."""
+        ...
+
+    def scale(self, n_workers: int) -> None:
+        """Let the cluster have so many workers, if it can."""
+        ...
+
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Give what came in, waiting for the first one at most so long."""
         ...
@@ -63,6 +99,12 @@ class States(Protocol):
         self, trial: int, at_most: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
         """Give the newest readable state of a trial: its place, its bytes, what was said of it."""
+        ...
+
+    def load(
+        self, trial: int, epoch: int, position: int, *, partial: bool = False
+    ) -> tuple[bytes, dict[str, Any]]:
+        """Give a state: its bytes, and what was said of it."""
         ...
 
     def save(

@@ -9,25 +9,32 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib.metadata
+import logging
 import math
+import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
 from distributed import Reschedule, Status, Worker, WorkerPlugin, get_worker
+from distributed.comm.addressing import get_address_host
 from tornado.ioloop import PeriodicCallback
 
 from dagsel.errors import (
     CheckpointError,
     ClusterError,
     DivergedError,
+    GangBrokenError,
     VersionMismatchError,
     WorkerMemoryError,
 )
+from dagsel.execution.farewell import PATIENCE_S, Farewell
+from dagsel.execution.gpus import check_gpu_resource, gpus_seen
 from dagsel.execution.process import (
     give_back_memory,
     keep_freed_memory,
@@ -40,7 +47,10 @@ from dagsel.planning.rounds import Unit
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.room import wait_for_room
-from dagsel.workloads.base import Visit, Workload
+from dagsel.workloads.base import Trained, Visit, Workload, never
+from dagsel.workloads.gang import GangWorkload, join_gang, lead_gang
+
+logger = logging.getLogger("dagsel")
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
 RESOURCE = "TRAIN"
@@ -71,6 +81,10 @@ class RunSpec:
         Share of a worker's memory limit that its shards may take.
     state_share
         Share of a worker's memory limit past which states wait in the store alone.
+    gang_timeout_s
+        A gang breaks when one of its workers is not heard of for so long.
+    secret
+        Known to the run's workers alone: who does not know it cannot join a gang.
     """
 
     run: str
@@ -82,15 +96,21 @@ class RunSpec:
     threads: int | None = None
     shard_share: float = 0.5
     state_share: float = 0.65
+    gang_timeout_s: float = 60.0
+    secret: str = field(default_factory=secrets.token_hex, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Stands for a state that waits in the store: the one after the unit, or a later one."""
+    """Stands for a state that waits in the store: the one after the unit, or a later one.
+
+    A partial one is that of a unit which was stopped before its end.
+    """
 
     trial: int
     epoch: int
     position: int
+    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +128,10 @@ class Binding:
         None for no bound.
     visits
         Of a training unit: the shards that its trial has visited before in this epoch, in order.
+    n_pieces
+        How often the unit was stopped before its end.
+    gang
+        Workers that train it together, of which this one leads.
     """
 
     shard: int
@@ -115,6 +139,17 @@ class Binding:
     max_seconds: float | None = None
     max_batches: int | None = None
     visits: tuple[int, ...] = ()
+    n_pieces: int = 0
+    gang: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The state of a unit that was stopped, kept where it was."""
+
+    state: State
+    shard: int
+    n_pieces: int
 
 
 @dataclass(slots=True)
@@ -151,13 +186,18 @@ class TrainingPlugin(WorkerPlugin):
         self.owns_resource = False
         self._stops: dict[Unit, threading.Event] = {}
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
+        self._warm: dict[Unit, Warm] = {}
+        self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
+        self._farewell: Farewell | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
+        self._training = threading.Lock()  # a worker trains one unit at a time, in a gang or not
         try:
             self._check_versions()
             self.workload: Workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
+            check_gpu_resource(worker.state.total_resources, gpus_seen())
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
             keep_freed_memory()
@@ -169,6 +209,10 @@ class TrainingPlugin(WorkerPlugin):
             return
         worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
         worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
+        worker.stream_handlers[f"{self.name}-cool"] = self._on_cool
+        worker.stream_handlers[f"{self.name}-assist"] = self._on_assist
+        worker.stream_handlers[f"{self.name}-abandon"] = self._on_abandon
+        self._farewell = Farewell(worker, self._stop_all, self._is_idle, self._tell)
         await self._take_resource(worker)
         watch = PeriodicCallback(self._go_on, 500)
         worker.periodic_callbacks[self.name] = watch
@@ -177,25 +221,35 @@ class TrainingPlugin(WorkerPlugin):
         _profiler(worker, "stop")
         about = {
             "owns_resource": self.owns_resource,
+            "name": str(worker.name),
             "threads": self.spec.threads or torch_threads(),
         }
         self._tell("joined", max_shards=max_shards, speed=speed, **about)
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
-        for stop in list(self._stops.values()):
-            stop.set()
+        self._stop_all()
+        if self._farewell is not None:
+            await self._farewell.end()
         self.shards.clear()
         watch = worker.periodic_callbacks.pop(self.name, None)
         if watch is not None:
             watch.stop()
-        worker.stream_handlers.pop(f"{self.name}-preempt", None)
-        worker.stream_handlers.pop(f"{self.name}-drop", None)
+        self._warm.clear()
+        for op in ("preempt", "drop", "cool", "assist", "abandon"):
+            worker.stream_handlers.pop(f"{self.name}-{op}", None)
         if not _other_runs(worker):
             _profiler(worker, "start")
-        if self.owns_resource and not _other_runs(worker):
+        if self.owns_resource and await _is_unused(worker) and not _other_runs(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
+
+    def _stop_all(self) -> None:
+        for stop in list(self._stops.values()):
+            stop.set()
+
+    def _is_idle(self) -> bool:
+        return not self._stops
 
     async def _take_resource(self, worker: Worker) -> None:
         others = _other_runs(worker, self)
@@ -244,6 +298,55 @@ class TrainingPlugin(WorkerPlugin):
     def _on_drop(self, shard: int) -> None:
         self.shards.pop(shard, None)
 
+    def _on_cool(self, unit: list[Any]) -> None:
+        self._warm.pop(Unit(*unit), None)
+
+    def _on_abandon(self, unit: list[Any], attempt: int) -> None:
+        give_up = self._gathering.get((Unit(*unit), attempt))
+        if give_up is not None:
+            threading.Thread(target=give_up, name="dagsel-gang", daemon=True).start()
+
+    def _on_assist(self, **call: Any) -> None:
+        threading.Thread(target=self._assist, kwargs=call, name="dagsel-gang", daemon=True).start()
+
+    def _assist(
+        self, unit: list[Any], attempt: int, shard: int, rank: int, size: int, host: str, port: int
+    ) -> None:
+        """Train in a gang that another worker leads. What goes wrong, the leader is told."""
+        use_torch_threads(self.spec.threads)
+        about = self._gang(Unit(*unit), attempt)
+        try:
+            with (
+                self._training,
+                join_gang(host, port, rank=rank, size=size, **about) as gang,
+            ):
+                config = cloudpickle.loads(gang.receive())
+                visit = self._visit(Unit(*unit), shard)
+                self._gang_workload.train_gang(
+                    None,
+                    self.shards[shard].train,
+                    config,
+                    visit=visit,
+                    should_stop=never,
+                    gang=gang,
+                )
+        except Exception:  # the leader has it too, and says what became of the unit
+            logger.debug("rank %d of the gang of %s", rank, unit, exc_info=True)
+
+    def _gang(self, unit: Unit, attempt: int) -> dict[str, Any]:
+        name = f"{unit.trial}-{unit.epoch}-{unit.position}-{attempt}"
+        timeout_s, secret = self.spec.gang_timeout_s, self.spec.secret
+        return {"name": name, "timeout_s": timeout_s, "secret": secret}
+
+    @property
+    def _gang_workload(self) -> GangWorkload:
+        assert isinstance(self.workload, GangWorkload), "checked before the trial began"
+        return self.workload
+
+    def _visit(self, unit: Unit, shard: int) -> Visit:
+        ends_epoch = unit.position == self.spec.data.n_shards - 1
+        return Visit(self.spec.seed, unit.trial, unit.epoch, shard, ends_epoch)
+
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
         if shard not in self.shards:
@@ -268,18 +371,16 @@ class TrainingPlugin(WorkerPlugin):
         use_torch_threads(self.spec.threads)
         report: dict[str, Any] = {"start": time.time(), "recovered": False}
         try:
-            found = self._recover(unit, binding.shard) if binding.attempt > 1 else None
+            found = self._recover(unit, binding) if binding.attempt > 1 else None
             if isinstance(found, Found):
                 report |= found.meta | {"recovered": True, "stop": time.time()}
                 self._report(report)
                 return found.state
             before = found or self._input(unit, config, state)
             self._tell("trains", unit=list(unit))
-            ends_epoch = unit.position == self.spec.data.n_shards - 1
-            visit = Visit(self.spec.seed, unit.trial, unit.epoch, binding.shard, ends_epoch)
             leash = Leash(stop, binding.max_seconds, binding.max_batches)
-            shard = self.shards[binding.shard].train
-            trained = self.workload.train(before, shard, config, visit=visit, should_stop=leash)
+            trained = self._train(unit, before, config, binding, leash)
+            losses = [trained.losses.n, trained.losses.low, trained.losses.high]
             meta = {
                 "shard": binding.shard,
                 "visits": [*binding.visits, binding.shard],
@@ -288,11 +389,12 @@ class TrainingPlugin(WorkerPlugin):
                 "state_bytes": trained.state.nbytes,
             }
             if not trained.finished:
-                place = (unit.trial, unit.epoch, unit.position)
-                store, buffer = self.spec.run_dir.states, trained.state.buffer
-                wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
-                so_far = {"n_samples": trained.n_samples, "loss": trained.loss}
-                self._tell("preempted", unit=list(unit), shard=binding.shard, **so_far)
+                self._suspend(unit, trained, binding, meta)
+                so_far = {"n_samples": trained.n_samples, "loss": trained.loss, "losses": losses}
+                n_all = self.spec.data.shard_sizes[binding.shard].n_train
+                so_far |= {"share": trained.n_samples / n_all, "shard": binding.shard}
+                told = {"start": report["start"], "stop": time.time()}
+                self._tell("preempted", unit=list(unit), **so_far, **told)
                 raise Reschedule
             if trained.diverged:
                 raise DivergedError(
@@ -301,13 +403,53 @@ class TrainingPlugin(WorkerPlugin):
             trained_at = time.time()
             kept = self._save(unit, trained.state, meta)
             stop_at = time.time()
-            self._report(report | kept | {"stop": stop_at, "save_seconds": stop_at - trained_at})
+            times = {"stop": stop_at, "save_seconds": stop_at - trained_at}
+            self._report(report | kept | times | {"losses": losses})
             if kept["shard"] != binding.shard:  # another attempt, believed lost, was first
                 return Stored(unit.trial, unit.epoch, unit.position)
             return self._keep(unit, trained.state)
         finally:
             self._stops.pop(unit, None)
             self._stop_early.discard((unit, binding.attempt))
+
+    def _train(
+        self, unit: Unit, state: State, config: Mapping[str, Any], binding: Binding, leash: Leash
+    ) -> Trained:
+        """Train on a shard, alone or as the leader of a gang."""
+        shard, visit = self.shards[binding.shard].train, self._visit(unit, binding.shard)
+        with self._training:
+            if binding.gang == 1:
+                return self.workload.train(state, shard, config, visit=visit, should_stop=leash)
+            try:
+                with lead_gang(
+                    get_address_host(self._worker.address),
+                    size=binding.gang,
+                    gather=lambda port: self._tell(
+                        "gathers", unit=list(unit), attempt=binding.attempt, port=port
+                    ),
+                    waits=partial(self._gathering.__setitem__, (unit, binding.attempt)),
+                    **self._gang(unit, binding.attempt),
+                ) as gang:
+                    gang.send(cloudpickle.dumps(config))
+                    return self._gang_workload.train_gang(
+                        state, shard, config, visit=visit, should_stop=leash, gang=gang
+                    )
+            except GangBrokenError as error:
+                self._tell("broke", unit=list(unit), reason=str(error))
+                raise Reschedule from error
+            finally:
+                self._gathering.pop((unit, binding.attempt), None)
+
+    def _suspend(
+        self, unit: Unit, trained: Trained, binding: Binding, meta: dict[str, Any]
+    ) -> None:
+        """Store the state of a unit that was stopped, and keep it warm where memory allows."""
+        store, buffer = self.spec.run_dir.states, trained.state.buffer
+        place = (unit.trial, unit.epoch, unit.position)
+        wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
+        self._warm.pop(unit, None)
+        if not self._is_short_of_memory():
+            self._warm[unit] = Warm(trained.state, binding.shard, binding.n_pieces + 1)
 
     def evaluate(
         self, unit: Unit, config: Mapping[str, Any], state: State | Stored
@@ -347,11 +489,15 @@ class TrainingPlugin(WorkerPlugin):
                 return self._load(Stored(unit.trial, epoch, position))
 
     def _load(self, stored: Stored) -> State:
-        blob, _ = self.spec.run_dir.states.load(stored.trial, stored.epoch, stored.position)
+        place = (stored.trial, stored.epoch, stored.position)
+        blob, _ = self.spec.run_dir.states.load(*place, partial=stored.is_partial)
         return State(blob)
 
-    def _recover(self, unit: Unit, shard: int) -> State | Found | None:
-        """Find what an earlier attempt at a unit has left in the store."""
+    def _recover(self, unit: Unit, binding: Binding) -> State | Found | None:
+        """Find what an earlier attempt at a unit has left here or in the store."""
+        shard, warm = binding.shard, self._warm.pop(unit, None)
+        if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
+            return warm.state
         store, place = self.spec.run_dir.states, (unit.trial, unit.epoch, unit.position)
         with contextlib.suppress(CheckpointError):
             blob, meta = store.load(*place)
@@ -471,6 +617,20 @@ def _profiler(worker: Worker, action: Literal["start", "stop"]) -> None:
 def _other_runs(worker: Worker, this: TrainingPlugin | None = None) -> list[TrainingPlugin]:
     plugins = worker.plugins.values()
     return [p for p in plugins if isinstance(p, TrainingPlugin) and p is not this]
+
+
+async def _is_unused(worker: Worker) -> bool:
+    """Wait until no task has the resource; Dask closes a worker where one gives back what is gone.
+
+    A worker that closes takes it along, and one whose unit does not stop may keep it.
+    """
+    has, free = worker.state.total_resources, worker.state.available_resources
+    deadline = time.monotonic() + PATIENCE_S
+    while free.get(RESOURCE) != has.get(RESOURCE):
+        if time.monotonic() > deadline or worker.status not in (Status.running, Status.paused):
+            return False
+        await asyncio.sleep(0.01)
+    return True
 
 
 def _plugin(run: str) -> TrainingPlugin:

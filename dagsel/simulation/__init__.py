@@ -10,6 +10,7 @@ from dagsel.simulation.curves import Curves, PowerLaw
 from dagsel.simulation.order import decision_log
 from dagsel.simulation.recorded import Recorded
 from dagsel.simulation.run import SimulatedRun, simulate
+from dagsel.simulation.traces import Traces
 
 __all__ = [
     "Curves",
@@ -17,6 +18,7 @@ __all__ = [
     "Recorded",
     "SimulatedCluster",
     "SimulatedRun",
+    "Traces",
     "decision_log",
     "simulate",
 ]

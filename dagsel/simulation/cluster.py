@@ -12,8 +12,6 @@ from dagsel.errors import SearchError
 class SimulatedCluster:
     """Workers that take time for units, loads and hops; they come and die when they are told to.
 
-    A unit runs on one worker: gangs are not simulated.
-
     Parameters
     ----------
     n_workers
@@ -27,13 +25,17 @@ class SimulatedCluster:
     startup_s
         From the request for a worker to its arrival. The search begins when the first ones are
         there, as a real one does.
-    load_s, hop_s
-        Time to load a shard, and to move a state to another worker.
+    load_s, hop_s, switch_s
+        Time to load a shard, to move a state to another worker, and to go on with a unit that was
+        stopped, or with another gang.
     failures
         Seconds after the beginning, and the number of the worker that dies then, from 0.
     additions
         Seconds after the beginning, and the speed of the worker that is requested then. Its number
         follows that of the last one.
+    max_workers
+        Up to how many the flow may let it grow (`dagsel.flow.Scale`), down to one; None if it
+        cannot.
 
     Raises
     ------
@@ -55,8 +57,10 @@ class SimulatedCluster:
     startup_s: float = 0.0
     load_s: float = 0.0
     hop_s: float = 0.0
+    switch_s: float = 0.0
     failures: tuple[tuple[float, int], ...] = ()
     additions: tuple[tuple[float, float], ...] = ()
+    max_workers: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("n_workers", "n_shards"):
@@ -69,7 +73,11 @@ class SimulatedCluster:
         speeds = [*(self.speeds or ()), *(speed for _, speed in self.additions)]
         if not all(0.0 < speed < math.inf for speed in speeds):
             raise SearchError(f"speeds must be above 0, got {speeds}")
-        times = [self.startup_s, self.load_s, self.hop_s]
+        if self.max_workers is not None and self.max_workers < self.n_workers:
+            raise SearchError(
+                f"max_workers is {self.max_workers}, and {self.n_workers} workers are there"
+            )
+        times = [self.startup_s, self.load_s, self.hop_s, self.switch_s]
         times += [time_s for time_s, _ in (*self.failures, *self.additions)]
         if not all(0.0 <= time_s < math.inf for time_s in times):
             raise SearchError(f"times must be 0 or more seconds, got {times}")
@@ -90,24 +98,6 @@ class SimulatedCluster:
         if self.replicas is not None:
             return self.replicas
         return math.ceil((self.n_workers + len(self.additions)) / self.n_shards)
-
-    def worker_seconds(self, end_s: float) -> float:
-        """Seconds of workers that were used, from request to release, by a search of this length.
-
-        A worker is released when it dies or the search ends.
-
-        Examples
-        --------
-        >>> SimulatedCluster(n_workers=2, startup_s=10.0, failures=((30.0, 1),)).worker_seconds(60)
-        110.0
-        """
-        released = {worker: time_s for time_s, worker in sorted(self.failures, reverse=True)}
-        requested = [-self.startup_s] * self.n_workers
-        requested += [time_s for time_s, _ in self.additions]
-        return sum(
-            max(0.0, min(released.get(worker, end_s), end_s) - time_s)
-            for worker, time_s in enumerate(requested)
-        )
 
 
 def worker_name(number: int) -> str:

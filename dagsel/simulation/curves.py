@@ -11,6 +11,8 @@ from statistics import NormalDist
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from dagsel.errors import SearchError
+from dagsel.flow import Losses
+from dagsel.planning.scaling import Scaling, UniversalScaling
 
 Config: TypeAlias = Mapping[str, Any]
 #: A number for all configurations, two numbers to draw it between, or a function of the
@@ -34,8 +36,8 @@ class Curves(Protocol):
         """
         ...
 
-    def value(self, config: Config, epoch: int, *, trial: int) -> float:
-        """Value of the metric after an epoch, from 1.
+    def value(self, config: Config, epoch: float, *, trial: int) -> float:
+        """Value of the metric after an epoch, from 1; of a trial that is paused, in between.
 
         Raises
         ------
@@ -46,6 +48,29 @@ class Curves(Protocol):
 
     def seconds(self, config: Config, *, trial: int) -> float:
         """Time that an epoch's training takes on a worker of speed 1."""
+        ...
+
+
+@runtime_checkable
+class Scales(Protocol):
+    """Curves that know how trials speed up on several workers; others speed up linearly."""
+
+    def speedup(self, config: Config, gang: int) -> float:
+        """How many times as fast a gang of so many workers is as one worker."""
+        ...
+
+
+@runtime_checkable
+class Loses(Protocol):
+    """Curves that know training losses, which time-sharing by convergence asks for."""
+
+    @property
+    def n_batches(self) -> int:
+        """Batches of an epoch."""
+        ...
+
+    def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
+        """Range of the losses of the batches that end between two moments, in epochs."""
         ...
 
 
@@ -75,6 +100,11 @@ class PowerLaw:
         Seconds of an epoch's training on a worker of speed 1.
     evaluation_share
         Time of an epoch's validation, as a share of its training's.
+    scaling
+        How trials speed up on several workers: for all configurations, or a function of the
+        configuration. None for linear.
+    n_batches
+        Batches of an epoch, each of which has a loss: the value at its end.
     seed
         Seeds the draws.
 
@@ -91,10 +121,14 @@ class PowerLaw:
     noise: Parameter = 0.005
     epoch_s: Parameter = 60.0
     evaluation_share: float = 0.0
+    scaling: Scaling | UniversalScaling | Callable[[Config], Scaling | UniversalScaling] | None = (
+        None
+    )
+    n_batches: int = 100
     seed: int = 0
 
-    def value(self, config: Config, epoch: int, *, trial: int) -> float:
-        """Value of the metric after an epoch."""
+    def value(self, config: Config, epoch: float, *, trial: int) -> float:
+        """Value of the metric after an epoch, or in the middle of one."""
         text = _text(config)
         a, b, c, noise = (
             self._parameter(name, config, text)
@@ -111,6 +145,21 @@ class PowerLaw:
             raise SearchError(f"epoch_s must be above 0, got {seconds!r} for {dict(config)}")
         return seconds
 
+    def speedup(self, config: Config, gang: int) -> float:
+        """How many times as fast a gang is as one worker."""
+        if self.scaling is None:
+            return float(gang)
+        scaling = self.scaling(config) if callable(self.scaling) else self.scaling
+        return scaling.speedup(gang)
+
+    def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
+        """Range of the losses of the batches that end between two moments, in epochs."""
+        first, last = (math.floor(at * self.n_batches + 1e-6) for at in (start, stop))
+        if last <= first:
+            return Losses()
+        ends = [self.value(config, n / self.n_batches, trial=trial) for n in (first + 1, last)]
+        return Losses(last - first, min(ends), max(ends))
+
     def _parameter(self, name: str, config: Config, text: str) -> float:
         parameter: Parameter = getattr(self, name)
         if isinstance(parameter, tuple):
@@ -118,7 +167,7 @@ class PowerLaw:
             return low + (high - low) * self._uniform(name, text)
         return parameter(config) if callable(parameter) else parameter
 
-    def _uniform(self, *about: str | int) -> float:
+    def _uniform(self, *about: str | float) -> float:
         """Draw from between 0 and 1, the ends left out."""
         digest = hashlib.blake2b(repr((self.seed, *about)).encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "big") // 2048 + 0.5) / 2**53

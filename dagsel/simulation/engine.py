@@ -15,12 +15,24 @@ from typing import Any, TypeAlias
 
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
+from dagsel.planning.budget import Bill
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
-from dagsel.planning.events import PriorityChanged, TrialStopped, WorkerAdded, WorkerRemoved
+from dagsel.planning.events import (
+    CheckAdded,
+    DrainRequested,
+    HorizonSet,
+    PriorityChanged,
+    TrialAllowed,
+    TrialHeld,
+    TrialStopped,
+    WorkerAdded,
+    WorkerRemoved,
+)
 from dagsel.planning.rounds import Round, Unit
 from dagsel.planning.virtual import Ran, VirtualCluster
+from dagsel.record import Place
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
-from dagsel.simulation.curves import Config, Curves
+from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
 
 Message: TypeAlias = dict[str, Any]
@@ -40,8 +52,6 @@ class VirtualEngine:
     order
         What the flow was told in another run: it is told the same in the same order, each epoch
         being kept back until those before it are trained.
-    until_s
-        The last moment that may be reached.
     """
 
     def __init__(
@@ -51,19 +61,21 @@ class VirtualEngine:
         metric: str,
         *,
         order: tuple[Batch, ...] = (),
-        until_s: float = inf,
     ) -> None:
         self._curves = curves
         self._metric = metric
         self._n_shards = cluster.n_shards
         self._order = deque(order)
-        self._until_s = until_s
+        self._max_workers = cluster.max_workers
+        self._startup_s = cluster.startup_s
         self._configs: dict[int, Config] = {}
         self._unit_s: dict[int, float] = {}
         self._scored: dict[tuple[int, int], list[Ran]] = {}  # epochs, as far as they are scored
         self._complete: dict[tuple[int, int], None] = {}  # epochs that the runner shall hear of
         self._heard: list[Message] = []
-        self._n_read = [0, 0]  # how many units and loads of the model's outcome
+        self._n_read = [0, 0, 0, 0]  # how many units, loads, pieces and rests of its outcome
+        self._reached: dict[int, float] = {}  # how far each trial has trained, in epochs
+        self._shares_time: set[int] = set()  # trials whose losses the flow is told
         self._n_failed = 0
         self._speeds = cluster.worker_speeds
         self._is_over = False
@@ -75,25 +87,54 @@ class VirtualEngine:
             self._seconds,
             load_seconds=cluster.load_s,
             hop_seconds=cluster.hop_s,
+            speedup=self._speedup,
+            batches=self._batches,
+            switch_seconds=cluster.switch_s,
         )
+        # The search begins when the first workers are there; they were asked for before.
+        self._bill = Bill(at=-cluster.startup_s).ask(cluster.n_workers, at=-cluster.startup_s)
+        self._requests = deque(sorted(time_s for time_s, _ in cluster.additions))
+        self._there: list[str] = []
+        self._coming: dict[str, float] = {}  # when workers that were asked for will come
+        self._leaving: set[str] = set()
         self._model.add_workers(dict.fromkeys(self._speeds, 1.0))
         for number, (time_s, speed) in enumerate(cluster.additions, cluster.n_workers):
             self._speeds[worker_name(number)] = speed
             self._model.at(time_s + cluster.startup_s, WorkerAdded(worker_name(number)))
+        self._n_named = len(self._speeds)
         for time_s, number in cluster.failures:
             self._model.at(time_s, WorkerRemoved(worker_name(number)))
         self._model.step()
+        self._count_workers()
+
+    def _batches(self, unit: Unit) -> int | None:
+        if not isinstance(self._curves, Loses):
+            return None
+        return max(1, round(self._curves.n_batches / self._n_shards))
+
+    def _speedup(self, unit: Unit, gang: int) -> float:
+        if not isinstance(self._curves, Scales):
+            return float(gang)
+        return self._curves.speedup(self._configs[unit.trial], gang)
 
     def _seconds(self, unit: Unit, worker: str, shard: int) -> float:
-        share = self._curves.evaluation_share if unit.kind == "evaluate" else 1.0
+        share = 1.0 if unit.kind == "train" else self._curves.evaluation_share
         return share * self._unit_s[unit.trial] / self._speeds[worker]
+
+    @property
+    def bill(self) -> Bill:
+        """What the workers have cost so far."""
+        self._count_workers()
+        return self._bill
 
     # ---- what the runner asks for
 
     @property
     def n_workers(self) -> int:
         """Workers that are there."""
-        return self._told_workers if self._keeps_order else len(self._model.workers)
+        if self._keeps_order:
+            return self._told_workers
+        return len(set(self._model.workers) - self._leaving)
 
     def now(self) -> float:
         """Seconds since the beginning, in virtual time."""
@@ -127,6 +168,61 @@ class VirtualEngine:
         """Serve trials of a higher priority first."""
         self._model.at(self.now(), PriorityChanged(trial, priority))
 
+    @property
+    def most_workers(self) -> int | None:
+        """Workers that there can ever be."""
+        return len(self._speeds) if self._max_workers is None else self._max_workers
+
+    def limit(self, at: float) -> None:
+        """Begin no unit that is expected to end after this moment."""
+        self._model.at(self.now(), HorizonSet(at))
+
+    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
+        """Let a trial train on so many workers, for so long."""
+        self._shares_time.add(trial)
+        self._model.at(self.now(), TrialAllowed(trial, gang, seconds, number))
+
+    def hold(self, trial: int, number: int) -> None:
+        """Let a trial rest."""
+        self._shares_time.add(trial)
+        self._model.at(self.now(), TrialHeld(trial, number))
+
+    def check(
+        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+    ) -> None:
+        """Score a trial where it rests."""
+        if self._curves.evaluation_share:
+            self._model.at(self.now(), CheckAdded(trial, number))
+            return
+        for shard in range(self._n_shards):
+            unit, now = Unit("check", trial, number, shard), self.now()
+            self._tell_check(
+                Ran(unit, self._there[0] if self._there else "", shard, now, now, False)
+            )
+
+    def scale(self, n_workers: int) -> None:
+        """Let the cluster grow or shrink, if it may."""
+        if self._max_workers is None:
+            return
+        n_workers = max(1, min(n_workers, self._max_workers))
+        self._bill = self._bill.ask(n_workers, at=self.now())
+        staying = [w for w in self._model.workers if w not in self._leaving]
+        self._coming = {w: at for w, at in self._coming.items() if w not in self._model.workers}
+        for _ in range(n_workers - len(staying) - len(self._coming)):
+            worker = worker_name(self._n_named)
+            self._n_named += 1
+            self._speeds[worker] = 1.0
+            self._coming[worker] = self.now() + self._startup_s
+            self._model.at(self._coming[worker], WorkerAdded(worker))
+        n_over = len(staying) + len(self._coming) - n_workers
+        while n_over > 0 and self._coming:  # what has not come need not come
+            worker, comes_at = self._coming.popitem()
+            self._model.at(comes_at, WorkerRemoved(worker, expected=True))
+            n_over -= 1
+        for worker in self._model.dispatcher.cheapest(n_over, but=self._leaving):
+            self._leaving.add(worker)
+            self._model.at(self.now(), DrainRequested(worker))
+
     def check_alive(self) -> None:
         """Raise an error if nothing will ever happen again.
 
@@ -152,12 +248,13 @@ class VirtualEngine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Give what the next epoch that ends brings, and what was before; waiting takes no time."""
-        self._is_news = False
+        until_s = self.now() + timeout_s
+        self._is_news = bool(self._heard)
         self._release()
         while not self._is_news:
-            if not self._model.step(self._until_s):
-                self._is_over = self._until_s == inf
-                self._model.now_s = self.now() if self._is_over else self._until_s
+            if not self._model.step(until_s):
+                self._is_over = until_s == inf
+                self._model.now_s = self.now() if self._is_over else until_s
                 break
             self._read()
             self._release()
@@ -169,22 +266,76 @@ class VirtualEngine:
     def _read(self) -> None:
         """Read what is new in the model's outcome."""
         outcome = self._model.outcome
-        n_units, n_loads = self._n_read
-        self._n_read = [len(outcome.timeline), len(outcome.loaded)]
+        n_units, n_loads, n_pieces, n_rests = self._n_read
+        self._n_read = [
+            len(of) for of in (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests)
+        ]
+        self._count_workers()
         for worker, shard in outcome.loaded[n_loads:]:
             self._heard.append({"op": "loaded", "worker": worker, "shard": shard})
+        for ran in outcome.pieces[n_pieces:]:
+            self._heard.append(self._trained("preempted", ran, share=ran.done))
         for ran in outcome.timeline[n_units:]:
+            if ran.unit.kind == "check":
+                self._tell_check(ran)
+                continue
             if ran.unit.kind == "evaluate":
                 self._score(ran)
                 continue
             # What no curve tells, no record holds: a mean over no samples.
-            self._heard.append(_done(ran, n_samples=0, loss=0.0, state_bytes=0))
+            told = {"n_samples": 0, "loss": 0.0, "state_bytes": 0}
+            self._heard.append(self._trained("done", ran, **told))
             if ran.unit.position == self._n_shards - 1 and not self._curves.evaluation_share:
                 for shard in range(self._n_shards):
                     self._score(_scored_at_once(ran, shard))
+        for rest in outcome.rests[n_rests:]:
+            self._is_news = True
+            self._heard.append({"op": "rests", "trial": rest.trial, "number": rest.number})
         for trial in list(outcome.failed)[self._n_failed :]:
             self._n_failed += 1
             self._fail(trial, outcome.failed[trial])
+
+    def _count_workers(self) -> None:
+        """Write who came and who left on the bill."""
+        while self._requests and self._requests[0] <= self.now():
+            self._bill = self._bill.ask(self._bill.asked + 1, at=self._requests.popleft())
+        there = self._model.workers
+        if there == self._there:
+            return
+        for worker in set(self._there) - set(there):
+            self._bill = self._bill.leave(worker, at=self.now())
+            if self._max_workers is None:  # nobody asks for another one in its place
+                self._bill = self._bill.ask(self._bill.asked - 1, at=self.now())
+        for worker in set(there) - set(self._there):
+            self._bill = self._bill.join(worker, at=self.now())
+        self._there = there
+        self._is_news = True
+
+    def _trained(self, op: str, ran: Ran, **told: Any) -> Message:
+        """Tell of a training unit that is over, or was stopped."""
+        trial = ran.unit.trial
+        before = self._reached.get(trial, 0.0)
+        after = ran.unit.epoch - 1 + (ran.unit.position + ran.done) / self._n_shards
+        self._reached[trial] = after
+        if trial in self._shares_time and isinstance(self._curves, Loses):
+            losses = self._curves.losses(self._configs[trial], before, after, trial=trial)
+            told["losses"] = [losses.n, losses.low, losses.high]
+        return _done(ran, members=list(ran.members), **told) | {"op": op}
+
+    def _tell_check(self, ran: Ran) -> None:
+        """Tell the value of a trial that is paused."""
+        trial = ran.unit.trial
+        is_first = ran.unit.position == 0  # as in `_report`
+        metrics = {}
+        if is_first:
+            try:
+                value = self._curves.value(self._configs[trial], self._reached[trial], trial=trial)
+            except TrainingError as error:
+                self._fail(trial, str(error))
+                return
+            metrics = {self._metric: value}
+        self._is_news = True
+        self._heard.append(_done(ran, n_samples=int(is_first), metrics=metrics))
 
     def _score(self, ran: Ran) -> None:
         epoch = (ran.unit.trial, ran.unit.epoch)

@@ -8,7 +8,8 @@ from itertools import groupby
 from typing import TypeAlias
 
 from dagsel.codec import Json
-from dagsel.flow import Decision, Event, Reported, TrialFailed, WorkersChanged
+from dagsel.errors import SearchError
+from dagsel.flow import Decision, Event, Paused, Reported, Tick, TrialFailed, WorkersChanged
 from dagsel.script import read_turns
 
 #: Events that came to the flow together.
@@ -16,14 +17,24 @@ Batch: TypeAlias = tuple[Reported | TrialFailed | WorkersChanged, ...]
 
 
 def read_order(entries: Iterable[Mapping[str, Json]]) -> tuple[Batch, ...]:
-    """Read from a journal in what order, and what at once, a flow was told."""
+    """Read from a journal in what order, and what at once, a flow was told.
+
+    Raises
+    ------
+    SearchError
+        If the flow paused trials or was woken: where a trial stood then depends on the clock.
+    """
     turns = [entry for entry in entries if entry["is"] == "turn"]
     batches = []
     for _, together in groupby(turns, key=lambda turn: turn.get("pass")):
+        events = [turn.event for turn in read_turns(together)]
+        if any(isinstance(event, Paused | Tick) for event in events):
+            raise SearchError(
+                "the recorded run paused trials or went by the clock; only the order of one that "
+                "goes by its reports alone can be kept"
+            )
         told = tuple(
-            turn.event
-            for turn in read_turns(together)
-            if isinstance(turn.event, Reported | TrialFailed | WorkersChanged)
+            event for event in events if isinstance(event, Reported | TrialFailed | WorkersChanged)
         )
         if told:
             batches.append(told)

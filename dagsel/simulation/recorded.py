@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -118,8 +119,8 @@ class Recorded:
         seconds = epoch_s if isinstance(epoch_s, Mapping) else dict.fromkeys(configs, epoch_s)
         return cls({n: scalars(config) for n, config in configs.items()}, values, seconds, {})
 
-    def value(self, config: Config, epoch: int, *, trial: int) -> float:
-        """Value of the metric after an epoch.
+    def value(self, config: Config, epoch: float, *, trial: int) -> float:
+        """Value of the metric after an epoch; in the middle of one, between those of its ends.
 
         Raises
         ------
@@ -131,7 +132,9 @@ class Recorded:
         number = self._find(config, trial)
         values = self.values.get(number, ())
         if epoch <= len(values):
-            return values[epoch - 1]
+            whole = int(epoch)
+            before, after = values[max(whole, 1) - 1], values[max(math.ceil(epoch), 1) - 1]
+            return before + (epoch - whole) * (after - before) if whole != epoch else before
         if number in self.failed:
             raise TrainingError(self.failed[number])
         raise SearchError(

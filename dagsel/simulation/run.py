@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dagsel.errors import SearchError
 from dagsel.execution.runner import Runner
 from dagsel.flow import Direction, Flow, Sampling
+from dagsel.planning.budget import Bill, read_budget
+from dagsel.planning.spans import to_seconds
 from dagsel.record import Entry, Record
 from dagsel.result import Result
 from dagsel.simulation.cluster import SimulatedCluster
@@ -41,10 +42,13 @@ class SimulatedRun(Result):
         What the workers were like.
     journal
         All that happened and was decided, as a run on a cluster writes it.
+    bill
+        When workers were asked for, came and went.
     """
 
     cluster: SimulatedCluster
     journal: Sequence[Entry]
+    bill: Bill
 
     @property
     def seconds(self) -> float:
@@ -54,7 +58,7 @@ class SimulatedRun(Result):
     @property
     def cost(self) -> float:
         """Seconds of workers that were used, from request to release."""
-        return self.cluster.worker_seconds(self.seconds)
+        return self.bill.worker_seconds(self.seconds)
 
 
 def simulate(
@@ -67,7 +71,8 @@ def simulate(
     sampler: BaseSampler | None = None,
     direction: Direction = "minimize",
     metric: str = "value",
-    deadline: float | None = None,
+    deadline: float | str | None = None,
+    budget: float | str | None = None,
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
     """Search in virtual time, to see what a flow would find on a cluster, when and at what cost.
@@ -95,7 +100,11 @@ def simulate(
     metric
         What to call the metric.
     deadline
-        Virtual seconds after which the search ends with what it has; None for no limit.
+        When the search ends with what it has: virtual seconds, or a text like ``"10 min"``; None
+        for no limit.
+    budget
+        What the workers may cost: worker-seconds, or a text like ``"30 worker-minutes"``; None for
+        no limit.
     order
         Journal of another run of the flow, on a cluster or simulated: trials report in its order,
         each epoch being kept back until those before it are trained.
@@ -127,8 +136,8 @@ def simulate(
     """
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    if deadline is not None and not deadline > 0:
-        raise SearchError(f"deadline must be a positive number of seconds, got {deadline!r}")
+    deadline_s = None if deadline is None else to_seconds("deadline", deadline)
+    budget_s = None if budget is None else read_budget(budget).worker_seconds
     flow = copy.deepcopy(flow)
     name = f"simulated-{seed}"
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
@@ -139,7 +148,6 @@ def simulate(
         cluster,
         metric,
         order=read_order(order),
-        until_s=math.inf if deadline is None else deadline,
     )
     runner = Runner(
         flow,
@@ -150,10 +158,11 @@ def simulate(
         record,
         metric,
         seed=seed,
-        deadline_s=deadline,
+        deadline_s=deadline_s,
+        budget_s=budget_s,
     )
     runner.run()
-    return SimulatedRun(driver.study, metric, record, cluster, journal)
+    return SimulatedRun(driver.study, metric, record, cluster, journal, engine.bill)
 
 
 def _driver(
@@ -217,6 +226,11 @@ class _NoStates:
         self, trial: int, at_most: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
         return None if at_most is None else (at_most, b"", {})
+
+    def load(
+        self, trial: int, epoch: int, position: int, *, partial: bool = False
+    ) -> tuple[bytes, dict[str, Any]]:
+        return b"", {}
 
     def save(
         self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]

@@ -1,0 +1,392 @@
+"""Scaling profiles: measured once for an architecture, learnt from runs, or given by hand."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from dagsel.codec import from_json, to_json
+from dagsel.errors import DatasetFormatError, SearchError
+from dagsel.execution.cluster import connect
+from dagsel.execution.timing import GangTimer, TimingPlan
+from dagsel.planning.scaling import Fit, Scaling, learn
+from dagsel.result import Run
+from dagsel.storage import ShardedDataset, profiles
+from dagsel.storage.views import size
+from dagsel.views.waiting import Waiting
+from dagsel.workloads.base import Config, Workload
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger("dagsel")
+
+_VERSION = 1
+_TITLES = ("workers", "speedup", "efficiency", "samples/s", "ms a batch", "memory a worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured of one number of workers.
+
+    Parameters
+    ----------
+    n_workers
+        How many trained together.
+    batch_s
+        Seconds of a batch, the median.
+    samples_per_s
+        Of all of them together.
+    memory_bytes
+        The most that training took on one of them besides the shard: of the device's memory on a
+        GPU, else of the process.
+    """
+
+    n_workers: int
+    batch_s: float
+    samples_per_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Profile:
+    """How one architecture scales.
+
+    Parameters
+    ----------
+    architecture
+        Its name.
+    scaling
+        λ by number of workers.
+    within
+        Share of the top speed that may be given up for fewer workers.
+    timings
+        What was measured, if it was.
+    device
+        What it was measured on.
+    fit
+        The law that `scaling` was taken from, and how wrong it was, if it was learnt.
+
+    Examples
+    --------
+    >>> profile = Profile.given({1: 1, 2: 1.85, 4: 1.9})
+    >>> profile.best, profile.scaling.speedup(3)
+    (2, 1.875)
+    >>> profile
+    <Profile given: best on 2 workers
+     workers  speedup  efficiency
+           1     1.00        100%
+           2     1.85         92%
+           4     1.90         48%>
+    """
+
+    architecture: str
+    scaling: Scaling
+    within: float = 0.03
+    timings: tuple[Timing, ...] = ()
+    device: str = ""
+    fit: Fit | None = None
+
+    @classmethod
+    def given(
+        cls, speedups: Mapping[int, float], *, architecture: str = "given", within: float = 0.03
+    ) -> Profile:
+        """Make one of numbers that are known already: λ by number of workers."""
+        return cls(architecture, Scaling(speedups), within)
+
+    @classmethod
+    def learnt(cls, *runs: Run, by: str | None = None, within: float = 0.03) -> dict[str, Profile]:
+        """Learn how architectures scale from the units that runs have trained.
+
+        The universal scalability law is fitted to the units' times (`dagsel.planning.scaling.fit`),
+        which hold what a unit costs besides its batches, unlike those of `dagsel.profile`; the
+        first gang of each worker is left out. Beyond the largest number of workers that was seen
+        the profile is flat.
+
+        Parameters
+        ----------
+        *runs
+            Runs on the same data set.
+        by
+            What names the architecture in the configurations; by default `architecture_of` the
+            workload with each of them.
+        within
+            As for `dagsel.profile`.
+
+        Returns
+        -------
+        profiles
+            By architecture; ``profile.fit.error`` says how wrong each is. An architecture that was
+            trained on one number of workers alone is not among them.
+
+        Raises
+        ------
+        SearchError
+            If no architecture was trained on two numbers of workers, or the data sets differ.
+        """
+        if len({run.run_dir.about()["data_digest"] for run in runs}) > 1:
+            raise SearchError(
+                "the runs are of several data sets, whose units are of different length: learn "
+                "from those of one at a time"
+            )
+        units = [unit for run in runs for unit in _units(run, by)]
+        fits = {name: fit for name, fit in learn(units).items() if len(fit.gangs) > 1}
+        if not fits:
+            raise SearchError(
+                f"of {len(units)} units no architecture was trained on two numbers of workers: "
+                "there is nothing to learn; measure with dagsel.profile(...)"
+            )
+        return {
+            name: cls(
+                name,
+                Scaling({n: fit.model.speedup(n) for n in range(1, fit.gangs[-1] + 1)}),
+                within,
+                fit=fit,
+            )
+            for name, fit in fits.items()
+        }
+
+    @classmethod
+    def load(cls, data: ShardedDataset | str, architecture: str) -> Profile:
+        """Read the profile of an architecture.
+
+        Raises
+        ------
+        SearchError
+            If none is kept with the data.
+        DatasetFormatError
+            If it is damaged or of a newer version.
+        """
+        data = _open(data)
+        found = _find(data, architecture)
+        if found is None:
+            known = ", ".join(profiles.names(data)) or "none"
+            raise SearchError(
+                f"no profile of {architecture!r} is kept with {data.url} (there: {known}); measure "
+                "it with dagsel.profile(...) or give it with Profile.given({1: 1, 2: ...})"
+            )
+        return found
+
+    def save(self, data: ShardedDataset | str) -> None:
+        """Keep it with the data, in the place of an earlier one of this architecture."""
+        body = {"format": "dagsel.profile", "version": _VERSION, "profile": to_json(self)}
+        profiles.keep(_open(data), self.architecture, json.dumps(body, indent=1).encode())
+
+    @property
+    def best(self) -> int:
+        """The smallest number of workers whose speed is within `within` of the top one."""
+        return self.scaling.best(max(self.scaling.speedups), within=self.within)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        timings = {timing.n_workers: timing for timing in self.timings}
+        rows: list[tuple[str, ...]] = [_TITLES if timings else _TITLES[:3]]
+        for n, speedup in self.scaling.speedups.items():
+            row: tuple[str, ...] = (str(n), f"{speedup:.2f}", f"{self.scaling.efficiency(n):.0%}")
+            if n in timings:
+                timing = timings[n]
+                rate, batch = f"{timing.samples_per_s:,.0f}", f"{1e3 * timing.batch_s:,.2f}"
+                row = (*row, rate, batch, size(timing.memory_bytes))
+            rows.append(row)
+        return rows
+
+    def _title(self) -> str:
+        on = f", measured on {self.device}" if self.device else ""
+        if self.fit is not None:
+            on = f", learnt from {self.fit.n} units, {self.fit.error:.0%} off"
+        plural = "s" if self.best > 1 else ""
+        return f"Profile {self.architecture}: best on {self.best} worker{plural}{on}"
+
+    def __repr__(self) -> str:
+        rows = self._rows()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            " " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            for row in rows
+        ]
+        return "\n".join([f"<{self._title()}", *lines]) + ">"
+
+    def _repr_html_(self) -> str:
+        head, *rows = self._rows()
+        titles = "".join(f"<th>{title}</th>" for title in head)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
+        )
+        return f"<p>{escape(self._title())}</p><table><tr>{titles}</tr>{body}</table>"
+
+
+def profile(
+    workload: Workload,
+    config: Config,
+    data: ShardedDataset | str,
+    gangs: Iterable[int] | None = None,
+    *,
+    client: Client | str | None = None,
+    cluster: Any = None,
+    n_batches: int = 20,
+    warmup: int = 3,
+    within: float = 0.03,
+    remeasure: bool = False,
+    architecture: str | None = None,
+) -> Profile:
+    """Measure how training scales with the number of workers, or read what was measured before.
+
+    A few batches of the data set's first shard are trained on each number of workers and timed. The
+    result is kept with the data set under the architecture's name, and is not measured again unless
+    a number of workers is missing in it.
+
+    Parameters
+    ----------
+    workload
+        What to train.
+    config
+        The configuration to train it with.
+    data
+        A data set, or its URL.
+    gangs
+        Numbers of workers; 1 is always among them. By default 1, 2, 4 and so on, up to the
+        cluster's workers.
+    client, cluster
+        As for `dagsel.optimize`.
+    n_batches
+        Batches that are timed on each number of workers.
+    warmup
+        Batches before these.
+    within
+        The best number of workers is the smallest within this share of the top speed.
+    remeasure
+        Measure in any case: needed where the profile is of other hardware.
+    architecture
+        Name to keep it under; by default `architecture_of` the workload with this configuration.
+
+    Returns
+    -------
+    Profile
+        The table; ``profile.best`` and ``profile.scaling`` are what flows ask for.
+
+    Raises
+    ------
+    SearchError
+        If the numbers cannot be.
+    WorkloadError
+        If the workload cannot train on several workers, or not with so small a batch.
+    ClusterError
+        If the cluster has too few workers.
+    """
+    data = _open(data)
+    plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
+    Scaling({}).best(1, within=within)
+    workload.validate(config)
+    architecture = architecture or architecture_of(workload, config)
+    kept = None if remeasure else _find(data, architecture)
+    if kept is not None and set(plan.gangs or ()) <= kept.scaling.speedups.keys():
+        return replace(kept, within=within)
+    measured = []
+    with (
+        Waiting(f"profiling {architecture}") as waiting,
+        connect(client, cluster) as here,
+        GangTimer(here, workload, config, data, plan) as timer,
+    ):
+        for n in timer.gangs:
+            waiting.say(f"profiling {architecture} on {n} of {max(timer.gangs)} workers")
+            measured.append(timer.measure(n))
+    one = measured[0].batch_s
+    speedups = {m.n_workers: one / m.batch_s for m in measured}
+    timings = tuple(
+        Timing(m.n_workers, m.batch_s, m.batch_samples / m.batch_s, m.memory_bytes)
+        for m in measured
+    )
+    result = Profile(architecture, Scaling(speedups), within, timings, measured[0].device)
+    try:
+        result.save(data)
+    except OSError as error:
+        logger.warning("the profile could not be kept with %s: %s", data.url, error)
+    return result
+
+
+def architecture_of(workload: Workload, config: Config) -> str:
+    """Name an architecture: its checksum, and the batch size where the workload tells it.
+
+    Two configurations are of one architecture if the names and shapes of all that their fresh
+    states hold are the same. How a model scales depends on its batch size too, so that is part of
+    the name.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    config
+        The configuration.
+
+    Examples
+    --------
+    >>> from dagsel.testing.synthetic import SyntheticWorkload
+    >>> architecture_of(SyntheticWorkload(), {}) == architecture_of(SyntheticWorkload(), {"lr": 1})
+    True
+    """
+    tensors = workload.init(config, seed=0).tensors
+    shapes = [[name, tensor.dtype, list(tensor.shape)] for name, tensor in sorted(tensors.items())]
+    text = json.dumps([type(workload).__qualname__, shapes])
+    name = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    batch: Any = getattr(workload, "batch_size", None)
+    batch = batch(config) if callable(batch) else batch
+    return name if batch is None else f"{name}-batch{batch}"
+
+
+def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> Scaling | None:
+    """Find how a configuration scales in the profiles that are kept with a data set."""
+    if not profiles.names(data):
+        return None
+    found = _find(data, architecture_of(workload, config))
+    return None if found is None else found.scaling
+
+
+def _units(run: Run, by: str | None) -> list[tuple[str, int, float]]:
+    """List architecture, workers and seconds of the units of a run."""
+    timed, trials = run.record.timed(), run.record.trials
+    trained = {done.unit.trial for done in timed}
+    names = {trial: _name(run.workload, trials[trial].config, by) for trial in trained}
+    units, ready = [], set[str]()
+    for done in timed:
+        workers = {done.worker, *done.members}
+        if done.gang == 1 or workers <= ready:
+            units.append((names[done.unit.trial], done.gang, done.stop - done.start))
+        else:  # what a process does in its first gang alone is not counted
+            ready |= workers
+    return units
+
+
+def _name(workload: Workload, config: Config, by: str | None) -> str:
+    if by is None:
+        return architecture_of(workload, config)
+    if by not in config:
+        raise SearchError(
+            f"a configuration has no {by!r}, by which its architecture is told; give by= another "
+            "of its names, or leave it out"
+        )
+    return str(config[by])
+
+
+def _find(data: ShardedDataset, architecture: str) -> Profile | None:
+    text = profiles.find(data, architecture)
+    if text is None:
+        return None
+    try:
+        body = json.loads(text)
+        if body["format"] != "dagsel.profile" or body["version"] > _VERSION:
+            raise ValueError(f"its version is {body['version']}")
+        found: Profile = from_json(Profile, body["profile"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DatasetFormatError(
+            f"{data.url}: the profile of {architecture!r} is damaged or of a newer dagsel "
+            f"({error}); measure it again with remeasure=True"
+        ) from None
+    return found
+
+
+def _open(data: ShardedDataset | str) -> ShardedDataset:
+    return ShardedDataset.open(data) if isinstance(data, str) else data
