@@ -90,13 +90,13 @@ class ASHA(RungSearch):
     >>> flow.start(Context(n_workers=1))
     [Ask(n=3, sampling='study')]
     >>> flow.handle(Asked(trials=(0, 1, 2)))[0]
-    Train(trial=0, epochs=1, priority=0.0)
+    Train(trial=0, epochs=1)
     >>> for trial, loss in enumerate([0.5, 0.4]):
     ...     print(flow.handle(Reported(trial, 1, loss, {"loss": loss}, seconds=1.0)))
     [Ask(n=1, sampling='study')]
     [Ask(n=1, sampling='study')]
     >>> flow.handle(Reported(2, 1, 0.6, {"loss": 0.6}, seconds=1.0))
-    [Train(trial=1, epochs=2, priority=0.0)]
+    [Train(trial=1, epochs=2)]
     """
 
     max_epochs: int

@@ -16,9 +16,11 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Paused,
     Reported,
     Sampling,
     Stop,
+    Tick,
     Train,
     TrialFailed,
     WorkersChanged,
@@ -83,7 +85,7 @@ class FullTraining:
                 state.live.update(trials)
                 state.exhausted |= exhausted
                 state.n_awaited = 0 if exhausted else state.n_awaited - len(trials)
-                train: list[Decision] = [Train(trial, self.max_epochs) for trial in trials]
+                train: list[Decision] = [Train(trial, self._n_epochs(trial)) for trial in trials]
                 return train or self._refill()
             case Reported(trial):
                 stop = self._judge(event)
@@ -100,10 +102,16 @@ class FullTraining:
             case DeadlineReached():
                 state.finished = True
                 return stop_all(state.live)
+            case Paused() | Tick():
+                return []
+
+    def _n_epochs(self, trial: int) -> int:
+        # Of a whole trial; for a queue of jobs each has its own.
+        return self.max_epochs
 
     def _judge(self, report: Reported) -> Stop | None:
         # Whether the trial ends here; a search that gives trials up early has more to say.
-        if report.epoch < self.max_epochs:
+        if report.epoch < self._n_epochs(report.trial):
             return None
         return Stop(report.trial, "trained to the end", "complete")
 

@@ -41,7 +41,7 @@ class HyperOpt(FullTraining):
     >>> flow.start(Context(n_workers=2))
     [Ask(n=2, sampling='study')]
     >>> flow.handle(Asked(trials=(0, 1)))
-    [Train(trial=0, epochs=5, priority=0.0), Train(trial=1, epochs=5, priority=0.0)]
+    [Train(trial=0, epochs=5), Train(trial=1, epochs=5)]
     >>> flow.handle(Reported(1, 5, 0.3, {}, seconds=9.0))
     [Stop(trial=1, reason='trained to the end', outcome='complete'), Ask(n=1, sampling='study')]
     """

@@ -38,7 +38,7 @@ class OptunaPruner(FullTraining):
     >>> from dagsel.flow import Asked, Context
     >>> flow = OptunaPruner(max_epochs=9, n_trials=1)
     >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
-    [Ask(n=1, sampling='study'), Train(trial=0, epochs=9, priority=0.0)]
+    [Ask(n=1, sampling='study'), Train(trial=0, epochs=9)]
     >>> flow.handle(Reported(0, 3, 0.5, {}, 1.0, prune=True))[0]
     Stop(trial=0, reason='the pruner ended it after epoch 3', outcome='pruned')
     """

@@ -38,7 +38,7 @@ class RandomSearch(FullTraining):
     >>> flow.start(Context(n_workers=1))
     [Ask(n=4, sampling='random')]
     >>> flow.handle(Asked(trials=(0,)))
-    [Train(trial=0, epochs=5, priority=0.0)]
+    [Train(trial=0, epochs=5)]
     """
 
     n_trials: int = 10

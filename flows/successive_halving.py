@@ -174,7 +174,7 @@ class SuccessiveHalving(BracketSearch):
     ...     print(decision)
     Stop(trial=2, reason='rung 1: 0.2 is not among the best 1 of 3', outcome='pruned')
     Stop(trial=0, reason='rung 1: 0.3 is not among the best 1 of 3', outcome='pruned')
-    Train(trial=1, epochs=2, priority=0.0)
+    Train(trial=1, epochs=2)
     """
 
     max_epochs: int

@@ -55,7 +55,7 @@ def test_every_trial_trains_to_the_end(
     world.run()
     stops = [d for step in world.steps for d in step.decisions if isinstance(d, Stop)]
     failed = [step for step in world.steps if isinstance(step.event, TrialFailed)]
-    assert world.reported == {}
+    assert world.live == {}
     assert len(world.ended) == len(stops) + len(failed) == min(n_trials or n_points, n_points)
     assert {stop.outcome for stop in stops} <= {"complete"}
     assert world.most_training <= (n_concurrent or len(world.ended))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -21,10 +21,15 @@ from dagsel.flow import (
     Finish,
     Flow,
     Outcome,
+    Pause,
+    Paused,
     Reported,
+    Scale,
     Stop,
+    Tick,
     Train,
     TrialFailed,
+    Wake,
     WorkersChanged,
 )
 from dagsel.testing import FlowSuite
@@ -114,7 +119,7 @@ class CountsOnEveryTrial(Halving):
 
 class GrowsWithTheCluster(Halving):
     def handle(self, event: Event) -> list[Decision]:
-        if isinstance(event, WorkersChanged):
+        if isinstance(event, WorkersChanged) and len(self.state.live) < 12:
             return [Ask(event.n_workers + 1)]
         return super().handle(event)
 
@@ -236,6 +241,197 @@ class RanksByTheBareValue(Halving):
         return value if self.state.context.direction == "minimize" else -value
 
 
+@dataclass(slots=True)
+class Turns:
+    context: Context = field(default_factory=lambda: Context(1))
+    losses: dict[int, float] = field(default_factory=dict)  # live: when last scored
+    begun: set[int] = field(default_factory=set)
+    turn: int | None = None
+    awaited: bool = False
+    n_workers: int = 1
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Train the best trial alone, new ones first; look again after two seconds, or at a score."""
+
+    n_trials: int = 3
+    state: Turns = field(default_factory=Turns, init=False, repr=False, compare=False)
+
+    def start(self, context: Context) -> list[Decision]:
+        self.state.context, self.state.n_workers = context, context.n_workers
+        return [Ask(self.n_trials), *self.prepare()]
+
+    def prepare(self) -> list[Decision]:
+        return [Scale(4), Wake(3.0)]
+
+    def handle(self, event: Event) -> list[Decision]:
+        state = self.state
+        match event:
+            case DeadlineReached():
+                return [Finish()]
+            case Asked(trials):
+                state.losses = dict.fromkeys(trials, -math.inf)
+                return self.next()
+            case Reported(trial, epoch, value):
+                state.losses[trial] = state.context.loss(value)
+                return self.end(trial) if epoch == 2 else []
+            case Paused(trial, value=value):
+                state.awaited = False
+                if value is not None:
+                    state.losses[trial] = self.loss(value)
+                return self.next()
+            case TrialFailed(trial):
+                del state.losses[trial]
+                return self.next() if trial == state.turn or not state.losses else []
+            case WorkersChanged(n_workers):
+                return self.resize(max(n_workers, 1))
+            case Tick(seconds):
+                return [*self.pause(), Wake(seconds + 3.0)]
+
+    def loss(self, value: float) -> float:
+        return self.state.context.loss(value)
+
+    def end(self, trial: int) -> list[Decision]:
+        del self.state.losses[trial]
+        return [Stop(trial, "trained to the end", "complete"), *self.next()]
+
+    def next(self) -> list[Decision]:
+        state = self.state
+        state.awaited = False
+        if not state.losses:
+            return [Finish()]
+        state.turn = min(state.losses, key=lambda trial: (state.losses[trial], trial))
+        is_new = state.turn not in state.begun
+        state.begun.add(state.turn)
+        return [self.train(state.turn, 2 if is_new else 0)]
+
+    def train(self, trial: int, epochs: int) -> Train:
+        return Train(trial, epochs, gang=self.gang(), seconds=2.0)
+
+    def gang(self) -> int:
+        return min(2, self.state.n_workers)
+
+    def resize(self, n_workers: int) -> list[Decision]:
+        before, self.state.n_workers = self.gang(), n_workers
+        if before == self.gang() or self.state.awaited or self.state.turn is None:
+            return []
+        return [self.train(self.state.turn, 0)]
+
+    def pause(self) -> list[Decision]:
+        if self.state.awaited or self.state.turn is None:
+            return []
+        self.state.awaited = True
+        return [Pause(self.state.turn, evaluate=True)]
+
+
+class TestInTurn(FlowSuite):
+    n_concurrent = 1
+
+    def make_flow(self) -> Flow:
+        return InTurn()
+
+
+class ResumesWhatHasNoEpochs(InTurn):
+    def train(self, trial: int, epochs: int) -> Train:
+        return super().train(trial, 0)
+
+
+class TakesEpochsAway(InTurn):
+    def train(self, trial: int, epochs: int) -> Train:
+        return super().train(trial, epochs or -1)
+
+
+class ResumesWhatTrainsAlready(InTurn):
+    def next(self) -> list[Decision]:
+        return [replace(train, seconds=None) for train in super().next() for _ in range(2)]
+
+
+class ResumesTheStopped(InTurn):
+    def end(self, trial: int) -> list[Decision]:
+        return [*super().end(trial), self.train(trial, 0)]
+
+
+class PausesTheStopped(InTurn):
+    def end(self, trial: int) -> list[Decision]:
+        return [*super().end(trial), Pause(trial)]
+
+
+class PausesTwice(InTurn):
+    def pause(self) -> list[Decision]:
+        self.state.awaited = False
+        return super().pause()
+
+
+class ResumesBeforeTheAnswer(InTurn):
+    def resize(self, n_workers: int) -> list[Decision]:
+        turn = self.state.turn
+        return [] if turn is None else [self.train(turn, 0)]
+
+
+class ForgetsToResume(InTurn):
+    def handle(self, event: Event) -> list[Decision]:
+        return [] if isinstance(event, Paused) else super().handle(event)
+
+
+class TrainsOnNobody(InTurn):
+    def gang(self) -> int:
+        return 0
+
+
+class TrainsForNoTime(InTurn):
+    def train(self, trial: int, epochs: int) -> Train:
+        return Train(trial, epochs, seconds=0.0)
+
+
+class NeedsMoreWorkersThanThereAre(InTurn):
+    def prepare(self) -> list[Decision]:
+        return [Scale(4)]
+
+    def gang(self) -> int:
+        return 4
+
+
+class WaitsForWorkers(InTurn):
+    def prepare(self) -> list[Decision]:
+        return [Scale(4)]
+
+    def next(self) -> list[Decision]:
+        return super().next() if self.state.n_workers == 4 else []
+
+
+class LetsAllWorkersGo(InTurn):
+    def prepare(self) -> list[Decision]:
+        return [Scale(0)]
+
+
+class WakesAtNoTime(InTurn):
+    def prepare(self) -> list[Decision]:
+        return [Wake(math.nan)]
+
+
+class ClonesIntoThePaused(InTurn):
+    def handle(self, event: Event) -> list[Decision]:
+        decisions = super().handle(event)
+        paused = event.trial if isinstance(event, Paused) and event.epochs > 1 else None
+        others = [trial for trial in self.state.losses if trial != paused]
+        return decisions if paused is None else [Clone(others[0], paused, {}), *decisions]
+
+
+class RanksThePausedByTheBareValue(InTurn):
+    def loss(self, value: float) -> float:
+        return value if math.isfinite(value) else math.inf
+
+
+@dataclass(frozen=True)
+class RemembersPausesOutsideItsState(InTurn):
+    scored: list[int] = field(default_factory=list, init=False, compare=False)
+
+    def loss(self, value: float) -> float:
+        self.scored.append(0)
+        return 9.0 * (-1) ** len(self.scored)
+
+
 CONCURRENT = "test_no_more_than_n_concurrent_train_at_once"
 LEGAL = "test_decisions_are_legal_and_the_search_ends"
 SAME = "test_the_same_events_give_the_same_decisions"
@@ -251,7 +447,7 @@ SAME = "test_the_same_events_give_the_same_decisions"
         (FinishesEarly, LEGAL, r"finishes while trials \[\d+\] train"),
         (GoesOnAfterFinish, LEGAL, "comes after Finish"),
         (NeverEnds, LEGAL, "not finished after"),
-        (ClonesWhatTrains, LEGAL, "the target is not paused"),
+        (ClonesWhatTrains, LEGAL, "the target has epochs to train"),
         (ClonesTheStopped, LEGAL, "but the trial was stopped"),
         (DecidesInNumpy, LEGAL, "has no form in JSON"),
         (GrowsWithTheCluster, CONCURRENT, r"\d+ trials train at once, 6|not finished after"),
@@ -271,10 +467,31 @@ SAME = "test_the_same_events_give_the_same_decisions"
         (TrainsAfterTheDeadline, "test_a_deadline_ends_the_search_at_once", "after the deadline"),
         (IgnoresTheDirection, "test_a_mirrored_metric_changes_nothing", "the mirrored search"),
         (RanksTheInfiniteFirst, "test_what_is_not_finite_ranks_last", "yet preferred to bad ones"),
+        (ResumesWhatHasNoEpochs, LEGAL, "trains nothing: the trial has no epoch left"),
+        (TakesEpochsAway, LEGAL, "takes epochs away"),
+        (ResumesWhatTrainsAlready, LEGAL, "it trains like that|no epoch left"),
+        (ResumesTheStopped, LEGAL, "but the trial was stopped|comes after Finish"),
+        (PausesTheStopped, LEGAL, "but the trial was stopped|comes after Finish"),
+        (PausesTwice, LEGAL, r"but Pause\(trial=\d+, evaluate=True\) is not answered yet"),
+        (ResumesBeforeTheAnswer, LEGAL, r"Train\(.*, but Pause\(.*\) is not answered yet"),
+        (ForgetsToResume, LEGAL, "deadlock: nothing trains|not finished after"),
+        (TrainsOnNobody, LEGAL, "has no worker"),
+        (TrainsForNoTime, LEGAL, "has no time"),
+        (NeedsMoreWorkersThanThereAre, LEGAL, r"deadlock: gangs \{\d+: 4\} do not fit on"),
+        (WaitsForWorkers, LEGAL, "deadlock: nothing trains"),
+        (LetsAllWorkersGo, LEGAL, "leaves no worker"),
+        (WakesAtNoTime, LEGAL, "is at no time"),
+        (ClonesIntoThePaused, LEGAL, "has epochs to train|has not reported"),
+        (
+            RemembersPausesOutsideItsState,
+            "test_a_state_goes_through_json_between_any_two_events",
+            "restored, it differs",
+        ),
+        (RanksThePausedByTheBareValue, "test_a_mirrored_metric_changes_nothing", "the mirrored"),
         (RanksByTheBareValue, "test_what_is_not_finite_ranks_last", "not treated alike|preferred"),
     ],
 )
-def test_a_bad_flow_is_caught(bad: type[Halving], law: str, says: str) -> None:
+def test_a_bad_flow_is_caught(bad: type[Halving | InTurn], law: str, says: str) -> None:
     class Suite(FlowSuite):
         n_concurrent = 6
 

@@ -18,16 +18,30 @@ from dagsel.flow import Flow, WorkersChanged
 from dagsel.flows import (
     ASHA,
     PBT,
+    SEER,
+    ByConvergence,
+    ElasticGrid,
+    ElasticHyperband,
+    Fifo,
     Grid,
+    Hermes,
     Hyperband,
     HyperOpt,
+    HyperSched,
+    JobQueue,
+    Lsf,
+    Marble,
     MedianStopping,
+    Optimus,
     OptunaPruner,
     RandomSearch,
     Range,
+    RoundRobin,
+    Slaq,
     SuccessiveHalving,
 )
 from dagsel.makespans import bound_of
+from dagsel.planning.scaling import Scaling
 from dagsel.script import read_turns
 from dagsel.simulation import PowerLaw, SimulatedCluster, SimulatedRun, decision_log, simulate
 
@@ -45,7 +59,23 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "pruner": lambda: OptunaPruner(
         max_epochs=6, n_trials=16, pruner=optuna.pruners.MedianPruner(4, 1)
     ),
+    "convergence": lambda: ByConvergence(ASHA(max_epochs=9, n_trials=24, n_concurrent=8)),
+    "fifo": lambda: Fifo(max_epochs=3, n_trials=12),
+    "robin": lambda: RoundRobin(max_epochs=3, n_trials=12, quantum=20),
+    "slaq": lambda: Slaq(max_epochs=3, n_trials=12, quantum=20),
+    "hermes": lambda: Hermes(max_epochs=3, n_trials=12, quantum=20),
+    "queue": lambda: JobQueue(n_trials=6, epochs_by="depth"),
+    "lsf": lambda: Lsf(RandomSearch(max_epochs=3, n_trials=6)),
+    "marble": lambda: Marble(RandomSearch(max_epochs=3, n_trials=6), SCALING, by="kind"),
+    "optimus": lambda: Optimus(
+        RandomSearch(max_epochs=3, n_trials=6), SCALING, by="kind", interval_s=40
+    ),
+    "seer": lambda: SEER("20 min", 4 * 1200.0, min_stage=60),
+    "hypersched": lambda: HyperSched("20 min", 4 * 1200.0),
+    "elastic hyperband": lambda: ElasticHyperband("20 min", 4 * 1200.0, min_stage=60),
+    "elastic grid": lambda: ElasticGrid("20 min", 4 * 1200.0, sampling="study"),
 }
+SCALING = {"small": Scaling({2: 1.5, 3: 1.6}), "large": Scaling({2: 1.9, 4: 3.4})}
 CURVES = PowerLaw(epoch_s=lambda config: 30.0 + 60.0 * config["width"])
 CLUSTER = SimulatedCluster(n_workers=4)
 
@@ -54,19 +84,22 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "lr": trial.suggest_float("lr", 1e-4, 1.0, log=True),
         "width": trial.suggest_float("width", 0.0, 1.0),
+        "depth": trial.suggest_int("depth", 1, 4),
+        "kind": trial.suggest_categorical("kind", ["small", "large"]),
     }
 
 
 def small_space(trial: optuna.Trial) -> dict[str, Any]:
     return {
         "lr": trial.suggest_categorical("lr", [0.1, 0.2, 0.3]),
+        "depth": trial.suggest_int("depth", 1, 2),
         "width": trial.suggest_float("width", 0.0, 1.0, step=0.25),
     }
 
 
 def search(name: str, **options: Any) -> SimulatedRun:
     options = {"curves": CURVES, "cluster": CLUSTER, "space": space, **options}
-    if name == "grid":
+    if name in ("grid", "queue"):
         options["space"] = small_space
     curves, cluster = options.pop("curves"), options.pop("cluster")
     return simulate(FLOWS[name](), curves, cluster, **options)
@@ -81,7 +114,7 @@ def units_of(run: SimulatedRun) -> Counter[tuple[int, int, int]]:
 def test_every_flow_has_its_test() -> None:
     from dagsel import flows
 
-    assert len(FLOWS) == len(set(flows.__all__) - {"Range"})
+    assert {type(make()).__name__ for make in FLOWS.values()} == set(flows.__all__) - {"Range"}
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -103,7 +136,7 @@ def test_the_same_arguments_give_the_same_journal(name: str) -> None:
     hetero = replace(CLUSTER, speeds=(1.0, 2.0, 0.7, 1.3), failures=((200.0, 1),))
     one, other = (search(name, cluster=hetero, seed=3).journal for _ in range(2))
     assert one == other
-    if name != "grid":
+    if name not in ("grid", "queue"):
         assert search(name, cluster=hetero, seed=4).journal != one
 
 

@@ -1,0 +1,71 @@
+"""Hyperband on a cluster that shrinks as the brackets halve.
+
+The comparison partner of SEER in Dunlap et al., SoCC 2021; the brackets are those of Li et al.,
+JMLR 2018. The paper leaves open how they share deadline and budget. Here, so is assumed: the
+resource is training time, and the largest one the deadline; all brackets run side by side, each
+trial on one worker; and their sizes grow in proportion until the budget is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from dagsel.flows.seer import min_stage_of
+from dagsel.flows.stages import StagedSearch, StagedState, check_staged
+from dagsel.planning.brackets import StagePlan, hyperband_plan
+
+
+@dataclass(frozen=True)
+class ElasticHyperband(StagedSearch):
+    """Run Hyperband's brackets side by side in training time, a worker for each trial.
+
+    Parameters
+    ----------
+    deadline
+        Seconds that the search may last, or such as ``"10 min"``.
+    budget
+        Worker-seconds that it may cost, or such as ``"30 worker-minutes"``.
+    reduction_factor
+        η: one of so many trials goes on.
+    min_stage
+        The shortest time after which a trial may be judged; None for a 64th of the deadline. A
+        small budget makes it longer.
+    max_epochs
+        Where a trial is complete, however much time is left; None for no limit.
+    price_per_worker_hour
+        What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
+
+    Raises
+    ------
+    SearchError
+        If a value is none, or the budget is less than a worker until the deadline.
+
+    Examples
+    --------
+    >>> flow = ElasticHyperband(deadline="16 min", budget="160 worker-minutes", min_stage="1 min")
+    >>> [(float(stage.seconds), stage.n_workers) for stage in flow.plan.stages]
+    [(60.0, 31), (180.0, 15), (720.0, 5)]
+    """
+
+    deadline: float | str
+    budget: float | str
+    reduction_factor: int = field(default=4, kw_only=True)
+    min_stage: float | str | None = field(default=None, kw_only=True)
+    max_epochs: int | None = field(default=None, kw_only=True)
+    price_per_worker_hour: float | None = field(default=None, kw_only=True)
+    state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_staged(reduction_factor=self.reduction_factor, max_epochs=self.max_epochs)
+        _ = self.plan  # refuses what cannot be planned
+
+    @cached_property
+    def plan(self) -> StagePlan:
+        """What is done if nothing fails and every worker comes at once."""
+        return hyperband_plan(
+            self.deadline_s,
+            self.budget_worker_s,
+            reduction_factor=self.reduction_factor,
+            min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
+        )

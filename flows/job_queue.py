@@ -1,0 +1,75 @@
+"""A plain queue of jobs, each with its own length: what a batch system is given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagsel.errors import SearchError
+from dagsel.flow import Asked, Decision, Event, Sampling
+from dagsel.flows.full_training import FullTraining, Progress
+
+
+@dataclass(slots=True)
+class Queue(Progress):
+    """The state of a queue of jobs."""
+
+    epochs: dict[int, int] = field(default_factory=dict)  # of each job that was drawn
+
+
+@dataclass(frozen=True)
+class JobQueue(FullTraining):
+    """Train every point of a finite space for as many epochs as its configuration says.
+
+    The jobs come in the order of the grid. To list them, let the space choose among them:
+    ``lambda trial: jobs[trial.suggest_int("job", 0, len(jobs) - 1)]``.
+
+    Parameters
+    ----------
+    epochs_by
+        What names a job's epochs in its configuration.
+    n_trials
+        Stop after so many jobs; None for all of them.
+    n_concurrent
+        How many of them are in the queue or train at once; None for four a worker.
+
+    Raises
+    ------
+    SearchError
+        If a number is below 1; or, when a job is drawn, if its configuration says no epochs.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Context
+    >>> flow = JobQueue(n_concurrent=2)
+    >>> flow.start(Context(n_workers=6))
+    [Ask(n=2, sampling='grid')]
+    >>> flow.handle(Asked((0, 1), configs=({"epochs": 90}, {"epochs": 30})))
+    [Train(trial=0, epochs=90), Train(trial=1, epochs=30)]
+    """
+
+    max_epochs: int = field(default=sys.maxsize, init=False, repr=False)  # each has its own
+    epochs_by: str = field(default="epochs", kw_only=True)
+    state: Queue = field(default_factory=Queue, init=False, repr=False, compare=False)
+    sampling: Sampling = field(default="grid", init=False, repr=False)
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Train what was drawn; draw another job for each that ended."""
+        if isinstance(event, Asked):
+            for trial, config in zip(event.trials, event.configs, strict=True):
+                self.state.epochs[trial] = self._read_epochs(trial, config)
+        return super().handle(event)
+
+    def _n_epochs(self, trial: int) -> int:
+        return self.state.epochs[trial]
+
+    def _read_epochs(self, trial: int, config: Mapping[str, Any]) -> int:
+        n = config.get(self.epochs_by)
+        if not isinstance(n, int) or isinstance(n, bool) or n < 1:
+            raise SearchError(
+                f"job {trial} must say its epochs, 1 or more, under {self.epochs_by!r}, got "
+                f"{n!r}; add them to its configuration or name another key with epochs_by="
+            )
+        return n

@@ -1,0 +1,53 @@
+"""The node as a batch system gives it away: whole, to one job after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagsel.flows.allocation import Allocator, Job, keep
+
+
+def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+    """Give all workers to the job that has some, or to the first one that waits.
+
+    Examples
+    --------
+    >>> waiting = [Job(trial, most=6) for trial in range(3)]
+    >>> lsf(waiting, 6), lsf([Job(0, gang=4, least=1, most=6), *waiting[1:]], 6)
+    ({0: 6, 1: 0, 2: 0}, {0: 6, 1: 0, 2: 0})
+    """
+    gangs = keep(jobs, n_workers)
+    if jobs:
+        job = min(jobs, key=lambda job: not job.gang)
+        free = max(n_workers - sum(gangs.values()), 0)
+        gangs[job.trial] = max(gangs[job.trial], min(job.most, gangs[job.trial] + free))
+    return gangs
+
+
+@dataclass(frozen=True)
+class Lsf(Allocator):
+    """Let each trial of a search have all workers, one after another, in the order of the queue.
+
+    This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
+    is compared with.
+
+    Parameters
+    ----------
+    flow
+        The search inside; `JobQueue` for a plain queue of jobs.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = Lsf(RandomSearch(max_epochs=5, n_trials=8))
+    >>> flow.start(Context(n_workers=2))
+    [Ask(n=8, sampling='random')]
+    >>> flow.handle(Asked((0, 1)))
+    [Train(trial=0, epochs=5, gang=2)]
+    """
+
+    def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+        """Divide the workers as `lsf` does."""
+        return lsf(jobs, n_workers)

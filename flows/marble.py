@@ -1,0 +1,126 @@
+"""MARBLE: to each job the number of workers that it makes good use of, and the rest to the others.
+
+Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID 2020,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dagsel.errors import SearchError
+from dagsel.flows.allocation import Job, ProfiledAllocator, keep
+from dagsel.planning.small_population import SWITCH_S
+
+
+def marble(jobs: Sequence[Job], n_workers: int, switch_s: float = 0.0) -> dict[int, int]:
+    """Divide the workers as MARBLE does.
+
+    First the jobs that run on fewer workers than are best for them (the *secondaries*) get more, as
+    far as workers are free and the time won is above what a suspension costs; then jobs that wait
+    begin on their best number, or on what is left. Both in the order of the jobs. With `switch_s`
+    at 0 every promotion is made, as in the paper, and so it is where nothing is known of the time
+    that a job has left.
+
+    Parameters
+    ----------
+    jobs
+        In the order of their service.
+    n_workers
+        Workers that there are.
+    switch_s
+        What it costs to suspend and resume a job, in seconds of its time.
+
+    Returns
+    -------
+    gangs
+        Workers of each job from now on; 0 if it waits on.
+
+    Examples
+    --------
+    >>> from dagsel.planning.scaling import Scaling
+    >>> resnet = Scaling({2: 1.7, 3: 2.2, 6: 2.25})
+    >>> waiting = [Job(trial, most=6, scaling=resnet) for trial in range(3)]
+    >>> marble(waiting, 6), marble(waiting, 4)
+    ({0: 3, 1: 3, 2: 0}, {0: 3, 1: 1, 2: 0})
+    >>> secondary = Job(1, gang=1, least=1, most=6, scaling=resnet, left_s=10.0)
+    >>> marble([secondary, waiting[2]], 6), marble([secondary, waiting[2]], 6, switch_s=10.0)
+    ({1: 3, 2: 3}, {1: 1, 2: 3})
+    """
+    gangs = keep(jobs, n_workers)
+    free = max(n_workers - sum(gangs.values()), 0)
+    for job in sorted(jobs, key=lambda job: not job.gang):
+        gang = gangs[job.trial]
+        more = min(job.scaling.best(n_workers), job.most, gang + free)
+        if more > gang and (not gang or job.won_s(gang, more) > switch_s):
+            gangs[job.trial] = more
+            free -= more - gang
+    return gangs
+
+
+@dataclass(frozen=True)
+class Marble(ProfiledAllocator):
+    """Give each trial of a search the number of workers that is best for it, the rest to others.
+
+    A job is a `Train` of the inner search, until its epochs end, it is paused or it is stopped.
+    Jobs are served in their order (`Allocator`). The one at the head of the queue becomes a
+    *primary* when its best number of workers is free; otherwise it and those after it begin as
+    *secondaries* on what is left. When workers come free, secondaries are promoted before new jobs
+    begin: suspended, and resumed with more workers, up to their best number. That is the smallest
+    number whose λ is within 3% of the top (`Scaling.best`) among those that there are: a profile
+    for more workers does no harm.
+
+    What the paper leaves open is done so: a promotion may be partial, to fewer than the best
+    number; no job loses workers for another one's sake; one that trains for a stated time keeps its
+    number until that is over; where workers are lost, those give way that were served last. And
+    what the paper has not: a job is promoted only where the time that it wins, of what it has left
+    of its epochs by their times so far, is above `switch_s`; and below a search its trials are the
+    jobs.
+
+    Parameters
+    ----------
+    flow
+        The search inside; `JobQueue` for a plain queue of jobs.
+    scaling
+        λ by architecture: what `dagsel.profile` measures, or a `Scaling` by hand.
+    by
+        What names the architecture in the configurations.
+    switch_s
+        Seconds that it costs to suspend and resume a job. With 0 every promotion is made, as in the
+        paper.
+
+    Raises
+    ------
+    SearchError
+        If the search, the profiles or `switch_s` are none; or, when a trial is drawn, if its
+        configuration names no architecture or one without a profile.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context, Reported
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.planning.scaling import Scaling
+    >>> resnet = Scaling({2: 1.7, 3: 2.2, 6: 2.25})
+    >>> flow = Marble(RandomSearch(max_epochs=5, n_trials=3), {"resnet": resnet})
+    >>> flow.start(Context(n_workers=4))
+    [Ask(n=3, sampling='random')]
+    >>> flow.handle(Asked((0, 1, 2), configs=3 * ({"architecture": "resnet"},)))
+    [Train(trial=0, epochs=5, gang=3), Train(trial=1, epochs=5)]
+    >>> for epoch in range(1, 6):
+    ...     decisions = flow.handle(Reported(0, epoch, 0.5, {}, seconds=60.0 * epoch))
+    >>> decisions[1:]
+    [Train(trial=1, epochs=0, gang=3), Train(trial=2, epochs=5)]
+    """
+
+    switch_s: float = field(default=SWITCH_S, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.switch_s < math.inf:
+            raise SearchError(f"switch_s must be 0 or more seconds, got {self.switch_s!r}")
+
+    def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+        """Divide the workers as `marble` does."""
+        return marble(jobs, n_workers, self.switch_s)

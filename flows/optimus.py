@@ -1,0 +1,150 @@
+"""Optimus: each further worker to the job whose time it shortens most.
+
+Peng et al., Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters, EuroSys
+2018, Section 4.1, as MARBLE's paper compares with it: workers alone, no parameter servers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from dagsel.errors import SearchError
+from dagsel.flow import Context, Decision, Event, Finish, Tick, Wake, WorkersChanged
+from dagsel.flows.allocation import Allotment, Job, ProfiledAllocator, keep
+
+
+def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+    """Divide the workers by marginal gain.
+
+    Each job gets one, those that run before those that wait; then each further worker goes to the
+    job whose remaining time it shortens most, until there is none left or it shortens no job's. A
+    job of which nothing is known is taken for an average one.
+
+    Examples
+    --------
+    >>> from dagsel.planning.scaling import Scaling
+    >>> flat, steep = Scaling({2: 1.2}), Scaling({6: 6.0})
+    >>> optimus([Job(0, most=6, scaling=flat, left_s=9.0), Job(1, most=6, scaling=steep)], 6)
+    {0: 2, 1: 4}
+    """
+    known = [job.left_s for job in jobs if job.left_s is not None]
+    usual_s = sum(known) / len(known) if known else 1.0
+    gangs = {job.trial: job.least for job in jobs}
+    free = n_workers - sum(gangs.values())
+    for job in sorted(jobs, key=lambda job: not job.gang):
+        if free > 0 and not gangs[job.trial]:
+            gangs[job.trial] = 1
+            free -= 1
+    sharing = [
+        replace(job, left_s=usual_s if job.left_s is None else job.left_s)
+        for job in jobs
+        if gangs[job.trial]
+    ]
+    while free > 0:
+        open_to_more = [job for job in sharing if gangs[job.trial] < job.most]
+        won = {job.trial: job.won_s(gangs[job.trial], gangs[job.trial] + 1) for job in open_to_more}
+        trial = max(won, key=won.__getitem__, default=None)  # of equal ones the first
+        if trial is None or won[trial] <= 0:
+            break
+        gangs[trial] += 1
+        free -= 1
+    return gangs
+
+
+@dataclass(slots=True)
+class Rounds(Allotment):
+    """The state of `Optimus`: what is shared out next, and when."""
+
+    is_due: bool = True
+    n_rounds: int = 0
+    inner_s: float | None = None  # when the search inside wants to wake
+
+
+@dataclass(frozen=True)
+class Optimus(ProfiledAllocator):
+    """Divide the workers anew at fixed intervals, each to the trial that gains most by it.
+
+    Between two intervals nothing begins and nothing is resized, so workers that come free idle;
+    but when no trial trains, or workers have come or gone, they are divided at once.
+
+    Parameters
+    ----------
+    flow
+        The search inside; `JobQueue` for a plain queue of jobs.
+    scaling
+        λ by architecture: what `dagsel.profile` measures, or a `Scaling` by hand.
+    by
+        What names the architecture in the configurations.
+    interval_s
+        Seconds from one division to the next; the paper's is ten minutes.
+
+    Raises
+    ------
+    SearchError
+        If the search, the profiles or `interval_s` are none; or, when a trial is drawn, if its
+        configuration names no architecture or one without a profile.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.planning.scaling import Scaling
+    >>> search = RandomSearch(max_epochs=5, n_trials=2)
+    >>> flow = Optimus(search, {"resnet": Scaling({2: 1.7, 3: 2.2})})
+    >>> flow.start(Context(n_workers=4))
+    [Ask(n=2, sampling='random'), Wake(seconds=600.0)]
+    >>> flow.handle(Asked((0, 1), configs=2 * ({"architecture": "resnet"},)))
+    [Train(trial=0, epochs=5, gang=2), Train(trial=1, epochs=5, gang=2)]
+    """
+
+    own: Rounds = field(default_factory=Rounds, init=False, repr=False, compare=False)
+    interval_s: float = field(default=600.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.interval_s < math.inf:
+            raise SearchError(f"interval_s must be above 0 seconds, got {self.interval_s!r}")
+
+    def start(self, context: Context) -> list[Decision]:
+        """Begin the search inside, and the first interval."""
+        return self._wake(super().start(context), is_over=True)
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Let the search inside answer; divide the workers when it is time."""
+        own = self.own
+        own.is_due |= isinstance(event, WorkersChanged)
+        if not isinstance(event, Tick):
+            return self._wake(super().handle(event))
+        if event.seconds >= self._next_s:
+            own.is_due = True
+            own.n_rounds = max(own.n_rounds + 1, int(event.seconds / self.interval_s))
+        if own.inner_s is None or event.seconds < own.inner_s:  # the tick is ours alone
+            self._note(event)
+            return self._wake(self._answer([]), is_over=True)
+        own.inner_s = None
+        return self._wake(super().handle(event), is_over=True)
+
+    def _wake(self, decided: Iterable[Decision], *, is_over: bool = False) -> list[Decision]:
+        passed: list[Decision] = []
+        for decision in decided:
+            if isinstance(decision, Wake):
+                self.own.inner_s, is_over = decision.seconds, True
+            else:
+                passed.append(decision)
+        if not is_over or any(isinstance(decision, Finish) for decision in passed):
+            return passed
+        inner_s = math.inf if self.own.inner_s is None else self.own.inner_s
+        return [*passed, Wake(min(self._next_s, inner_s))]
+
+    @property
+    def _next_s(self) -> float:
+        return (self.own.n_rounds + 1) * self.interval_s
+
+    def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+        """Divide the workers as `optimus` does, if it is time."""
+        if not jobs or not (self.own.is_due or all(not job.gang for job in jobs)):
+            return keep(jobs, n_workers)
+        self.own.is_due = False
+        return optimus(jobs, n_workers)

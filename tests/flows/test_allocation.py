@@ -1,0 +1,215 @@
+"""Dividing workers: never more than there are, none idle while a job waits, first come first.
+
+And on the node on paper: Marble with a linear λ is Lsf, and with any other is no slower but for the
+3% of speed that a best number may give up and for its switches.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.flow import Flow
+from dagsel.flows import JobQueue, Lsf, Marble, Optimus
+from dagsel.flows.allocation import Job, keep
+from dagsel.flows.lsf import lsf
+from dagsel.flows.marble import marble
+from dagsel.flows.optimus import optimus
+from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from tests.flows.node import Node, Piece
+
+laws = st.builds(UniversalScaling, st.floats(0.0, 0.4), st.floats(0.0, 0.1))
+
+
+@st.composite
+def jobs_of(draw: st.DrawFn, n_workers: int) -> list[Job]:
+    """Draw jobs that wait, that run, that may not change, and more workers than there are now."""
+    jobs, free = [], n_workers + draw(st.integers(0, 3))
+    for trial in range(draw(st.integers(1, 8))):
+        gang = draw(st.integers(0, free))
+        free -= gang
+        kind = draw(st.sampled_from(["free", "free", "timed", "stopping"])) if gang else "free"
+        least = gang if kind == "stopping" else min(gang, 1)
+        most = n_workers if kind == "free" else gang
+        left_s = draw(st.none() | st.floats(0.0, 100.0))
+        jobs.append(Job(trial, gang, least, most, draw(laws), left_s))
+    return jobs
+
+
+@given(st.data(), st.integers(1, 8), st.floats(0.0, 30.0))
+def test_marble_divides_well(data: st.DataObject, n_workers: int, switch_s: float) -> None:
+    jobs = data.draw(jobs_of(n_workers))
+    gangs = marble(jobs, n_workers, switch_s)
+    check_division(jobs, gangs, n_workers)
+    free = n_workers - sum(gangs.values())
+    began = [gangs[job.trial] > 0 for job in jobs if not job.gang]
+    assert began == sorted(began, reverse=True), "a job overtakes another one"
+    assert all(began) or free <= 0, "a worker idles while a job waits"
+    kept = keep(jobs, n_workers)
+    for job in jobs:
+        best, gang = job.scaling.best(n_workers), gangs[job.trial]
+        assert gang >= kept[job.trial], "a job loses workers for another one's sake"
+        assert gang <= max(best, job.gang), "a job gets more than is good for it"
+        if kept[job.trial] < gang and job.gang:
+            assert job.won_s(kept[job.trial], gang) > switch_s, "a promotion does not pay"
+        elif free > 0 and gang < min(best, job.most):
+            assert job.won_s(gang, min(best, gang + free)) <= switch_s, "a promotion is missed"
+
+
+def test_promotions_go_before_new_jobs() -> None:
+    curve = Scaling({4: 4.0})
+    urgent, secondary = Job(0, 0, 0, 6, curve), Job(1, 1, 1, 6, curve, left_s=60.0)
+    assert marble([urgent, secondary], 6) == {0: 2, 1: 4}
+
+
+@given(st.data(), st.integers(1, 8))
+def test_lsf_gives_the_node_to_one(data: st.DataObject, n_workers: int) -> None:
+    jobs = data.draw(jobs_of(n_workers))
+    gangs = lsf(jobs, n_workers)
+    check_division(jobs, gangs, n_workers)
+    began = [job.trial for job in jobs if not job.gang and gangs[job.trial]]
+    if any(job.gang for job in jobs):
+        assert not began
+    else:
+        assert began == [0]
+        assert gangs[0] == n_workers
+
+
+@given(st.data(), st.integers(1, 8))
+def test_optimus_leaves_no_worker_that_helps(data: st.DataObject, n_workers: int) -> None:
+    jobs = data.draw(jobs_of(n_workers))
+    gangs = optimus(jobs, n_workers)
+    check_division(jobs, gangs, n_workers)
+    if sum(gangs.values()) < n_workers:
+        for job in jobs:
+            gang = gangs[job.trial]
+            assert gang, "a worker idles while a job waits"
+            if job.left_s and gang < job.most:
+                assert job.won_s(gang, gang + 1) <= 0
+
+
+concave = st.builds(UniversalScaling, st.floats(0.0, 0.4), st.just(0.0))
+
+
+@given(st.lists(st.tuples(concave, st.floats(1.0, 100.0)), min_size=1, max_size=3))
+def test_optimus_finds_the_least_total_time(given_: list[tuple[ScalingModel, float]]) -> None:
+    jobs = [Job(trial, 0, 0, 6, scaling, left_s) for trial, (scaling, left_s) in enumerate(given_)]
+
+    def total_s(gangs: tuple[int, ...]) -> float:
+        return sum(
+            (job.left_s or 0) / job.scaling.speedup(n) for job, n in zip(jobs, gangs, strict=True)
+        )
+
+    every = (gangs for gangs in product(range(1, 7), repeat=len(jobs)) if sum(gangs) <= 6)
+    assert total_s(tuple(optimus(jobs, 6).values())) == pytest.approx(min(map(total_s, every)))
+
+
+def check_division(jobs: list[Job], gangs: dict[int, int], n_workers: int) -> None:
+    assert list(gangs) == [job.trial for job in jobs]
+    assert sum(gangs.values()) <= max(n_workers, sum(job.least for job in jobs))
+    for job in jobs:
+        assert job.least <= gangs[job.trial] <= max(job.most, job.least)
+
+
+# ---- whole queues on the node on paper
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> tuple[list[dict[str, float | str]], dict[str, ScalingModel]]:
+    scaling: dict[str, ScalingModel] = {name: draw(laws) for name in "abc"}
+    n_jobs = draw(st.integers(1, 9))
+    return [
+        {
+            "architecture": draw(st.sampled_from("abc")),
+            "epochs": draw(st.integers(1, 5)),
+            "epoch_s": draw(st.floats(1.0, 20.0)),
+        }
+        for _ in range(n_jobs)
+    ], scaling
+
+
+@settings(max_examples=60)
+@given(queues(), st.integers(1, 7), st.sampled_from([0.0, 1.0, 20.0]), st.integers(1, 9))
+def test_marble_loses_to_lsf_only_what_it_gives_up(
+    queue: tuple[list[dict[str, float | str]], dict[str, ScalingModel]],
+    n_workers: int,
+    switch_s: float,
+    n_concurrent: int,
+) -> None:
+    jobs, scaling = queue
+    node = Node(jobs, scaling, n_workers, switch_s)
+    seconds = node.run(Marble(JobQueue(), scaling, switch_s=switch_s))
+    whole = Node(jobs, scaling, n_workers).run(Lsf(JobQueue(n_concurrent=n_concurrent)))
+    # While all workers are busy, λ(p)/p that falls makes Marble no slower than the whole node for
+    # each job in turn; when some are not, all jobs have their best number, or would not win more
+    # than a switch costs.
+    n_switches = len(node.pieces) - len(jobs)
+    assert seconds <= whole / 0.97 + switch_s * (n_switches + len(jobs)) + 1e-6
+    begins = {piece.job: piece.begin_s for piece in reversed(node.pieces)}
+    assert all(begins[a] <= begins[b] for a, b in pairwise(sorted(begins)))
+
+
+@settings(max_examples=30)
+@given(queues(), st.integers(1, 7))
+def test_marble_is_lsf_where_speed_is_linear(
+    queue: tuple[list[dict[str, float | str]], dict[str, ScalingModel]], n_workers: int
+) -> None:
+    jobs, _ = queue
+    linear = dict.fromkeys("abc", Scaling({n_workers: float(n_workers)}))
+    marble_s, lsf_s = (
+        Node(jobs, linear, n_workers).run(flow)
+        for flow in (Marble(JobQueue(), linear), Lsf(JobQueue()))
+    )
+    assert marble_s == pytest.approx(lsf_s)
+
+
+@settings(max_examples=30)
+@given(queues(), st.integers(1, 7), st.floats(1.0, 50.0))
+def test_optimus_ends_every_queue(
+    queue: tuple[list[dict[str, float | str]], dict[str, ScalingModel]],
+    n_workers: int,
+    interval_s: float,
+) -> None:
+    jobs, scaling = queue
+    node = Node(jobs, scaling, n_workers)
+    node.run(Optimus(JobQueue(), scaling, interval_s=interval_s))
+    changes = {piece.begin_s for piece in node.pieces}
+    ends = {piece.end_s for piece in node.pieces}
+    assert all(
+        s in ends or abs(s / interval_s - round(s / interval_s)) < 1e-6 for s in changes - {0}
+    )
+
+
+INCEPTION = Scaling({2: 1.8, 3: 2.45, 4: 3.0, 6: 3.0})
+RESNET = Scaling({2: 1.5, 3: 2.0, 6: 2.0})
+
+
+def timeline(flow: Flow, jobs: list[dict[str, float | str]], switch_s: float) -> list[Piece]:
+    node = Node(jobs, {"inception": INCEPTION, "resnet": RESNET}, 6, switch_s)
+    node.run(flow)
+    return sorted(node.pieces, key=lambda piece: (piece.begin_s, piece.job))
+
+
+def test_a_queue_as_computed_by_hand() -> None:
+    jobs: list[dict[str, float | str]] = [
+        {"architecture": "inception", "epochs": 3, "epoch_s": 30.0},
+        {"architecture": "resnet", "epochs": 10, "epoch_s": 15.0},
+        {"architecture": "inception", "epochs": 2, "epoch_s": 30.0},
+    ]
+    scaling = {"inception": INCEPTION, "resnet": RESNET}
+    # The ResNet is a secondary of 2. After 30 s it has trained 3 of its 10 epochs and is promoted
+    # to 3, which takes 5 s; the next job gets the 3 that are left, and 4 once the ResNet is done.
+    *pieces, last = timeline(Marble(JobQueue(), scaling, switch_s=5.0), jobs, 5.0)
+    assert pieces == [Piece(0, 0.0, 30.0, 4), Piece(1, 0.0, 30.0, 2), Piece(1, 30.0, 87.5, 3)]
+    assert (last.job, last.begin_s, last.gang) == (2, 30.0, 3)
+    assert last.end_s == pytest.approx(30.0 + 60.0 / 2.45)
+    # The promotion wins 70.0 - 52.5 = 17.5 s.
+    pieces = timeline(Marble(JobQueue(), scaling, switch_s=17.6), jobs, 17.6)
+    assert [(piece.job, piece.gang) for piece in pieces] == [(0, 4), (1, 2), (2, 4)]
+    pieces = timeline(Marble(JobQueue(), scaling, switch_s=17.4), jobs, 17.4)
+    assert [(piece.job, piece.gang) for piece in pieces] == [(0, 4), (1, 2), (1, 3), (2, 3)]
+    # The whole node for each: 90 / 3, 150 / 2 and 60 / 3.
+    assert [piece.end_s for piece in timeline(Lsf(JobQueue()), jobs, 5.0)] == [30.0, 105.0, 125.0]

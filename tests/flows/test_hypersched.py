@@ -1,0 +1,107 @@
+"""HyperSched keeps every law of a flow; it explores while there is time, then reallocates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Context,
+    Decision,
+    Finish,
+    Pause,
+    Paused,
+    Reported,
+    Scale,
+    Stop,
+    Tick,
+    Train,
+    Wake,
+    WorkersChanged,
+)
+from dagsel.flows.hypersched import HyperSched
+from dagsel.testing import FlowSuite
+
+
+class TestHyperSched(FlowSuite):
+    def make_flow(self) -> HyperSched:
+        return HyperSched(30, 90, reduction_factor=2)
+
+
+class TestToTheEnd(FlowSuite):
+    def make_flow(self) -> HyperSched:
+        return HyperSched(30, 90, min_epochs=2, reduction_factor=2, max_workers=2, max_epochs=5)
+
+
+def begun(max_workers: int | None = None) -> HyperSched:
+    flow = HyperSched(100, 400, reduction_factor=2, max_workers=max_workers)
+    assert flow.start(Context(4)) == [Scale(4), Wake(99.9), Ask(4)]
+    assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1) for trial in range(4)]
+    return flow
+
+
+def gangs(decisions: Sequence[Decision]) -> dict[int, int]:
+    return {d.trial: d.gang for d in decisions if isinstance(d, Train)}
+
+
+def test_it_explores_as_asha_does() -> None:
+    flow = begun()
+    assert flow.handle(Reported(0, 1, 0.5, {}, 10.0)) == [Ask(1)]  # one of one is not a half
+    assert flow.handle(Asked((4,))) == [Train(4, 1)]
+    assert flow.handle(Reported(1, 1, 0.4, {}, 10.0)) == [Train(1, 1)]  # the better of two
+    assert flow.handle(Reported(2, 1, 0.6, {}, 10.0)) == [Ask(1)]
+    assert flow.handle(Asked((5,))) == [Train(5, 1)]
+    assert flow.handle(Reported(3, 1, 0.7, {}, 10.0)) == [Train(0, 1)]  # two of four
+
+
+def test_when_nothing_new_can_catch_up_the_workers_go_to_the_best() -> None:
+    flow = begun()
+    for trial, loss in enumerate([0.5, 0.4, 0.6]):
+        for decision in flow.handle(Reported(trial, 1, loss, {}, 10.0)):
+            if isinstance(decision, Ask):
+                flow.handle(Asked((4 + trial,)))
+    # At 27.5 s an epoch a new trial cannot reach the second epoch of trial 1 by 100 s.
+    decisions = flow.handle(Reported(1, 2, 0.3, {}, 90.0))
+    stopped = [d.trial for d in decisions if isinstance(d, Stop)]
+    assert stopped == [4, 6]  # of six the best four stay; 3, 4 and 6 have no value
+    assert gangs(decisions) == {1: 1, 0: 1, 2: 1, 3: 1}
+    assert any(isinstance(d, Wake) and d.seconds == pytest.approx(94.95) for d in decisions)
+    # Half of the time that was left has gone twice.
+    decisions = flow.handle(Tick(94.95))
+    assert [d.trial for d in decisions if isinstance(d, Stop)] == [2, 3]
+    assert gangs(decisions) == {1: 2, 0: 2}
+    assert any(isinstance(d, Wake) and d.seconds == pytest.approx(97.425) for d in decisions)
+    decisions = flow.handle(Tick(97.425))
+    assert gangs(decisions) == {1: 4}
+    assert decisions[-1] == Wake(99.9)
+    assert flow.handle(Tick(99.9)) == [Pause(1, evaluate=True)]
+    decisions = flow.handle(Paused(1, 2.5, 99.95, value=0.2))
+    assert decisions == [
+        Stop(1, "the deadline is there; it is the best", "complete"),
+        Finish(),
+    ]
+
+
+def test_no_trial_has_more_than_max_workers() -> None:
+    flow = begun(max_workers=2)
+    for trial in range(4):
+        flow.handle(Reported(trial, 1, 0.1 * trial, {}, 60.0))
+    assert flow.handle(Tick(80.0))
+    assert set(gangs(flow.handle(Tick(90.0))).values()) <= {2}
+
+
+def test_lost_workers_are_asked_for_again() -> None:
+    flow = begun()
+    assert flow.handle(WorkersChanged(3)) == [Scale(4)]
+    assert flow.handle(WorkersChanged(4)) == []
+
+
+def test_bad_input_is_refused() -> None:
+    with pytest.raises(SearchError, match="buys no worker until the deadline.*works is 100"):
+        HyperSched(100, 99)
+    with pytest.raises(SearchError, match="reduction_factor must be 2 or more"):
+        HyperSched(100, 100, reduction_factor=1)

@@ -1,0 +1,310 @@
+"""Marble, Lsf and Optimus pass a search on, keep its pauses and wakes, and refuse nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Pause,
+    Paused,
+    Reported,
+    Stop,
+    Tick,
+    Train,
+    TrialFailed,
+    Wake,
+    WorkersChanged,
+)
+from dagsel.flows import ASHA, PBT, JobQueue, Lsf, Marble, Optimus, RandomSearch, Range
+from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from dagsel.testing import FlowSuite
+
+SCALING: dict[str, ScalingModel] = {
+    "narrow": Scaling({2: 1.2, 3: 1.2}),
+    "wide": Scaling({4: 4.0}),
+    "curved": UniversalScaling(0.1, 0.05),
+}
+
+
+@dataclass(slots=True)
+class Resting:
+    live: dict[int, int] = field(default_factory=dict)  # trial: epochs that it has left
+    paused: set[int] = field(default_factory=set)
+    awaited: set[int] = field(default_factory=set)
+    rest_s: float = 4.0
+
+
+@dataclass(frozen=True)
+class Restless:
+    """Trains in quanta; every few seconds it lets all trials rest, and begins again."""
+
+    quantum_s: float | None = None
+    state: Resting = field(default_factory=Resting, init=False, repr=False, compare=False)
+
+    def start(self, context: Context) -> list[Decision]:
+        return [Ask(5)]
+
+    def handle(self, event: Event) -> list[Decision]:
+        state = self.state
+        match event:
+            case DeadlineReached():
+                return [Finish()]
+            case Asked(trials):
+                state.live = dict.fromkeys(trials, 3)
+                trains = [Train(trial, 3, trial % 2, 1, self.quantum_s) for trial in trials]
+                return [*trains, Wake(state.rest_s)] if trials else [Finish()]
+            case Reported(trial):
+                state.live[trial] -= 1
+            case TrialFailed(trial):
+                state.live.pop(trial, None)
+                state.awaited.discard(trial)
+                state.paused.discard(trial)
+            case Paused(trial):
+                state.awaited.discard(trial)
+                state.paused.add(trial)
+            case Tick(seconds):
+                state.rest_s = seconds + 4.0
+                resting = state.live.keys() - state.paused - state.awaited
+                state.awaited |= resting
+                return [*(Pause(trial, evaluate=True) for trial in sorted(resting)), *self.go_on()]
+        return self.go_on()
+
+    def go_on(self) -> list[Decision]:
+        state = self.state
+        if state.awaited or (state.paused < state.live.keys() and not self.quantum_s):
+            ready = set[int]()
+        else:
+            ready = state.paused
+        done = [trial for trial in state.live if not state.live[trial]]
+        done = [trial for trial in done if trial not in state.awaited]
+        for trial in done:
+            del state.live[trial]
+        trains = [
+            Train(trial, 0, trial % 2, 1, self.quantum_s) for trial in sorted(ready - {*done})
+        ]
+        state.paused -= {*ready, *done}
+        stops = [Stop(trial, "trained to the end", "complete") for trial in done]
+        if not state.live:
+            return [*stops, Finish()]
+        return [*stops, *trains, Wake(state.rest_s)]
+
+
+class Suite(FlowSuite):
+    n_workers = 4
+
+    def configs(self, trial: int) -> Mapping[str, Any]:
+        return {"architecture": list(SCALING)[trial % 3], "epochs": 1 + trial % 4, "lr": 0.1}
+
+
+class TestQueue(Suite):
+    n_points = 9
+    n_concurrent = 3
+
+    def make_flow(self) -> Flow:
+        return JobQueue(n_concurrent=3)
+
+
+class TestMarble(Suite):
+    n_points = 9
+
+    def make_flow(self) -> Flow:
+        return Marble(JobQueue(), SCALING)
+
+
+class TestMarbleOfAsha(Suite):
+    n_concurrent = 5
+
+    def make_flow(self) -> Flow:
+        return Marble(ASHA(max_epochs=9, n_trials=9, n_concurrent=5), SCALING, switch_s=0.0)
+
+
+class TestMarbleOfPbt(Suite):
+    def make_flow(self) -> Flow:
+        mutations: dict[str, Any] = {"architecture": list(SCALING), "lr": Range(1e-4, 1)}
+        return Marble(PBT(max_epochs=4, n_trials=5, mutations=mutations), SCALING)
+
+
+class TestRestless(Suite):
+    def make_flow(self) -> Flow:
+        return Restless()
+
+
+class TestMarbleOfRestless(Suite):
+    def make_flow(self) -> Flow:
+        return Marble(Restless(), SCALING, switch_s=0.0)
+
+
+class TestMarbleOfQuanta(Suite):
+    def make_flow(self) -> Flow:
+        return Marble(Restless(quantum_s=3.0), SCALING, switch_s=0.0)
+
+
+class TestLsf(Suite):
+    n_concurrent = 1
+
+    def make_flow(self) -> Flow:
+        return Lsf(RandomSearch(max_epochs=3, n_trials=7))
+
+
+class TestOptimus(Suite):
+    n_points = 9
+
+    def make_flow(self) -> Flow:
+        return Optimus(JobQueue(), SCALING, interval_s=5.0)
+
+
+class TestOptimusOfRestless(Suite):
+    def make_flow(self) -> Flow:
+        return Optimus(Restless(), SCALING, interval_s=7.0)
+
+
+WIDE = {"architecture": "wide", "epochs": 8}
+NARROW = {"architecture": "narrow", "epochs": 8}
+
+
+def begun(flow: Flow, *configs: Mapping[str, Any], n_workers: int = 5) -> list[Decision]:
+    flow.start(Context(n_workers))
+    return flow.handle(Asked(tuple(range(len(configs))), exhausted=True, configs=configs))
+
+
+def test_who_was_served_last_gives_way_when_workers_are_lost() -> None:
+    flow = Marble(JobQueue(), SCALING)
+    assert begun(flow, NARROW, WIDE) == [Train(0, 8, gang=2), Train(1, 8, gang=3)]
+    assert flow.handle(WorkersChanged(3)) == [Train(1, 0)]
+    assert flow.handle(WorkersChanged(1)) == [Train(0, 0)]
+    assert flow.handle(WorkersChanged(0)) == []
+    assert flow.handle(WorkersChanged(6)) == [Train(0, 0, gang=2), Train(1, 0, gang=4)]
+
+
+def test_a_promotion_must_pay() -> None:
+    for switch_s, promoted in [(90.1, []), (89.9, [Train(1, 0, gang=4)])]:
+        flow = Marble(JobQueue(), SCALING, switch_s=switch_s)
+        assert begun(flow, WIDE, WIDE, n_workers=5) == [Train(0, 8, gang=4), Train(1, 8)]
+        flow.handle(Reported(1, 1, 0.5, {}, seconds=20.0))
+        flow.handle(Reported(1, 2, 0.5, {}, seconds=40.0))
+        # 20 s an epoch on one worker, and 6 epochs are left: 120 s, on four workers 30.
+        assert flow.handle(TrialFailed(0, "it broke")) == promoted
+
+
+def test_what_was_held_back_is_stopped_paused_and_resumed() -> None:
+    flow = Marble(Restless(), SCALING)
+    decided = begun(flow, WIDE, WIDE, WIDE, n_workers=4)
+    assert decided == [Wake(4.0), Train(1, 3, 1.0, gang=4)]  # the others wait
+    assert flow.handle(Tick(4.0))[:3] == [Pause(trial, evaluate=True) for trial in range(3)]
+    assert flow.handle(Paused(0, 0.0, 4.0)) == [Wake(8.0)]
+    assert flow.handle(Paused(1, 1.5, 4.0)) == [Wake(8.0)]
+    assert flow.handle(Paused(2, 0.0, 4.0)) == [Wake(8.0), Train(1, 0, 1.0, gang=4)]
+    assert flow.handle(TrialFailed(1, "it broke")) == [Wake(8.0), Train(0, 3, 0.0, gang=4)]
+
+
+def test_who_is_about_to_pause_is_left_alone() -> None:
+    @dataclass(frozen=True)
+    class Pauses(Restless):
+        def handle(self, event: Event) -> list[Decision]:
+            match event:
+                case Asked(trials):
+                    return [Train(trial, 3) for trial in trials]
+                case Tick():
+                    return [Pause(1)]
+            return []
+
+    flow = Marble(Pauses(), SCALING)
+    assert begun(flow, NARROW, WIDE) == [Train(0, 3, gang=2), Train(1, 3, gang=3)]
+    flow.handle(Tick(4.0))
+    assert flow.handle(WorkersChanged(4)) == [Train(0, 0)]
+    assert flow.handle(Paused(1, 0.5, 5.0)) == [Train(0, 0, gang=2)]
+
+
+def test_a_clone_may_bring_another_architecture() -> None:
+    @dataclass(frozen=True)
+    class Copies(Restless):
+        def handle(self, event: Event) -> list[Decision]:
+            match event:
+                case Asked(trials):
+                    return [Train(trial, 1) for trial in trials]
+                case Reported(1, 1):
+                    return [Clone(0, 1, {}), Train(1, 1)]
+                case Reported(1, 2):
+                    return [Clone(0, 1, {"architecture": "narrow"}), Train(1, 1)]
+            return []
+
+    flow = Marble(Copies(), SCALING, switch_s=0.0)
+    assert begun(flow, WIDE, NARROW, n_workers=6) == [Train(0, 1, gang=4), Train(1, 1, gang=2)]
+    flow.handle(Reported(0, 1, 0.5, {}, 1.0))
+    assert flow.handle(Reported(1, 1, 0.5, {}, 1.0))[1:] == [Train(1, 1, gang=4)]
+    assert flow.handle(Reported(1, 2, 0.5, {}, 1.0))[1:] == [Train(1, 1, gang=4)]  # none is taken
+
+
+def test_optimus_waits_for_its_interval() -> None:
+    flow = Optimus(JobQueue(), SCALING, interval_s=10.0)
+    begun(flow, {**WIDE, "epochs": 1}, WIDE, WIDE, n_workers=2)
+    stop, *rest = flow.handle(Reported(0, 1, 0.5, {}, seconds=3.0))
+    assert isinstance(stop, Stop)
+    assert rest == []
+    assert flow.handle(Tick(10.0)) == [Train(2, 8), Wake(20.0)]
+    assert flow.handle(Tick(20.0)) == [Wake(30.0)]
+    # Trial 1 should have ended soon, at the 3 s an epoch that trial 0 took.
+    assert flow.handle(WorkersChanged(4)) == [Train(2, 0, gang=3)]
+
+
+def test_optimus_wakes_the_search_inside() -> None:
+    flow = Optimus(Restless(), SCALING, interval_s=7.0)
+    assert begun(flow, WIDE, n_workers=1) == [Train(0, 3), Wake(4.0)]
+    assert flow.handle(Tick(4.0)) == [Pause(0, evaluate=True), Wake(7.0)]
+    assert flow.handle(Tick(7.0)) == [Wake(8.0)]
+    assert flow.handle(Paused(0, 0.5, 7.5)) == [Train(0, 0), Wake(8.0)]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (
+            lambda: Marble(cast(Any, "asha"), SCALING),
+            "Marble goes around a search such as RandomSearch",
+        ),
+        (lambda: Marble(JobQueue(), {}), "needs a scaling profile of each architecture; measure"),
+        (
+            lambda: Marble(JobQueue(), cast(Any, {"vgg": 2.0})),
+            r"scaling\['vgg'\] must be a scaling profile",
+        ),
+        (lambda: Marble(JobQueue(), SCALING, switch_s=-1.0), "switch_s must be 0 or more"),
+        (lambda: Optimus(JobQueue(), SCALING, interval_s=0.0), "interval_s must be above 0"),
+        (lambda: JobQueue(n_trials=0), "n_trials must be a whole number"),
+        (
+            lambda: begun(Marble(JobQueue(), SCALING), {"epochs": 1, "lr": 0.1}),
+            "configuration of trial 0 has no 'architecture'.* it has 'epochs', 'lr': .* with by=",
+        ),
+        (
+            lambda: begun(Marble(JobQueue(), SCALING), {"architecture": "vgg", "epochs": 1}),
+            "trial 0 has the architecture 'vgg', which has no scaling profile .*; measure it with",
+        ),
+        (
+            lambda: begun(Lsf(JobQueue()), {"epochs": 2.5}),
+            "job 0 must say its epochs, 1 or more, under 'epochs', got 2.5",
+        ),
+    ],
+)
+def test_bad_input_is_refused(make: Callable[[], Any], says: str) -> None:
+    with pytest.raises(SearchError, match=says):
+        make()
+
+
+def test_what_the_study_reads_off_a_search_is_read_through() -> None:
+    flow = Marble(Lsf(JobQueue()), SCALING)
+    assert flow.sampling == "grid"
+    assert not hasattr(flow, "pruner")
+    assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).max_epochs == 9

@@ -1,0 +1,216 @@
+"""SEER keeps every law of a flow, and ends its stages as the paper's Algorithm 3 says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Context,
+    DeadlineReached,
+    Decision,
+    Finish,
+    Pause,
+    Paused,
+    Reported,
+    Scale,
+    Stop,
+    Tick,
+    Train,
+    TrialFailed,
+    Wake,
+    WorkersChanged,
+)
+from dagsel.flows.seer import SEER
+from dagsel.testing import FlowSuite
+
+
+class TestPaper(FlowSuite):
+    def make_flow(self) -> SEER:
+        return SEER(10, 60, reduction_factor=2, min_stage=1, mode="paper")
+
+
+class TestFill(FlowSuite):
+    def make_flow(self) -> SEER:
+        return SEER(20, 80, reduction_factor=2, min_stage=2, max_epochs=4)
+
+
+class TestWideTrials(FlowSuite):
+    def make_flow(self) -> SEER:
+        return SEER(20, 160, reduction_factor=2, min_stage=4, min_workers=2, max_workers=4)
+
+
+def example(n_workers: int = 16, n_trials: int = 12, *, max_epochs: int | None = None) -> SEER:
+    """The worked example, begun: stages end at 10/7, 30/7 and 10 s, on 16, 8 and 4 workers."""
+    flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper", max_epochs=max_epochs)
+    flow.start(Context(n_workers))
+    flow.handle(Asked(tuple(range(n_trials))))
+    return flow
+
+
+def gangs(decisions: Sequence[Decision]) -> dict[int, int]:
+    return {d.trial: d.gang for d in decisions if isinstance(d, Train)}
+
+
+def end_stage(
+    flow: SEER, at: float, trials: Sequence[int], *, until: float | None = None
+) -> list[Decision]:
+    """Pause the trials; the higher a number, the better it is."""
+    pauses = flow.handle(Tick(at))
+    assert pauses == [Pause(trial, evaluate=True) for trial in sorted(trials)]
+    for trial in trials:
+        value = 1.0 - trial / 100
+        decisions = flow.handle(Paused(trial, 0.5, at if until is None else until, value=value))
+        if trial != trials[-1]:
+            assert not decisions
+    return decisions
+
+
+def test_the_worked_example_is_done_as_it_is_planned() -> None:
+    flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper")
+    assert flow.start(Context(16)) == [Scale(16), Wake(10 / 7), Ask(12)]
+    begun = flow.handle(Asked(tuple(range(12))))
+    assert begun == [Train(trial, 2, gang=2 if trial < 4 else 1) for trial in range(12)]
+
+    # Of the 4 trials with 2 workers the best 2 stay, of the 8 others the best 4; the best of all of
+    # them get the 2 workers, wherever they come from.
+    decisions = end_stage(flow, 10 / 7, range(12))
+    stopped = [d.trial for d in decisions if isinstance(d, Stop)]
+    assert stopped == [7, 6, 5, 4, 1, 0]
+    assert gangs(decisions) == {11: 2, 10: 2, 9: 1, 8: 1, 3: 1, 2: 1}
+    assert all(d.epochs == 0 for d in decisions if isinstance(d, Train))
+    assert [d for d in decisions if isinstance(d, Scale | Wake)] == [Scale(8), Wake(30 / 7)]
+
+    decisions = end_stage(flow, 30 / 7, (2, 3, 8, 9, 10, 11))
+    assert [d.trial for d in decisions if isinstance(d, Stop)] == [3, 2, 10]
+    assert gangs(decisions) == {11: 2, 9: 1, 8: 1}
+    assert [d for d in decisions if isinstance(d, Scale | Wake)] == [Scale(4), Wake(9.99)]
+
+    decisions = end_stage(flow, 9.99, (8, 9, 11))
+    ended = {d.trial: d.outcome for d in decisions if isinstance(d, Stop)}
+    assert ended == {11: "complete", 9: "pruned", 8: "pruned"}
+    assert decisions[-1] == Finish()
+
+
+def test_a_trial_never_runs_dry_and_resumes_in_mid_epoch() -> None:
+    flow = example()
+    assert flow.handle(Reported(5, 1, 0.3, {}, 0.5)) == [Train(5, 1)]
+    assert flow.handle(Reported(0, 1, 0.3, {}, 0.6)) == [Train(0, 1, gang=2)]
+    flow.handle(Tick(10 / 7))
+    assert flow.handle(Reported(11, 1, 0.0, {}, 1.45)) == []  # it pauses, and gets nothing now
+    for trial in range(12):
+        decisions = flow.handle(Paused(trial, 1.5, 1.45, value=1.0 - trial / 100))
+    resumed = {d.trial: d.epochs for d in decisions if isinstance(d, Train)}
+    assert resumed == {11: 1, 10: 0, 9: 0, 8: 0, 3: 0, 2: 0}  # each has two epochs before it
+
+
+def test_what_a_pause_takes_moves_no_end() -> None:
+    flow = example()
+    decisions = end_stage(flow, 10 / 7, range(12), until=10 / 7 + 0.25)
+    assert Wake(30 / 7 - 0.25) in decisions
+    decisions = end_stage(flow, 30 / 7 - 0.25, (2, 3, 8, 9, 10, 11), until=30 / 7 + 0.5)
+    # 8 + 4 workers were held longer than planned; the last stage pays for what is above the budget.
+    spent = 16 * (10 / 7 + 0.25) + 8 * (30 / 7 + 0.5 - 10 / 7 - 0.25)
+    end = min(10.0, 30 / 7 + 0.5 + (80 - spent) / 4) - 0.75
+    (wake,) = [d for d in decisions if isinstance(d, Wake)]
+    assert wake.seconds == pytest.approx(end)
+
+
+def test_what_was_overspent_shortens_the_last_stage() -> None:
+    flow = example()
+    end_stage(flow, 10 / 7, range(12), until=4.0)
+    decisions = end_stage(flow, 4.0, (2, 3, 8, 9, 10, 11), until=4.0)
+    (wake,) = [d for d in decisions if isinstance(d, Wake)]
+    assert 16 * 4.0 + 4 * (wake.seconds + 10 / 7 - 4.0) <= 80
+    assert wake.seconds < 10.0 - (4.0 - 10 / 7)
+
+
+def test_late_workers_are_folded_in() -> None:
+    flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper")
+    flow.start(Context(1))
+    assert set(gangs(flow.handle(Asked(tuple(range(12))))).values()) == {1}
+    assert flow.handle(WorkersChanged(12)) == []
+    assert flow.handle(WorkersChanged(14)) == [Train(0, 0, gang=2), Train(1, 0, gang=2)]
+    assert flow.handle(WorkersChanged(16)) == [Train(2, 0, gang=2), Train(3, 0, gang=2)]
+
+
+def test_lost_workers_are_asked_for_again_and_gangs_shrink() -> None:
+    flow = example()
+    assert flow.handle(WorkersChanged(14)) == [
+        Scale(16),
+        Train(2, 0, gang=1),
+        Train(3, 0, gang=1),
+    ]
+    assert flow.handle(WorkersChanged(16)) == [Train(2, 0, gang=2), Train(3, 0, gang=2)]
+    end_stage(flow, 10 / 7, range(12))
+    assert flow.handle(WorkersChanged(9)) == []  # these were given back
+    assert flow.handle(WorkersChanged(7))[0] == Scale(8)
+
+
+def test_workers_of_a_trial_that_fails_are_released() -> None:
+    flow = example()
+    assert flow.handle(TrialFailed(0, "it broke")) == [Scale(14)]
+    flow.handle(Tick(10 / 7))
+    assert flow.handle(TrialFailed(1, "it broke")) == []
+    for trial in range(2, 12):
+        decisions = flow.handle(Paused(trial, 0.5, 1.5, value=1.0 - trial / 100))
+    assert gangs(decisions) == {11: 2, 10: 2, 9: 1, 8: 1, 3: 1, 2: 1}
+
+
+def test_a_complete_trial_counts_in_the_ranking_and_needs_no_workers() -> None:
+    flow = example(max_epochs=1)
+    stop, scale = flow.handle(Reported(11, 1, 0.0, {}, 0.5))
+    assert (stop, scale) == (Stop(11, "trained to the end, 1 epochs", "complete"), Scale(15))
+    decisions = end_stage(flow, 10 / 7, [trial for trial in range(12) if trial != 11])
+    # It keeps one of the four places of its bracket, and the last seat.
+    assert gangs(decisions) == {10: 2, 9: 2, 8: 1, 3: 1, 2: 1}
+    assert Scale(7) in decisions
+
+
+def test_a_small_space_takes_the_best_seats() -> None:
+    flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper")
+    flow.start(Context(16))
+    decisions = flow.handle(Asked((0, 1, 2), exhausted=True))
+    assert gangs(decisions) == {0: 2, 1: 2, 2: 2}
+    assert Scale(6) in decisions
+
+
+def test_at_the_deadline_the_best_is_kept() -> None:
+    flow = example()
+    flow.handle(Reported(4, 1, 0.5, {}, 0.5))
+    flow.handle(Reported(7, 1, 0.2, {}, 0.6))
+    decisions = flow.handle(DeadlineReached(1.0))
+    assert [d.trial for d in decisions if isinstance(d, Stop) and d.outcome == "complete"] == [7]
+    assert decisions[-1] == Finish()
+
+
+def test_the_default_first_stage_makes_three_stages() -> None:
+    flow = SEER("10 min", "160 worker-minutes")
+    assert len(flow.plan.stages) == 3
+    assert flow.plan.seconds == 600
+    assert flow.plan.stages[0].seconds >= 600 / 64
+
+
+def test_bad_input_is_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"deadline": 0}, "deadline must be above 0"),
+        ({"deadline": "soon"}, "deadline='soon' is no time"),
+        ({"budget": -3}, "budget must be"),
+        ({"budget": "5 USD"}, "price"),
+        ({"min_stage": 20}, "no room for one stage of min_stage=20 s"),
+        ({"budget": 0.5, "min_stage": 1}, "the smallest that works is 1 worker-seconds"),
+        ({"min_workers": 4, "max_workers": 2}, "max_workers=2 is below min_workers=4"),
+        ({"reduction_factor": 1}, "reduction_factor must be 2 or more"),
+        ({"mode": "greedy"}, "mode must be one of 'fill', 'paper'"),
+        ({"max_epochs": 0}, "max_epochs must be a whole number of 1 or more"),
+        ({"deadline": math.nan}, "deadline must be above 0 and finite"),
+    ]
+    for bad, words in cases:
+        with pytest.raises(SearchError, match=words):
+            SEER(**{"deadline": 10, "budget": 80, **bad})
