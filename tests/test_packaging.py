@@ -43,12 +43,15 @@ def test_what_is_exported() -> None:
     import dagsel
 
     assert dagsel.__all__ == [
+        "Profile",
         "Run",
         "SklearnWorkload",
         "TorchWorkload",
         "Workload",
         "metrics",
         "optimize",
+        "preview",
+        "profile",
         "replay",
         "resume",
         "simulate",

@@ -84,7 +84,7 @@ def cluster_of(n_workers: int) -> LocalCluster:
         threads_per_worker=2,
         resources={RESOURCE: 1},
         host="127.0.0.1",
-        dashboard_address=":0",
+        dashboard_address="127.0.0.1:0",
     )
 
 

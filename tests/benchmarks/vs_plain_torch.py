@@ -126,7 +126,10 @@ def way_c(folder: str, data: str) -> dict[str, Any]:
 
     with (
         LocalCluster(
-            n_workers=N_WORKERS, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1"
+            n_workers=N_WORKERS,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            host="127.0.0.1",
         ) as cluster,
         Client(cluster) as client,
     ):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dagsel.flow import Flow
-from dagsel.flows import ASHA, RandomSearch
+from dagsel.flows import ASHA, RandomSearch, RoundRobin
 from dagsel.storage import ShardedDataset
 from dagsel.testing.faulty import FaultyWorkload
 from dagsel.testing.synthetic import CountingWorkload
@@ -19,6 +19,7 @@ from dagsel.workloads.base import Config
 N_SHARDS, N_TRIALS, N_EPOCHS, N_BATCHES = 4, 6, 3, 3
 POISONED = 2
 UNIT_S = (0.08, 0.15)
+QUANTUM_S = 0.1
 METRIC = {"counting": "value", "torch": "accuracy"}
 
 
@@ -28,7 +29,7 @@ class Job:
 
     seed: int
     workload: Literal["counting", "torch"]
-    flow: Literal["random", "asha"]
+    flow: Literal["random", "asha", "robin"]
     poison: bool
     folder: str
     run_dir: str
@@ -48,6 +49,8 @@ class Job:
     def make_flow(self) -> Flow:
         if self.flow == "random":
             return RandomSearch(max_epochs=N_EPOCHS, n_trials=N_TRIALS, n_concurrent=5)
+        if self.flow == "robin":
+            return RoundRobin(max_epochs=N_EPOCHS, n_trials=N_TRIALS, quantum=QUANTUM_S)
         # More trials: most are stopped after their first epoch.
         return ASHA(max_epochs=N_EPOCHS, n_trials=9, reduction_factor=2, n_concurrent=5)
 

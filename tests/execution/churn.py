@@ -54,7 +54,7 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
         threads_per_worker=2,
         resources={RESOURCE: 1},
         host="127.0.0.1",
-        dashboard_address=":0",
+        dashboard_address="127.0.0.1:0",
         silence_logs=50,
     )
     try:

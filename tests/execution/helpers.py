@@ -8,14 +8,33 @@ from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
-from distributed import Client
+from distributed import Client, LocalCluster
 
+from dagsel.execution.cluster import close
 from dagsel.execution.engine import Engine
-from dagsel.execution.worker_plugin import RunSpec
+from dagsel.execution.worker_plugin import RESOURCE, RunSpec
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+
+
+@contextmanager
+def client_of(n_workers: int) -> Iterator[Client]:
+    """A client of a cluster of the test's own, whose workers may be killed."""
+    cluster = LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=2,
+        resources={RESOURCE: 1},
+        host="127.0.0.1",
+        dashboard_address="127.0.0.1:0",
+        silence_logs=50,
+    )
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            yield client
+    finally:
+        close(cluster)
 
 
 @contextmanager
@@ -35,7 +54,7 @@ def engine_for(
     folder.claim(run, {})
     run_spec = RunSpec(run, cloudpickle.dumps(workload), data, folder, seed, **(spec or {}))
     config = DispatchConfig(n_shards=data.n_shards, **(dispatch or {}))
-    with Engine(client, run_spec, config, **bounds) as engine:
+    with Engine(client, run_spec, config, **{"poll_s": 60.0, **bounds}) as engine:
         yield engine
 
 

@@ -157,7 +157,7 @@ def small_cluster() -> LocalCluster:
         threads_per_worker=2,
         memory_limit="400 MB",
         host="127.0.0.1",
-        dashboard_address=":0",
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.ERROR,
     )
 

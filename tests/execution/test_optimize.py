@@ -23,6 +23,7 @@ from distributed import Client, LocalCluster
 
 import dagsel
 from dagsel import errors
+from dagsel.execution.cluster import local_cluster
 from dagsel.flows import Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -230,7 +231,7 @@ def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
 
     with (
         LocalCluster(
-            n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0"
+            n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0"
         ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
@@ -253,7 +254,7 @@ def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
 def test_no_worker_is_an_error_that_says_so(
     digits: ShardedDataset, study: optuna.Study, run_dir: str
 ) -> None:
-    with LocalCluster(n_workers=0, dashboard_address=":0", host="127.0.0.1") as cluster:
+    with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as cluster:
         with pytest.raises(errors.NoWorkersError, match="no worker came within 0.5 s"):
             dagsel.optimize(
                 study,
@@ -262,7 +263,7 @@ def test_no_worker_is_an_error_that_says_so(
                 space=space,
                 flow=FLOW,
                 metric="value",
-                cluster=cluster,
+                client=cluster.scheduler_address,  # with the cluster itself it would ask for one
                 run_dir=run_dir,
                 worker_timeout=0.5,
             )
@@ -274,7 +275,7 @@ def test_a_worker_that_is_too_small_is_named_with_its_numbers(
     arrays = {"x": np.zeros((1000, 5_000), np.float32)}
     data = ShardedDataset.write("memory://too-large.zarr", arrays, n_shards=1, overwrite=True)
     with LocalCluster(
-        n_workers=1, processes=False, memory_limit="30 MB", dashboard_address=":0"
+        n_workers=1, processes=False, memory_limit="30 MB", dashboard_address="127.0.0.1:0"
     ) as cluster:
         with pytest.raises(errors.WorkerMemoryError, match="30,000,000 bytes.*20,000,000 bytes"):
             dagsel.optimize(
@@ -311,7 +312,7 @@ def test_a_worker_of_another_version_is_named(
     old.mkdir(parents=True)
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: dagsel\nVersion: 0.0.9\n")
     with LocalCluster(
-        n_workers=0, dashboard_address=":0", host="127.0.0.1", protocol="tcp"
+        n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1", protocol="tcp"
     ) as cluster:
         command = [
             sys.executable,
@@ -408,9 +409,16 @@ def test_a_run_that_is_interrupted_leaves_no_trial_running(
     assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
 
 
-def test_a_cluster_of_ours_listens_on_loopback_only(cluster: LocalCluster) -> None:
+def _listening() -> set[tuple[str, int]]:
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     sockets = [s for process in family for s in process.net_connections("inet")]
-    listening = {s.laddr for s in sockets if s.status == psutil.CONN_LISTEN}
-    assert urlsplit(cluster.scheduler_address).port in {address.port for address in listening}
-    assert {address.ip for address in listening} <= {"127.0.0.1", "::1"}
+    return {(s.laddr.ip, s.laddr.port) for s in sockets if s.status == psutil.CONN_LISTEN}
+
+
+def test_a_cluster_of_ours_listens_on_loopback_only() -> None:
+    before = _listening()  # other tests' clusters
+    with local_cluster(1) as cluster:
+        opened = _listening() - before
+        port = urlsplit(cluster.scheduler_address).port
+    assert ("127.0.0.1", port) in opened
+    assert {address for address, _ in opened} <= {"127.0.0.1", "::1"}

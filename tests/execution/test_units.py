@@ -167,7 +167,7 @@ def own_cluster() -> Iterator[LocalCluster]:
         threads_per_worker=2,
         memory_limit="500 MB",
         host="127.0.0.1",
-        dashboard_address=":0",
+        dashboard_address="127.0.0.1:0",
         silence_logs=logging.CRITICAL,
     )
     yield cluster

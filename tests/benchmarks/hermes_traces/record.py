@@ -1,0 +1,180 @@
+"""Records the loss traces of this folder: Hermes' grid of 192 configurations, for two networks.
+
+    python tests/benchmarks/hermes_traces/record.py [--data ../shared/data] [--models cnn mlp]
+
+A recording that was killed goes on where it stopped. README.md says what is in the files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+HERE = Path(__file__).parent
+N_ITERATIONS, EVERY = 1000, 50
+N_HELD_OUT = 2000
+#: Table 1 of Son et al. 2021.
+GRID: dict[str, tuple[Any, ...]] = {
+    "optimizer": ("sgd", "momentum", "rmsprop", "adam"),
+    "batch": (16, 24, 32, 50),
+    "lr": (1e-3, 5e-4, 1e-4, 1e-5),
+    "weight_decay": (0.1, 0.01, 0.001),
+}
+#: What is kept of one configuration.
+TRACE = np.dtype(
+    [
+        ("losses", np.float32, N_ITERATIONS),
+        ("test_loss", np.float32, N_ITERATIONS // EVERY + 1),
+        ("test_accuracy", np.float32, N_ITERATIONS // EVERY + 1),
+        ("iteration_s", np.float32),
+        ("evaluation_s", np.float32),
+    ]
+)
+
+
+def configs() -> list[dict[str, Any]]:
+    """Give the grid in its order; a configuration's number is its place."""
+    return [dict(zip(GRID, point, strict=True)) for point in itertools.product(*GRID.values())]
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 5), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+MODELS = {"cnn": cnn, "mlp": mlp}
+
+
+def optimizer(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
+    name, lr, weight_decay = config["optimizer"], config["lr"], config["weight_decay"]
+    parameters = model.parameters()
+    if name == "rmsprop":
+        return torch.optim.RMSprop(parameters, lr=lr, weight_decay=weight_decay)
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
+    momentum = 0.9 if name == "momentum" else 0.0
+    return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """Read an IDX file of bytes."""
+    with gzip.open(path) as file:
+        raw = file.read()
+    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
+    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
+
+
+def load(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give images and labels, shuffled: the file's second half is harder than its first."""
+    x = read_idx(folder / "mnist-10k-images-idx3-ubyte.gz").astype(np.float32) / 255
+    y = read_idx(folder / "mnist-10k-labels-idx1-ubyte.gz").astype(np.int64)
+    order = np.random.default_rng(0).permutation(len(x))
+    return torch.from_numpy((x[order, None] - 0.1307) / 0.3081), torch.from_numpy(y[order])
+
+
+def batches(n: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """Give batches for ever, from one permutation of the images after another."""
+    left = np.empty(0, np.int64)
+    while True:
+        if len(left) < size:
+            left = np.concatenate([left, rng.permutation(n)])
+        yield torch.from_numpy(left[:size])
+        left = left[size:]
+
+
+def record(
+    name: str, config: dict[str, Any], images: torch.Tensor, labels: torch.Tensor, seed: list[int]
+) -> Any:
+    """Train one configuration; give its trace."""
+    rng = np.random.default_rng(seed)
+    torch.manual_seed(int(rng.integers(2**31)))
+    model = MODELS[name]()
+    stepper = optimizer(model, config)
+    held_x, held_y = images[:N_HELD_OUT], labels[:N_HELD_OUT]
+    x, y = images[N_HELD_OUT:], labels[N_HELD_OUT:]
+    trace = np.zeros((), TRACE)
+    source = batches(len(x), config["batch"], rng)
+    training_s = evaluation_s = 0.0
+    for iteration in range(N_ITERATIONS + 1):
+        if iteration % EVERY == 0:
+            began = time.thread_time()
+            with torch.no_grad():
+                scores = torch.cat([model(part) for part in held_x.split(250)])
+                trace["test_loss"][iteration // EVERY] = cross_entropy(scores, held_y).item()
+                right = (scores.argmax(1) == held_y).float().mean().item()
+                trace["test_accuracy"][iteration // EVERY] = right
+            evaluation_s += time.thread_time() - began
+        if iteration == N_ITERATIONS:
+            break
+        began = time.thread_time()
+        chosen = next(source)
+        stepper.zero_grad()
+        loss = cross_entropy(model(x[chosen]), y[chosen])
+        loss.backward()
+        stepper.step()
+        trace["losses"][iteration] = loss.item()
+        training_s += time.thread_time() - began
+    trace["iteration_s"] = training_s / N_ITERATIONS
+    trace["evaluation_s"] = evaluation_s / len(trace["test_loss"])
+    return trace
+
+
+def record_all(name: str, images: torch.Tensor, labels: torch.Tensor, seed: int, out: Path) -> None:
+    """Record a network's traces, one after the other, into a file that a new call goes on with."""
+    part = out / f"{name}.part"
+    done = part.stat().st_size // TRACE.itemsize if part.exists() else 0
+    with part.open("ab") as file:
+        file.truncate(done * TRACE.itemsize)  # what was written when it was killed
+        for number, config in list(enumerate(configs()))[done:]:
+            trace = record(name, config, images, labels, [seed, list(MODELS).index(name), number])
+            file.write(trace.tobytes())
+            file.flush()
+            print(
+                f"{name} {number}: {config} loss {trace['losses'][-50:].mean():.3f}, accuracy "
+                f"{trace['test_accuracy'][-1]:.3f}, {1000 * trace['iteration_s']:.2f} ms, "
+                f"evaluation {1000 * trace['evaluation_s']:.1f} ms",
+                flush=True,
+            )
+    traces = np.fromfile(part, TRACE)
+    half = traces["losses"].astype(np.float16)  # exact to 0.05%: less than the noise of a batch
+    rest = {key: traces[key] for key in TRACE.names or () if key != "losses"}
+    columns = {key: np.array([config[key] for config in configs()]) for key in GRID}
+    np.savez_compressed(out / f"{name}.npz", losses=half, **rest, **columns)
+    part.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=HERE.parents[3] / "shared/data")
+    parser.add_argument("--out", type=Path, default=HERE)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    images, labels = load(args.data)
+    for name in args.models:
+        record_all(name, images, labels, args.seed, args.out)
+
+
+if __name__ == "__main__":
+    main()

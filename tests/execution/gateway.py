@@ -1,0 +1,74 @@
+"""A real dask-gateway server on this machine, as an administrator would set it up."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
+
+CONFIG = """
+c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"
+c.DaskGateway.authenticator_class = "dask_gateway_server.auth.SimpleAuthenticator"
+c.DaskGateway.address = "127.0.0.1:{private}"
+c.Proxy.address = "127.0.0.1:{public}"
+c.UnsafeLocalBackend.clusters_directory = "{folder}"
+c.LocalClusterConfig.scheduler_cmd = ["{dask}", "scheduler"]
+c.LocalClusterConfig.worker_cmd = ["{dask}", "worker", "--resources", "TRAIN=1"]
+c.LocalClusterConfig.cluster_max_workers = 4
+c.LocalClusterConfig.worker_threads = 2
+c.LocalClusterConfig.worker_memory = "1 G"
+"""
+
+
+@contextmanager
+def gateway_server(folder: Path, *, timeout_s: float = 30.0) -> Iterator[str]:
+    """Give the address of a server on loopback; it and all that it started end with the block."""
+    program = Path(sys.executable).parent / "dask-gateway-server"
+    dask = Path(sys.executable).parent / "dask"
+    public, private = free_ports(2)
+    config, log = folder / "dask_gateway_config.py", folder / "gateway.log"
+    config.write_text(CONFIG.format(public=public, private=private, folder=folder, dask=dask))
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            [program, "--config", config], cwd=folder, stdout=out, stderr=subprocess.STDOUT
+        )
+        try:
+            address = f"http://127.0.0.1:{public}"
+            wait_until_healthy(server, address, log, time.monotonic() + timeout_s)
+            yield address
+        finally:
+            server.terminate()
+            server.wait(timeout_s)
+
+
+def wait_until_healthy(
+    server: subprocess.Popen[bytes], address: str, log: Path, deadline: float
+) -> None:
+    while True:
+        assert server.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        try:
+            with urllib.request.urlopen(f"{address}/api/health", timeout=1):
+                return
+        except OSError:  # nobody listens yet, or the proxy has no route yet
+            time.sleep(0.05)
+
+
+def free_ports(n: int) -> list[int]:
+    """Find ports that nobody listens at, below the kernel's own."""
+    with ExitStack() as stack:
+        ports: list[int] = []
+        for port in range(20_000 + os.getpid() % 10_000, 32_000):
+            one = stack.enter_context(closing(socket.socket()))
+            with suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+            if len(ports) == n:
+                return ports
+    raise OSError("no port is free")

@@ -1,0 +1,134 @@
+"""`cluster="cuda"`: a worker a GPU with its resources; clear words where something is missing.
+
+Where there is no GPU a `LocalCluster` under dask-cuda's name takes the same arguments.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from distributed import LocalCluster
+from torch.nn.functional import cross_entropy
+
+import dagsel
+from dagsel.errors import ClusterError
+from dagsel.execution import cluster as module
+from dagsel.execution.cluster import connect, local_cluster
+from dagsel.execution.gpus import check_gpu_resource, gpus_seen, why_no_gpu
+from dagsel.flows import RandomSearch
+from dagsel.storage import ShardedDataset
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalCluster]]:
+    """Put a cluster of two CPU workers under dask-cuda's name, and see which were made."""
+    made: list[LocalCluster] = []
+
+    class LocalCUDACluster(LocalCluster):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(n_workers=2, **options)
+            made.append(self)
+
+    stand_in = ModuleType("dask_cuda")
+    stand_in.LocalCUDACluster = LocalCUDACluster  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dask_cuda", stand_in)
+    monkeypatch.setattr(module, "check_gpus_here", lambda: None)
+    yield made
+    for cluster in made:
+        cluster.close()
+
+
+def test_a_search_runs_on_it_and_closes_it(
+    made: list[LocalCluster], digits: ShardedDataset, study: optuna.Study, run_dir: str
+) -> None:
+    run = dagsel.optimize(
+        study,
+        dagsel.TorchWorkload(
+            lambda config: torch.nn.Linear(64, 10),
+            cross_entropy,
+            lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+            batch_size=64,
+            metrics={"accuracy": dagsel.metrics.accuracy},
+        ),
+        digits,
+        space=lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0, log=True)},
+        flow=RandomSearch(max_epochs=1, n_trials=2),
+        metric="accuracy",
+        cluster="cuda",
+        run_dir=run_dir,
+    )
+    assert run.best_value > 0.5
+    (cluster,) = made
+    assert cluster.status.name == "closed"
+
+
+def test_each_worker_has_both_resources(made: list[LocalCluster]) -> None:
+    with connect(cluster="cuda") as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        assert [worker["resources"] for worker in workers] == [{"TRAIN": 1, "GPU": 1}] * 2
+        assert {worker["host"] for worker in workers} == {"127.0.0.1"}
+
+
+def test_without_dask_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    with pytest.raises(ClusterError, match=r"pip install dagsel\[cuda\]"), connect(cluster="cuda"):
+        pass
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_it_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = ModuleType("dask_cuda")
+    stand_in.LocalCUDACluster = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "dask_cuda", stand_in)
+    with pytest.raises(ClusterError, match="needs a GPU on this machine"), connect(cluster="cuda"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "built_for", "visible", "reason"),
+    [
+        (2, "13.0", None, None),
+        (1, "13.0", "0", None),
+        (0, None, None, "this PyTorch is built without CUDA"),
+        (0, "13.0", "", "CUDA_VISIBLE_DEVICES is '' and hides them"),
+        (0, "13.0", None, "nvidia-smi"),
+    ],
+)
+def test_why_there_is_none(
+    n_gpus: int, built_for: str | None, visible: str | None, reason: str | None
+) -> None:
+    found = why_no_gpu(n_gpus, built_for, visible)
+    assert (found is None) == (reason is None)
+    assert reason is None or (found is not None and reason in found)
+
+
+def test_a_worker_that_sees_a_gpu_must_say_so() -> None:
+    check_gpu_resource({"GPU": 1, "TRAIN": 1}, 1)
+    check_gpu_resource({"TRAIN": 1}, 0)
+    for resources in ({}, {"TRAIN": 1.0}, {"GPU": 0.0}):
+        with pytest.raises(ClusterError, match='--resources "GPU=1"'):
+            check_gpu_resource(resources, 2)
+
+
+def test_workers_of_a_plain_local_cluster_see_no_gpu() -> None:
+    def look() -> Any:
+        import os
+
+        import torch
+
+        return os.environ["CUDA_VISIBLE_DEVICES"], torch.cuda.device_count()
+
+    with local_cluster(1) as cluster, connect(cluster=cluster) as client:
+        assert [*client.run(look).values()] == [("", 0)]
+
+
+def test_gpus_are_counted_once_pytorch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpus_seen() == torch.cuda.device_count()
+    monkeypatch.delitem(sys.modules, "torch")
+    assert gpus_seen() == 0

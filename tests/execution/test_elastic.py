@@ -1,0 +1,309 @@
+"""Scaling: the named workers go and no other, none comes back, what they hold does not get lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
+from distributed.scheduler import Scheduler
+
+from dagsel.execution.elastic import ClusterDriver, _ByName, elastic_for
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+from .helpers import engine_for
+
+TIMEOUT_S = 60
+FREE = "127.0.0.1:0"  # not the port that others on this machine may have
+SCHEDULER = {"cls": Scheduler, "options": {"dashboard_address": FREE, "port": 0}}
+
+
+@contextmanager
+def cluster_of(n_workers: int, **options: Any) -> Iterator[tuple[LocalCluster, Client]]:
+    """A cluster of single-thread workers, in this process if nothing else is said."""
+    defaults = {"processes": False, "threads_per_worker": 1, "dashboard_address": FREE}
+    kind = options.pop("kind", LocalCluster)
+    with (
+        kind(n_workers=n_workers, **{**defaults, **options}) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield cluster, client
+
+
+@contextmanager
+def driving(client: Client, cluster: Any = None) -> Iterator[ClusterDriver]:
+    """A driver whose wishes have been performed when the block ends."""
+    driver = elastic_for(client, cluster)
+    try:
+        yield driver
+    finally:
+        driver.close()
+
+
+def there(client: Client) -> list[str]:
+    return list(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def arrivals(client: Client) -> int:
+    events = [event for _, event in client.get_events("all")]
+    return sum(event.get("action") == "add-worker" for event in events)
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_processes_come_and_the_named_ones_go_for_good() -> None:
+    before = processes()
+    with cluster_of(1, processes=True) as (cluster, client):
+        with driving(client) as driver:
+            assert driver.can_scale
+            driver.grow(3)
+        client.wait_for_workers(3, timeout=TIMEOUT_S)
+        first, *_ = there(client)
+        data = client.scatter({"held": 17}, workers=[first])
+        leaving = [first, there(client)[2]]
+        staying = there(client)[1]
+        with driving(client) as driver:
+            driver.retire(leaving)
+        assert there(client) == [staying]
+        assert driver.troubles() == []
+        assert client.gather(data) == {"held": 17}
+        assert driver.wanted == len(cluster.worker_spec) == 1
+        cluster.scale(2)
+        client.wait_for_workers(2, timeout=TIMEOUT_S)
+        assert staying in there(client)
+        assert arrivals(client) == 4  # 1, then 3, then the user's own
+    assert processes() <= before | resource_trackers()
+
+
+def resource_trackers() -> set[int]:
+    """Python's own helper of processes that were spawned; it lives as long as this one."""
+    children = psutil.Process().children()
+    return {child.pid for child in children if "resource_tracker" in " ".join(child.cmdline())}
+
+
+class Queued:
+    """A job that waits in a batch system's queue."""
+
+    status = Status.running
+
+    def __init__(self, scheduler: str, name: str) -> None:
+        pass
+
+    def __await__(self) -> Any:
+        return asyncio.sleep(0).__await__()
+
+    async def close(self) -> None:
+        self.status = Status.closed
+
+
+def test_those_that_have_not_come_are_given_up_and_those_there_stay() -> None:
+    workers = {name: {"cls": Worker, "options": {"nthreads": 1}} for name in range(2)}
+    with (
+        SpecCluster(scheduler=SCHEDULER, workers=workers, worker={"cls": Queued}) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        old = there(client)
+        for n_wanted, n_places in ((5, 5), (3, 3), (1, 2), (4, 4)):
+            with driving(client) as driver:
+                driver.grow(n_wanted)
+            assert driver.wanted == len(cluster.worker_spec) == n_places
+            assert there(client) == old
+        with driving(client) as driver:
+            driver.retire(old[:1])  # and the two in the queue may still come
+        assert driver.wanted == 3
+        assert there(client) == old[1:]
+
+
+def lose(cluster: LocalCluster, client: Client) -> str:
+    """Let a worker disappear, as a machine that the provider takes back."""
+    (lost,) = client.retire_workers([there(client)[0]], close_workers=True)
+    return str(lost)
+
+
+def test_a_lost_worker_is_replaced_when_it_is_wanted() -> None:
+    with cluster_of(2) as (cluster, client):
+        lost = lose(cluster, client)
+        cluster.sync(
+            until, lambda: any(w.status == Status.closed for w in cluster.workers.values())
+        )
+        with driving(client) as driver:
+            driver.grow(2)
+        client.wait_for_workers(2, timeout=TIMEOUT_S)
+        assert lost not in there(client)
+        assert len(cluster.worker_spec) == 2
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def test_workers_that_go_one_after_the_other_go_together() -> None:
+    closed, may_begin = list[int](), threading.Event()
+
+    class Counting(_ByName):
+        def fill(self, n_workers: int) -> None:
+            may_begin.wait(TIMEOUT_S)
+
+        def close(self, workers: Collection[str]) -> None:
+            closed.append(len(workers))
+            _ByName.close(self, workers)
+
+    with cluster_of(4) as (cluster, client):
+        driver = ClusterDriver(Counting(client, cluster))
+        first, second, third, stays = there(client)
+        data = client.scatter("held", workers=[first])
+        driver.grow(4)
+        for worker in (first, second, third):
+            driver.retire([worker])
+        may_begin.set()
+        driver.close()
+        assert closed == [3]
+        assert there(client) == [stays]
+        assert client.gather(data) == "held"
+
+
+def test_a_lost_worker_that_is_retired_does_not_come_back() -> None:
+    with cluster_of(2) as (cluster, client):
+        (stays,) = there(client)[1:]
+        lost = lose(cluster, client)
+        with driving(client) as driver:
+            driver.retire([lost])
+        assert driver.wanted == 1
+        with driving(client) as driver:
+            driver.grow(1)
+        assert there(client) == [stays]
+
+
+def test_a_worker_whose_data_nobody_takes_stays() -> None:
+    with cluster_of(1) as (_, client):
+        data = client.scatter("held")
+        with driving(client) as driver:
+            driver.retire(there(client))
+        assert "no other worker takes" in driver.troubles()[0]
+        assert client.gather(data) == "held"
+        assert driver.wanted == 1
+
+
+def test_adapt_stays_in_charge() -> None:
+    with cluster_of(1) as (cluster, client):
+        driver = elastic_for(client)
+        cluster.adapt(minimum=1, maximum=2)
+        assert not driver.can_scale
+        assert "adapt" in driver.why_not
+        cluster._adaptive.stop()
+        assert driver.can_scale
+
+
+def test_a_client_alone_scales_nothing() -> None:
+    with cluster_of(1) as (cluster, _), Client(cluster.scheduler_address) as client:
+        with driving(client) as driver:
+            assert not driver.can_scale
+            assert "pass cluster=" in driver.why_not
+            driver.grow(2)
+        assert "pass cluster=" in driver.troubles()[0]
+        assert len(there(client)) == 1
+        assert elastic_for(client, cluster).can_scale
+
+
+def test_a_cluster_of_listed_hosts_scales_nothing() -> None:
+    workers = {0: {"cls": Worker, "options": {"nthreads": 1}}}
+    with SpecCluster(scheduler=SCHEDULER, workers=workers) as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            assert "made with" in elastic_for(client).why_not
+
+
+class TwoDevices(LocalCluster):
+    """Says no to a third worker in the way that dask-cuda's `LocalCUDACluster` does."""
+
+    def new_worker_spec(self) -> Any:
+        if len(self.worker_spec) == 2:
+            raise ValueError("Can not scale beyond visible devices")
+        return super().new_worker_spec()
+
+
+def test_a_cluster_grows_as_far_as_it_can() -> None:
+    with cluster_of(1, kind=TwoDevices) as (_, client):
+        with driving(client) as driver:
+            told: list[int] = []
+            driver.on_grown = lambda: told.append(driver.wanted)
+            driver.grow(3)
+        assert told == [2]
+        client.wait_for_workers(2, timeout=TIMEOUT_S)
+        assert "beyond visible devices" in driver.troubles()[0]
+        assert driver.wanted == 2
+
+
+class Job:
+    """Two workers that come and go together, as those of a batch system's job."""
+
+    def __init__(self, scheduler: str, name: str) -> None:
+        self.workers = [Nanny(scheduler, nthreads=1, name=f"{name}-{k}") for k in range(2)]
+
+    @property
+    def status(self) -> Any:
+        return self.workers[0].status
+
+    def __await__(self) -> Any:
+        return self._start().__await__()
+
+    async def _start(self) -> Job:
+        for worker in self.workers:
+            await worker
+        return self
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            await worker.close()
+
+
+def test_a_job_goes_with_its_last_worker() -> None:
+    worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
+    with (
+        SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.scale(2)  # jobs
+        client.wait_for_workers(4, timeout=TIMEOUT_S)
+        driver = elastic_for(client)
+        assert (driver.wanted, driver.node_size) == (4, 2)
+        info = client.scheduler_info(n_workers=-1)["workers"]
+        job = {address: driver.node_of(str(about["name"])) for address, about in info.items()}
+        assert sorted(job.values()) == ["0", "0", "1", "1"]
+        one, other = (address for address in job if job[address] == "0")
+        driver.grow(1)  # gives up nothing: all have come
+        driver.retire([one])
+        driver.close()
+        assert set(there(client)) == set(job) - {one}
+        with driving(client) as driver:
+            driver.retire([other])
+        assert {job[address] for address in there(client)} == {"1"}
+        assert len(there(client)) == 2
+        assert list(cluster.worker_spec) == [1]
+
+
+def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> None:
+    worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
+    with (
+        SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.scale(2)  # jobs
+        client.wait_for_workers(4, timeout=TIMEOUT_S)
+        driver = elastic_for(client)
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            assert engine.n_workers == 4
+            assert engine.bill.n_billed == 2
+            one = next(iter(engine.bill.nodes["0"]))
+            client.retire_workers([one], close_workers=True)
+            while one in engine.workers:
+                list(engine.messages(timeout_s=TIMEOUT_S))
+            assert engine.bill.n_billed == 2  # its other half is there
+            assert engine.bill.node_size == 2

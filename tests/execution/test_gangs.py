@@ -1,0 +1,253 @@
+"""Gangs on a real cluster: whole or not at all, and the unit is done whatever becomes of a rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from distributed import Client
+
+import dagsel
+from dagsel.errors import SearchError
+from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
+from dagsel.planning.rounds import Chain, Round
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload, seen
+
+from .helpers import client_of, engine_for, final_state
+from .scripted import Scripted
+
+N_GANGS, N_SHARDS = 200, 4
+
+
+@pytest.fixture
+def three() -> Iterator[Client]:
+    with client_of(3) as client:
+        yield client
+
+
+@pytest.mark.slow
+def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
+    three: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    n_epochs = N_GANGS // N_SHARDS
+    workload = SyntheticWorkload(seconds=0.02, n_batches=3)
+    pids = three.run(os.getpid)
+    n_done, n_killed, n_restarts = 0, 0, 0
+    with engine_for(three, digits, workload, run_dir) as engine:
+        engine.allow(0, 2, None, 1)
+        chain = Chain(0, range(1, n_epochs + 1), N_SHARDS, evaluate=False)
+        engine.submit(Round(1, (chain,)), {0: {}})
+        while n_done < N_GANGS:
+            heard = list(engine.messages(timeout_s=60))
+            assert heard, f"nothing was heard for 60 s after {n_done} gangs, {n_killed} kills"
+            for message in heard:
+                assert message["op"] not in ("failed", "fatal"), message
+                if message["op"] == "joined" and message["worker"] not in pids:
+                    n_restarts += 1
+                    pids |= three.run(os.getpid, workers=[message["worker"]])
+                if message["op"] != "done" or message["recovered"]:
+                    continue
+                n_done += 1
+                assert len(message["members"]) == 1
+                if n_done % 10 == 0 and n_done < N_GANGS:
+                    # Its gang goes on with the next unit: the leader and the other in turn.
+                    gang = [message["worker"], *message["members"]]
+                    os.kill(pids[gang[n_killed % 2]], signal.SIGKILL)
+                    n_killed += 1
+        state = final_state(engine, 0, n_epochs, N_SHARDS)
+    assert n_killed == N_GANGS // 10 - 1
+    counts = Counter(seen(state))
+    assert set(counts.values()) == {1}
+    assert len(counts) == N_GANGS * 3
+
+
+def net(config: dict[str, Any]) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10))
+
+
+def torch_workload(**options: Any) -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        model=net,
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=lambda parameters, config: torch.optim.SGD(parameters, lr=0.01, momentum=0.9),
+        metrics={"accuracy": dagsel.metrics.accuracy},
+        **{"batch_size": 24, **options},
+    )
+
+
+def search(
+    client: Client,
+    data: ShardedDataset,
+    run_dir: str,
+    flow: Scripted,
+    workload: Any,
+    **options: Any,
+) -> dagsel.Run:
+    return dagsel.optimize(
+        optuna.create_study(direction="minimize"), workload, data, flow=flow, metric="loss",
+        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)}, client=client, run_dir=run_dir,
+        deterministic=True, **options,
+    )  # fmt: skip
+
+
+def in_gangs_of(size: int, n_epochs: int = 3) -> Scripted:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, n_epochs, gang=size)]
+            case Reported(0, epoch) if epoch == n_epochs:
+                return [Stop(0, "the end", "complete"), Finish()]
+        return []
+
+    return Scripted([Ask(1)], answer)
+
+
+def losses(run: dagsel.Run) -> list[float]:
+    return [value for e in run.record.trials[0].epochs for value in (e.train_loss, e.value)]
+
+
+def test_a_gang_has_the_loss_curve_of_a_single_worker(
+    client: Client, digits: ShardedDataset, tmp_path: Any
+) -> None:
+    alone = search(client, digits, str(tmp_path / "1"), in_gangs_of(1), torch_workload())
+    gang = search(client, digits, str(tmp_path / "2"), in_gangs_of(2), torch_workload())
+    assert {unit.gang for unit in gang.record.units if unit.unit.kind == "train"} == {2}
+    assert losses(gang) == pytest.approx(losses(alone), rel=1e-5)
+
+
+def test_a_trial_goes_on_with_another_gang_at_the_sample_where_it_stopped(
+    client: Client, digits: ShardedDataset, tmp_path: Any
+) -> None:
+    gangs = iter((1, 2, 1, 2, 1, 2, 1) * 100)
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 3, gang=2, seconds=0.05)]
+            case Paused():
+                return [Train(0, 0, gang=next(gangs), seconds=0.05)]
+            case Reported(0, 3):
+                return [Stop(0, "the end", "complete"), Finish()]
+        return []
+
+    workload = torch_workload(batch_size=4)
+    cut = search(client, digits, str(tmp_path / "1"), Scripted([Ask(1)], answer), workload)
+    whole = search(client, digits, str(tmp_path / "2"), in_gangs_of(1), workload)
+    assert len(cut.record.pieces) >= 3
+    assert {piece.gang for piece in cut.record.pieces} == {1, 2}
+    assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
+
+
+def test_a_running_trial_is_resized_without_being_asked_to_pause(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 4)]
+            case Reported(0, 1):
+                return [Train(0, 0, gang=2)]
+            case Reported(0, 4):
+                return [Stop(0, "the end", "complete"), Finish()]
+            case Paused():
+                raise AssertionError("nobody asked for a pause")
+        return []
+
+    workload = SyntheticWorkload(seconds=0.1, n_batches=10)
+    run = search(client, digits, run_dir, Scripted([Ask(1)], answer), workload)
+    sizes = [unit.gang for unit in run.record.units if unit.unit.kind == "train"]
+    assert sizes[0] == 1
+    assert sizes[-1] == 2
+
+
+def test_a_small_trial_waits_while_a_gang_has_all_workers(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 2, gang=2, priority=1.0), Train(1, 2), Train(2, 2)]
+            case Reported(trial, 2):
+                left.discard(trial)
+                return [Stop(trial, "the end", "complete"), *([] if left else [Finish()])]
+        return []
+
+    left = {0, 1, 2}
+    workload = SyntheticWorkload(seconds=0.05, n_batches=2)
+    run = search(client, digits, run_dir, Scripted([Ask(3)], answer), workload)
+    spans = [(u.start, u.stop, {u.worker, *u.members}) for u in run.record.units
+             if u.unit.kind == "train"]  # fmt: skip
+    for start, stop, workers in spans:
+        for other_start, other_stop, others in spans:
+            overlap = min(stop, other_stop) - max(start, other_start)
+            assert overlap <= 0.005 or not workers & others or (start, stop) == (
+                other_start, other_stop)  # fmt: skip
+
+
+class NoGangs:
+    """A workload that trains on one worker."""
+
+    def __init__(self) -> None:
+        self._inner = SyntheticWorkload()
+        for name in ("validate", "prepare", "init", "train", "evaluate", "restore"):
+            setattr(self, name, getattr(self._inner, name))
+
+    @property
+    def metrics(self) -> Any:
+        return self._inner.metrics
+
+
+def test_what_cannot_be_a_gang_says_why_before_it_trains(
+    client: Client, digits: ShardedDataset, tmp_path: Any
+) -> None:
+    run = search(client, digits, str(tmp_path / "1"), in_one_gang(2), NoGangs())
+    assert "train_gang" in run.failures[0].reason
+    small = torch_workload(batch_size=1)
+    run = search(client, digits, str(tmp_path / "2"), in_one_gang(2), small)
+    assert "batch of 1" in run.failures[0].reason
+    assert not run.record.units
+    address = client.scheduler.address
+    with pytest.raises(SearchError, match="never have more than 2"):
+        search(address, digits, str(tmp_path / "3"), in_one_gang(5), torch_workload())  # type: ignore[arg-type]
+    run = search(
+        client, digits, str(tmp_path / "4"), in_one_gang(5), torch_workload(), worker_timeout=2.0
+    )
+    assert "there are 2 workers" in run.failures[0].reason
+
+
+def in_one_gang(size: int) -> Scripted:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1, gang=size)]
+        return [Finish()]
+
+    return Scripted([Ask(1)], answer)
+
+
+def test_a_gang_is_suspended_and_scored(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    heard: list[Paused] = []
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 50, gang=2), Pause(0, evaluate=True)]
+            case Paused():
+                heard.append(event)
+                return [Stop(0, "enough", "complete"), Finish()]
+        return []
+
+    workload = torch_workload(batch_size=4)
+    run = search(client, digits, run_dir, Scripted([Ask(1)], answer), workload)
+    assert len(heard) == 1
+    assert heard[0].epochs < 50
+    assert (heard[0].value is None) == (run.record.best is None)

@@ -1,0 +1,104 @@
+"""MARBLE's job sets on a real cluster take as long as the simulator says, within 10%."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from distributed import Client, LocalCluster
+
+import dagsel
+from dagsel.execution.cluster import local_cluster
+from dagsel.flow import Flow
+from dagsel.flows import JobQueue, Lsf, Marble
+from dagsel.planning.scaling import Scaling
+from dagsel.state import State
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.base import Config, Trained, Visit, never
+from dagsel.workloads.gang import Gang
+from tests.benchmarks.marble_table2 import N_GPUS, SCALING, Job, choose, draw, play
+
+SWITCH_S = 0.3
+
+
+@dataclass(frozen=True)
+class Sleeper(SyntheticWorkload):
+    """Sleeps through an epoch as long as λ says; the other ranks wait for the first."""
+
+    scaling: Mapping[str, Scaling] = field(default_factory=dict)
+
+    def validate_gang(self, config: Config, size: int) -> None:
+        """Let any number share a batch."""
+
+    def train_gang(
+        self,
+        state: State | None,
+        shard: Any,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+        gang: Gang,
+    ) -> Trained:
+        if state is None:
+            gang.agree(False)
+            return Trained(self.init(config, 0), 0, 0.0)
+        speed = self.scaling[config["architecture"]].speedup(gang.size)
+        faster = replace(self, seconds=self._seconds(config) / speed)
+        trained = faster.train(state, shard, config, visit=visit, should_stop=should_stop)
+        gang.agree(False)
+        return trained
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
+    arrays = {"x": np.zeros((8, 1), np.float32)}
+    url = str(tmp_path_factory.mktemp("data") / "one-shard.zarr")
+    return ShardedDataset.write(url, arrays, n_shards=1)
+
+
+@pytest.fixture(scope="module")
+def node(data: ShardedDataset, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with local_cluster(N_GPUS) as cluster:
+        # The first gang of a worker imports torch.
+        jobs = [{"architecture": "VGG-16", "epochs": 1, "epoch_s": 0.0}]
+        search(Lsf(JobQueue()), jobs, cluster, data, str(tmp_path_factory.mktemp("first") / "run"))
+        yield cluster
+
+
+def search(
+    flow: Flow, jobs: Sequence[Job], node: LocalCluster, data: ShardedDataset, run_dir: str
+) -> dagsel.Run:
+    workload = Sleeper(seconds=lambda config: config["epoch_s"], n_batches=40, scaling=SCALING)
+    with Client(node, set_as_default=False) as client:
+        return dagsel.optimize(
+            optuna.create_study(direction="maximize"), workload, data,
+            space=lambda trial: choose(trial, jobs), flow=flow, metric="value",
+            client=client, run_dir=run_dir,
+        )  # fmt: skip
+
+
+#: Job sets and policies; all of them with MARBLE_CASES=all, which takes four minutes.
+CASES = [(6, "marble")]
+if os.environ.get("MARBLE_CASES") == "all":
+    CASES += [(1, "marble"), (3, "marble"), (6, "lsf")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "name"), CASES)
+def test_the_makespan_is_the_simulators(
+    number: int, name: str, node: LocalCluster, data: ShardedDataset, run_dir: str
+) -> None:
+    jobs = draw(number, seed=1, n_jobs=5, epochs=(1, 3), epoch_s=10.0)
+    queue = JobQueue()
+    flow: Flow = Lsf(queue) if name == "lsf" else Marble(queue, SCALING, switch_s=SWITCH_S)
+    run = search(flow, jobs, node, data, run_dir)
+    simulated = play(jobs, flow, SCALING, SWITCH_S)
+    print(f"set {number}, {name}: {run.record.seconds:.1f} s, simulated {simulated.seconds:.1f} s")
+    assert run.record.seconds == pytest.approx(simulated.seconds, rel=0.1)

@@ -1,0 +1,247 @@
+"""On a real GPU: as on the CPU but for rounding, however shards and states get there.
+
+    make test-gpu
+
+Where there is none, each is skipped and says so.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dagsel.metrics
+from dagsel.flow import Context, Decision, Event, Train
+from dagsel.flows import RandomSearch
+from dagsel.state import State
+from dagsel.storage import ShardedDataset
+from dagsel.workloads import TorchWorkload, Visit, _torch_device
+from dagsel.workloads import torch as torch_workload
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _whole_float32() -> Iterator[None]:
+    # cuDNN multiplies in TF32 unless it is told otherwise.
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = before
+
+
+def arrays(seed: int = 0, n: int = 200) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2, 8, 8)).astype("float32")
+    return {"x": x, "y": (x.mean((1, 2, 3)) > 0).astype("int64")}
+
+
+def mlp(config: Any) -> nn.Module:
+    layers = [nn.Flatten(), nn.Linear(128, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2)]
+    return nn.Sequential(*layers)
+
+
+def cnn(config: Any) -> nn.Module:
+    convolution = nn.Conv2d(2, 8, 3, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
+
+
+def adam(parameters: Any, config: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.003)
+
+
+def sgd(parameters: Any, config: Any) -> torch.optim.Optimizer:
+    # Adam makes whole steps of the rounding of gradients that are next to nothing.
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def make(model: Any = mlp, optimizer: Any = adam, **options: Any) -> TorchWorkload:
+    metrics = {"accuracy": dagsel.metrics.accuracy}
+    return TorchWorkload(
+        model,
+        F.cross_entropy,
+        optimizer,
+        batch_size=16,
+        metrics=metrics,
+        eval_batch_size=64,
+        **options,
+    )
+
+
+def run(workload: TorchWorkload, *, pieces: bool = False, hop: bool = False) -> Any:
+    """Train for two epochs and score: the last state, the losses, the metrics."""
+    shard, state, losses = workload.prepare(arrays()), workload.init({}, 3), []
+    for epoch in (1, 2):
+        finished = False
+        while not finished:
+            if hop:
+                state = pickle.loads(pickle.dumps(state, protocol=5))
+            visit = Visit(3, 2, epoch, 0, ends_epoch=True)
+            trained = workload.train(state, shard, {}, visit=visit, should_stop=lambda: pieces)
+            state, finished = trained.state, trained.finished
+        losses.append(trained.loss)
+    return state, losses, workload.evaluate(state, workload.prepare(arrays(1)), {}).metrics
+
+
+def assert_close(found: Any, expected: Any, tolerance: float) -> None:
+    for name, tensor in expected[0].tensors.items():
+        if name.startswith("model."):
+            other = found[0].tensors[name]
+            assert other.dtype == tensor.dtype
+            np.testing.assert_allclose(
+                other.numpy(), tensor.numpy(), atol=tolerance, rtol=tolerance
+            )
+    np.testing.assert_allclose(found[1], expected[1], rtol=tolerance)
+    assert found[2]["loss"] == pytest.approx(expected[2]["loss"], rel=tolerance)
+
+
+@pytest.mark.parametrize("model", [cnn, lambda c: mlp(c)[:3].append(nn.Linear(32, 2))])
+def test_it_trains_as_the_cpu_does(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = run(make(model, sgd))
+    for module in (_torch_device, torch_workload):
+        monkeypatch.setattr(module, "accelerator", lambda: None)
+    on_cpu = run(make(model, sgd))
+    assert any(name.startswith("random.cuda") for name in on_gpu[0].tensors)
+    assert not any(name.startswith("random.cuda") for name in on_cpu[0].tensors)
+    assert_close(on_gpu, on_cpu, 1e-3)
+
+
+def test_shards_lie_where_their_budget_says() -> None:
+    resident, pinned = make().prepare(arrays()), make(device_memory=0).prepare(arrays())
+    assert all(array.is_cuda for array in resident.values())
+    assert all(array.is_pinned() for array in pinned.values())
+    device = _torch_device.accelerator()
+    assert device is not None
+    taken = device.room.taken
+    del resident
+    assert device.room.taken == taken - sum(array.nbytes for array in pinned.values())
+
+
+@pytest.mark.parametrize("pieces", [False, True])
+def test_what_is_sent_trains_as_what_is_resident(pieces: bool) -> None:
+    resident = run(make(), pieces=pieces)
+    assert run(make(device_memory=0), pieces=pieces) == resident
+
+
+def test_the_devices_random_stream_travels_with_a_state() -> None:
+    whole = run(make())
+    torch.cuda.manual_seed(99)
+    torch.rand(7, device="cuda")
+    before = torch.cuda.get_rng_state()
+    assert run(make(), pieces=True, hop=True)[0] == whole[0]
+    assert torch.equal(torch.cuda.get_rng_state(), before)
+
+
+def test_a_state_is_restored_without_a_gpu() -> None:
+    workload = make()
+    state, _, _ = run(workload)
+    module = workload.restore(State(bytes(state.buffer)), {})
+    assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
+
+
+@pytest.mark.parametrize(
+    ("options", "tolerance"),
+    [
+        ({"channels_last": True}, 2e-2),
+        ({"fused": True}, 2e-2),
+        ({"cuda_graphs": True}, 2e-2),
+        ({"cuda_graphs": True, "fused": True, "device_memory": 0}, 2e-2),
+        ({"precision": "tf32"}, 5e-2),
+        ({"precision": "bf16"}, 0.2),
+        ({"compile": True}, 2e-2),
+        ({"compile": True, "precision": "bf16", "cuda_graphs": True}, 0.2),
+    ],
+    ids=str,
+)
+def test_an_option_changes_no_more_than_rounding(options: dict[str, Any], tolerance: float) -> None:
+    torch._dynamo.reset()
+    assert_close(run(make(cnn, **options)), run(make(cnn)), tolerance)
+
+
+def test_the_settings_of_the_process_come_back() -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    run(make(precision="tf32"))
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
+
+
+@dataclass(frozen=True)
+class InGangs(RandomSearch):
+    """Random search, each trial on so many workers together."""
+
+    gang: int = 1
+
+    def start(self, context: Context) -> list[Decision]:
+        return self._widen(super().start(context))
+
+    def handle(self, event: Event) -> list[Decision]:
+        return self._widen(super().handle(event))
+
+    def _widen(self, decisions: list[Decision]) -> list[Decision]:
+        return [replace(d, gang=self.gang) if isinstance(d, Train) else d for d in decisions]
+
+
+def search(study: optuna.Study, digits: ShardedDataset, run_dir: str, flow: Any, **how: Any) -> Any:
+    def model(config: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+    def loss(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert output.is_cuda
+        return F.cross_entropy(output, targets)
+
+    return dagsel.optimize(
+        study,
+        TorchWorkload(
+            model,
+            loss,
+            lambda parameters, config: torch.optim.SGD(parameters, config["lr"], momentum=0.9),
+            batch_size=64,
+            metrics={"accuracy": dagsel.metrics.accuracy},
+        ),
+        digits,
+        space=lambda trial: {"lr": trial.suggest_float("lr", 0.05, 0.2, log=True)},
+        flow=flow,
+        metric="accuracy",
+        run_dir=run_dir,
+        **how,
+    )
+
+
+def test_a_search_runs_on_a_cluster_of_gpus(
+    digits: ShardedDataset, study: optuna.Study, run_dir: str
+) -> None:
+    pytest.importorskip("dask_cuda", reason="needs the extra cuda")
+    flow = RandomSearch(max_epochs=4, n_trials=4)
+    result = search(study, digits, run_dir, flow, cluster="cuda")
+    assert result.best_value > 0.8
+    assert not result.failures
+    assert result.timeline().worker.nunique() <= torch.cuda.device_count()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_a_gang_of_two_trains_as_one_worker(digits: ShardedDataset, run_dir: str) -> None:
+    pytest.importorskip("dask_cuda", reason="needs the extra cuda")
+    models = []
+    for gang in (1, 2):
+        result = search(
+            optuna.create_study(direction="maximize"),
+            digits,
+            f"{run_dir}-{gang}",
+            InGangs(max_epochs=3, n_trials=1, gang=gang),
+            cluster="cuda",
+            deterministic=True,
+        )
+        models.append(result.best_model().state_dict())
+    for name, value in models[0].items():
+        torch.testing.assert_close(models[1][name], value, rtol=1e-3, atol=1e-4)
