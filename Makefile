@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests docs bench bench-dispatch bench-engine newest churn chaos clean
+.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest churn chaos clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
 	@echo "make test            lint, types, import contracts, doctests, tests"
+	@echo "make test-gpu        the tests that need a GPU, with dask-cuda"
 	@echo "make docs            build the documentation into site/"
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
@@ -47,6 +48,14 @@ doctest: $(VENV)/.dev
 
 tests: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests
+
+# Beside the tested versions: the torch there must be a build for CUDA.
+$(VENV)/.cuda: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[cuda]"
+	@touch $@
+
+test-gpu: $(VENV)/.cuda
+	$(BIN)/python -m pytest -q -m gpu tests
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict
