@@ -26,7 +26,7 @@ from distributed.scheduler import Recs, TaskState
 
 from dagsel.execution.copies import must_hop, spare_copies
 from dagsel.execution.graph import key_unit, unit_key
-from dagsel.execution.worker_plugin import RESOURCE, Binding, plugin_name, worker_topic
+from dagsel.execution.worker_plugin import CHANNEL, RESOURCE, Binding, plugin_name, worker_topic
 from dagsel.planning import dispatch, events
 from dagsel.planning.rounds import Begun, Chain, Round, Unit
 
@@ -442,9 +442,11 @@ class DispatchPlugin(SchedulerPlugin):
     def _preempt(self, unit: Unit, worker: str) -> None:
         self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))
 
-    def _send(self, worker: str, op: str, **message: Any) -> None:
-        if worker in self.scheduler.stream_comms:
-            self.scheduler.worker_send(worker, {"op": f"{self.name}-{op}", **message})
+    def _send(self, worker: str, verb: str, **message: Any) -> None:
+        # One that has not joined, such as a restarted one at the same address, does not listen.
+        if self.dispatcher.knows(worker) and worker in self.scheduler.stream_comms:
+            told = {"op": CHANNEL, "run": self.run, "verb": verb, "message": message}
+            self.scheduler.worker_send(worker, told)
 
     def _restart(self, worker: str, reason: str) -> None:
         self._report("restarted", worker=worker, reason=reason)

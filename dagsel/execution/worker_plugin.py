@@ -54,6 +54,8 @@ logger = logging.getLogger("dagsel")
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
 RESOURCE = "TRAIN"
+#: Where a worker hears the dispatchers of all runs.
+CHANNEL = "dagsel"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +209,7 @@ class TrainingPlugin(WorkerPlugin):
             text = f"worker {worker.name} at {worker.address}: {type(error).__name__}: {error}"
             self._tell("refused", reason=text)
             return
-        worker.stream_handlers[f"{self.name}-preempt"] = self._on_preempt
-        worker.stream_handlers[f"{self.name}-drop"] = self._on_drop
-        worker.stream_handlers[f"{self.name}-cool"] = self._on_cool
-        worker.stream_handlers[f"{self.name}-assist"] = self._on_assist
-        worker.stream_handlers[f"{self.name}-abandon"] = self._on_abandon
+        worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._farewell = Farewell(worker, self._stop_all, self._is_idle, self._tell)
         await self._take_resource(worker)
         watch = PeriodicCallback(self._go_on, 500)
@@ -236,8 +234,6 @@ class TrainingPlugin(WorkerPlugin):
         if watch is not None:
             watch.stop()
         self._warm.clear()
-        for op in ("preempt", "drop", "cool", "assist", "abandon"):
-            worker.stream_handlers.pop(f"{self.name}-{op}", None)
         if not _other_runs(worker):
             _profiler(worker, "start")
         if self.owns_resource and await _is_unused(worker) and not _other_runs(worker):
@@ -288,6 +284,20 @@ class TrainingPlugin(WorkerPlugin):
     def _tell(self, op: str, **message: Any) -> None:
         topic = worker_topic(self.spec.run)
         self._worker.log_event(topic, {"op": op, "worker": self._worker.address, **message})
+
+    def hear(self, verb: str, message: dict[str, Any]) -> None:
+        """Do what the dispatcher tells this worker."""
+        match verb:
+            case "preempt":
+                self._on_preempt(**message)
+            case "drop":
+                self._on_drop(**message)
+            case "cool":
+                self._on_cool(**message)
+            case "assist":
+                self._on_assist(**message)
+            case "abandon":
+                self._on_abandon(**message)
 
     def _on_preempt(self, unit: list[Any], attempt: int) -> None:
         self._stop_early.add((Unit(*unit), attempt))
@@ -592,6 +602,14 @@ def plugin_name(run: str) -> str:
 def worker_topic(run: str) -> str:
     """Topic of what workers tell the scheduler."""
     return f"dagsel-{run}-workers"
+
+
+def _hear(worker: Worker, run: str, verb: str, message: dict[str, Any]) -> None:
+    # Dask closes a worker that is told what it has no handler for. This one therefore stays when
+    # the run has ended: a message may be on its way until then.
+    plugin = worker.plugins.get(plugin_name(run))
+    if isinstance(plugin, TrainingPlugin):
+        plugin.hear(verb, message)
 
 
 def measure_speed(*, repeats: int = 20, size: int = 256) -> float:

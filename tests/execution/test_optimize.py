@@ -19,11 +19,12 @@ import optuna
 import psutil
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler
 
 import dagsel
 from dagsel import errors
 from dagsel.execution.cluster import local_cluster
+from dagsel.execution.worker_plugin import CHANNEL
 from dagsel.flows import Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -407,6 +408,24 @@ def test_a_run_that_is_interrupted_leaves_no_trial_running(
         optimize(SyntheticWorkload(), metric="value", callbacks=[interrupt])
     assert {trial.state.name for trial in study.trials} == {"COMPLETE", "FAIL"}
     assert not client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+
+
+def test_what_a_worker_hears_after_the_end_of_its_run_does_no_harm(
+    optimize: Callable[..., dagsel.Run], client: Client
+) -> None:
+    optimize(SyntheticWorkload(), metric="value")
+    before = client.run(os.getpid)
+
+    def tell(dask_scheduler: Scheduler, worker: str) -> None:
+        late = {"unit": ["train", 0, 1, 0]}
+        told = {"op": CHANNEL, "run": "ended", "verb": "cool", "message": late}
+        dask_scheduler.worker_send(worker, told)
+
+    for worker in before:
+        client.run_on_scheduler(tell, worker=worker)
+        # What the scheduler sends to a worker comes in order: the task, after the message.
+        assert client.submit(os.getpid, workers=[worker], pure=False).result() == before[worker]
+    assert client.run(os.getpid) == before
 
 
 def _listening() -> set[tuple[str, int]]:
