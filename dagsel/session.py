@@ -1,0 +1,197 @@
+"""One session of a run: what one driver does of it, from finding a cluster to tidying the store.
+
+A run has one session, and one more each time that it goes on after an interruption.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagsel.errors import WorkloadError
+from dagsel.execution.cluster import connect
+from dagsel.execution.crews import Crews, why_no_room
+from dagsel.execution.elastic import ClusterDriver, elastic_for
+from dagsel.execution.engine import Engine, pack_workload, versions_here
+from dagsel.execution.runner import Runner
+from dagsel.execution.worker_plugin import RunSpec
+from dagsel.flow import Flow
+from dagsel.planning.dispatch import DispatchConfig
+from dagsel.planning.rounds import visit_order
+from dagsel.profiling import stored_scaling
+from dagsel.record import Entry, Record, TrialRecord
+from dagsel.result import Run
+from dagsel.settings import Settings
+from dagsel.state import State
+from dagsel.storage import Journal, RunDir, ShardedDataset
+from dagsel.storage.lock import RunLock
+from dagsel.storage.room import wait_for_room
+from dagsel.study import StudyDriver
+from dagsel.views.progress import SearchProgress
+from dagsel.workloads.base import Reconfigurable, Workload
+from dagsel.workloads.gang import GangWorkload
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger("dagsel")
+
+
+@dataclass(frozen=True, slots=True)
+class LockedJournal:
+    """A journal that is not written to once another driver has taken the lock."""
+
+    journal: Journal
+    lock: RunLock
+
+    def append(self, records: Sequence[Entry]) -> None:
+        """Keep entries, all or none; waits while the disk is full."""
+        wait_for_room(lambda: self._append(records), f"{self.journal!r}")
+
+    def _append(self, records: Sequence[Entry]) -> None:
+        self.lock.check()
+        self.journal.append(records)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """All that one driver's part of a run needs but a cluster.
+
+    Parameters
+    ----------
+    visits
+        The orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed
+        if the run is deterministic.
+    """
+
+    settings: Settings
+    folder: RunDir
+    driver: StudyDriver
+    flow: Flow
+    workload: Workload
+    data: ShardedDataset
+    record: Record
+    visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
+
+    @property
+    def result(self) -> Run:
+        """The run as it stands."""
+        return Run(self.driver.study, self.settings.metric, self.record, self.workload, self.folder)
+
+    def orders(self, trial: int, epoch: int) -> tuple[int, ...] | None:
+        """Order of a trial's visits, where it is not left to the dispatcher."""
+        settings = self.settings
+        if self.visits is not None:
+            return self.visits.get((trial, epoch))
+        if not settings.deterministic:
+            return None
+        return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
+
+    def run(
+        self,
+        client: Client | str | None,
+        cluster: Any,
+        worker_timeout: float,
+        lock: RunLock,
+    ) -> Run:
+        """Search on a cluster until the run ends; only the holder of the lock may."""
+        settings, record = self.settings, self.record
+        packed = pack_workload(self.workload)
+        # What a dead driver has left on the cluster, if only for a moment, is not this session's.
+        name = f"{record.run}.{uuid.uuid4().hex[:4]}"
+        spec = RunSpec(
+            name,
+            packed,
+            self.data,
+            self.folder,
+            settings.seed,
+            versions_here(),
+            threads=1 if settings.deterministic else None,
+        )
+        dispatch = DispatchConfig(
+            self.data.n_shards,
+            settings.replicas,
+            unit_timeout_s=settings.unit_timeout_s,
+            capacity_timeout_s=worker_timeout,
+        )
+        with ExitStack() as stack:
+            progress = stack.enter_context(SearchProgress(settings.metric))
+            stack.callback(self.driver.fail_live, "the run ended before the trial did")
+            here = stack.enter_context(connect(client, cluster))
+            driver = elastic_for(here, cluster)
+            engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout, driver))
+            runner = Runner(
+                self.flow,
+                self.driver,
+                engine,
+                self.folder.states,
+                LockedJournal(self.folder.journal, lock),
+                record,
+                settings.metric,
+                seed=settings.seed,
+                check=self.workload.validate,
+                check_gang=self._check_gang,
+                adapt=self._adapt,
+                orders=self.orders,
+                crews=self._crews(driver, why_no_room(here, self.data, share=spec.shard_share)),
+                deadline_s=settings.deadline_s,
+                budget_s=settings.budget_s,
+                observe=progress.update,
+            )
+            runner.run()
+        tidy(self.result)
+        return self.result
+
+    def _crews(self, driver: ClusterDriver, why_no_gangs: str) -> Crews:
+        settings = self.settings
+        policy = settings.small_population
+        has_budget = settings.budget_s is not None
+        why_not = driver.why_not if policy == "release" or has_budget else ""
+        costs = policy == "auto" and has_budget and not why_not
+        return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
+
+    def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
+        """Give the efficiency of a trial's gangs, if a profile is kept with the data."""
+        if not isinstance(self.workload, GangWorkload):
+            return None
+        scaling = stored_scaling(self.data, self.workload, trial.config)
+        return None if scaling is None else scaling.efficiency
+
+    def _check_gang(self, config: Mapping[str, Any], size: int) -> None:
+        if not isinstance(self.workload, GangWorkload):
+            raise WorkloadError(
+                f"a {type(self.workload).__name__} trains on one worker, and the search wants "
+                f"{size} for a trial; use gangs of 1, or a workload with train_gang"
+            )
+        self.workload.validate_gang(config, size)
+
+    def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
+        if not isinstance(self.workload, Reconfigurable):
+            return blob
+        return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def tidy(run: Run) -> None:
+    """Leave the best state alone in the store, and say which trials failed."""
+    best = run.record.best
+    for trial in run.record.trials:
+        if best is None or trial != best.trial:
+            run.run_dir.states.drop(trial)
+    if best is not None:
+        states = run.run_dir.states
+        kept = (best.epoch, best.position)
+        for partial in (False, True):  # one that the deadline ended has newer ones
+            for place in states.list(best.trial, partial=partial):
+                if (place, partial) != (kept, best.is_partial):
+                    states.delete(best.trial, *place, partial=partial)
+        winner = run.record.trials[best.trial]
+        run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
+    if run.failures:
+        reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in run.failures)
+        logger.warning(
+            "%d of %d trials failed: %s", len(run.failures), len(run.record.trials), reasons
+        )
