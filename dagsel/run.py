@@ -27,7 +27,7 @@ from dagsel.planning.rounds import visit_order
 from dagsel.planning.small_population import Policy
 from dagsel.planning.spans import to_seconds
 from dagsel.profiling import stored_scaling
-from dagsel.record import Entry, Record, TrialRecord
+from dagsel.record import Entry, Record
 from dagsel.result import Run
 from dagsel.script import Script, read_turns
 from dagsel.settings import Priority, Settings, by_convergence, flow_config, flow_name
@@ -36,6 +36,7 @@ from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.lock import RunLock
 from dagsel.storage.room import wait_for_room
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
+from dagsel.trial_record import TrialRecord
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
 from dagsel.workloads.describe import describe
