@@ -11,9 +11,11 @@ import pandas as pd
 
 from dagsel.errors import NoCompletedTrialError
 from dagsel.makespans import makespans
-from dagsel.record import Best, Record, TrialRecord
+from dagsel.record import Best, Record
 from dagsel.state import State
 from dagsel.storage import RunDir
+from dagsel.trial_record import TrialRecord
+from dagsel.views import frames
 from dagsel.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -75,11 +77,11 @@ class Result:
     @property
     def metrics(self) -> pd.DataFrame:
         """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
-        return self.record.metrics()
+        return frames.metrics(self.record)
 
     def timeline(self) -> pd.DataFrame:
         """Give a row for each unit that ran: where, when, on which shard."""
-        return self.record.timeline()
+        return frames.timeline(self.record)
 
     def makespans(self) -> pd.DataFrame:
         """Give a row for each round: its makespan in seconds, and that over its lower bound."""

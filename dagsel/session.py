@@ -23,7 +23,7 @@ from dagsel.flow import Flow
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import visit_order
 from dagsel.profiling import stored_scaling
-from dagsel.record import Entry, Record, TrialRecord
+from dagsel.record import Entry, Record
 from dagsel.result import Run
 from dagsel.settings import Settings
 from dagsel.state import State
@@ -31,6 +31,7 @@ from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.lock import RunLock
 from dagsel.storage.room import wait_for_room
 from dagsel.study import StudyDriver
+from dagsel.trial_record import TrialRecord
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
 from dagsel.workloads.gang import GangWorkload

@@ -28,7 +28,9 @@ from dagsel.flow import (
     WorkersChanged,
     encode,
 )
-from dagsel.record import Best, EpochRecord, Record
+from dagsel.record import Best, Record
+from dagsel.trial_record import EpochRecord
+from dagsel.views import frames
 
 N_SHARDS = 2
 
@@ -90,7 +92,7 @@ def searched(n_trials: int, n_epochs: int) -> Record:
 @given(n_trials=st.integers(0, 3), n_epochs=st.integers(0, 3))
 def test_the_frames_have_a_row_for_each_number_and_each_unit(n_trials: int, n_epochs: int) -> None:
     record = searched(n_trials, n_epochs)
-    frame = record.metrics()
+    frame = frames.metrics(record)
     assert list(frame.columns) == ["trial", "epoch", "split", "name", "value", "seconds"]
     key = ["trial", "epoch", "split", "name"]
     values = dict(zip(frame[key].itertuples(index=False, name=None), frame.value, strict=True))
@@ -104,7 +106,7 @@ def test_the_frames_have_a_row_for_each_number_and_each_unit(n_trials: int, n_ep
         ]
     }
     assert len(frame) == len(values) == 2 * record.n_epochs
-    timeline = record.timeline()
+    timeline = frames.timeline(record)
     assert len(timeline) == record.n_epochs * 2 * N_SHARDS
     assert {"shard", "worker", "hop", "recovered"} < set(timeline.columns)
     assert record.n_live == n_trials
@@ -114,7 +116,7 @@ def test_the_frames_have_a_row_for_each_number_and_each_unit(n_trials: int, n_ep
 
 def test_the_timeline_says_where_and_when() -> None:
     record = fold(trained(0, 1, 3, 2, recovered=True), scored(0, 1, 1, 0.5))
-    first, second = record.timeline().to_dict("records")
+    first, second = frames.timeline(record).to_dict("records")
     expected = {
         "kind": "train", "trial": 0, "epoch": 1, "position": 3, "shard": 2, "worker": "w",
         "start": 1.0, "stop": 2.0, "hop": True, "recovered": True,

@@ -18,8 +18,9 @@ from dagsel.planning.small_population import (
     gang_for,
     is_worth_a_switch,
 )
-from dagsel.record import Record, TrialRecord
+from dagsel.record import Record
 from dagsel.storage import ShardedDataset
+from dagsel.trial_record import TrialRecord
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -32,7 +32,7 @@ from dagsel.execution.worker_plugin import RunSpec, TrainingPlugin, load_shard, 
 from dagsel.planning.budget import Bill
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Round, Unit
-from dagsel.record import Place
+from dagsel.trial_record import Place
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
 ASK_AGAIN_S = 10.0

@@ -14,7 +14,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dagsel.execution.worker_plugin import RESOURCE, Stored, evaluate_unit, train_unit
 from dagsel.planning.rounds import Chain, Kind, Round, Unit
-from dagsel.record import Place
+from dagsel.trial_record import Place
 
 Key: TypeAlias = tuple[str, int, int, int]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagsel.planning.rounds import Begun
-from dagsel.record import TrialRecord
+from dagsel.trial_record import TrialRecord
 
 
 @dataclass(frozen=True, slots=True)

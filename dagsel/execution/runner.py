@@ -43,10 +43,11 @@ from dagsel.flow import (
     save_state,
 )
 from dagsel.planning.rounds import Begun, Chain, Round, Unit
-from dagsel.record import Entry, Record, TrialRecord
+from dagsel.record import Entry, Record
 from dagsel.storage.room import wait_for_room
 from dagsel.study import StudyDriver
 from dagsel.tally import EpochTally
+from dagsel.trial_record import TrialRecord
 
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500

@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeAlias
 
 from dagsel.planning.budget import Bill
 from dagsel.planning.rounds import Round
-from dagsel.record import Entry, Place
+from dagsel.record import Entry
+from dagsel.trial_record import Place
 
 Message: TypeAlias = dict[str, Any]
 

@@ -30,10 +30,10 @@ from dagsel.planning.events import (
 )
 from dagsel.planning.rounds import Round, Unit
 from dagsel.planning.virtual import Ran, VirtualCluster
-from dagsel.record import Place
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
+from dagsel.trial_record import Place
 
 Message: TypeAlias = dict[str, Any]
 

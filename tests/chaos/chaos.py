@@ -27,7 +27,7 @@ from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, star
 from chaos_torch import plain_pytorch
 from distributed import Client
 
-from dagsel.record import Record, TrialRecord
+from dagsel.record import Record
 from dagsel.state import State
 from dagsel.storage import RunDir
 from dagsel.study.resume import STANDS_FOR
@@ -48,6 +48,7 @@ from dagsel.testing.faults import (
 )
 from dagsel.testing.faulty import Start, read_starts
 from dagsel.testing.synthetic import seen
+from dagsel.trial_record import TrialRecord
 
 N_WORKERS = 3
 PATIENCE_S = 120.0

@@ -28,9 +28,10 @@ from dagsel.flows import ASHA
 from dagsel.planning.rounds import Unit
 from dagsel.planning.small_population import RESTART_S
 from dagsel.profiling import Profile, architecture_of
-from dagsel.record import Record, TrialRecord, UnitRecord
+from dagsel.record import Record, UnitRecord
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
+from dagsel.trial_record import TrialRecord
 
 from .scripted import Scripted
 

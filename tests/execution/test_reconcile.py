@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dagsel.execution.reconcile import Plan, reconcile
 from dagsel.planning.rounds import Begun, Chain, Unit
-from dagsel.record import EpochRecord, TrialRecord
 from dagsel.tally import EpochTally
+from dagsel.trial_record import EpochRecord, TrialRecord
 
 N = 3
 ORDERS = {1: (2, 0, 1), 2: (1, 2, 0), 3: (0, 1, 2)}

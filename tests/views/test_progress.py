@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from dagsel.planning.rounds import Unit
-from dagsel.record import Best, EpochRecord, Record, TrialRecord, UnitRecord
+from dagsel.record import Best, Record, UnitRecord
+from dagsel.trial_record import EpochRecord, TrialRecord
 from dagsel.views.progress import SearchProgress, describe
 
 
