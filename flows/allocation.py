@@ -301,14 +301,7 @@ class Allocator(Wrapper):
 
 @dataclass(frozen=True)
 class ProfiledAllocator(Allocator):
-    """An `Allocator` that knows how each architecture scales.
-
-    Parameters
-    ----------
-    scaling
-        λ by architecture: what `dagsel.profile` measures, or a `Scaling` by hand.
-    by
-        What names the architecture in the configurations.
+    """An `Allocator` that knows how each architecture scales; the fields are those of `Marble`.
 
     Raises
     ------

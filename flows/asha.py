@@ -1,7 +1,4 @@
-"""ASHA: successive halving that waits for nobody.
-
-Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, Algorithm 2.
-"""
+"""ASHA: successive halving that waits for nobody."""
 
 from __future__ import annotations
 
@@ -60,6 +57,9 @@ class ASHA(RungSearch):
     - ``"syne"`` (Syne Tune's AsynchronousSuccessiveHalving from 0.14 on): it goes on if at most n/η
       of the n are better.
 
+    Li et al., A System for Massively Parallel Hyperparameter Tuning, MLSys 2020, Algorithm 2, which
+    is the promotion mode.
+
     Parameters
     ----------
     max_epochs
@@ -85,7 +85,7 @@ class ASHA(RungSearch):
 
     Examples
     --------
-    >>> from dagsel.flow import Asked, Reported
+    >>> from dagsel.flow import Asked, Context, Reported
     >>> flow = ASHA(max_epochs=9, n_trials=32, n_concurrent=3)
     >>> flow.start(Context(n_workers=1))
     [Ask(n=3, sampling='study')]

@@ -1,8 +1,4 @@
-"""Convergence as the priority of any search: what improves fastest is served first.
-
-The rule is that of Hermes (Son et al., Electronics 2021), for trials that wait in the engine
-instead of in a worker's memory.
-"""
+"""Convergence as the priority of any search: what improves fastest is served first."""
 
 from __future__ import annotations
 
@@ -59,13 +55,22 @@ class ByConvergence(Wrapper):
 
     The gain is at most half a step of priority: the search's own priorities should be whole.
 
+    The rule is that of `Hermes` (Son et al., Electronics 2021, Algorithm 2), for trials that wait
+    in the engine instead of in a worker's memory.
+
     Parameters
     ----------
     flow
         The search.
 
+    Raises
+    ------
+    SearchError
+        If the search is none.
+
     Examples
     --------
+    >>> from dagsel.flow import Asked, Context, Reported
     >>> from dagsel.flows import ASHA
     >>> flow = ByConvergence(ASHA(max_epochs=9, n_trials=9, n_concurrent=3))
     >>> decisions = flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1, 2)))

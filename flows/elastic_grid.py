@@ -1,9 +1,4 @@
-"""Grid search on as many workers as the budget pays for until the deadline.
-
-The comparison partner of SEER in Dunlap et al., SoCC 2021. The paper leaves open how large the grid
-is and who trains on what. Here, so is assumed: unless the grid has a size, it has a trial for each
-worker; the workers are shared equally; and those of a trial that ends are released.
-"""
+"""Grid search on as many workers as the budget pays for until the deadline."""
 
 from __future__ import annotations
 
@@ -19,20 +14,19 @@ from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
 class ElasticGrid(StagedSearch):
     """Train all trials from the beginning to the deadline, or to their last epoch.
 
+    The comparison partner of `SEER` in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud,
+    SoCC 2021. The paper leaves open how large the grid is and who trains on what. Here, so is
+    assumed: unless the grid has a size, it has a trial for each worker; the workers are shared
+    equally; and those of a trial that ends are released.
+
     Parameters
     ----------
-    deadline
-        Seconds that the search may last, or such as ``"10 min"``.
-    budget
-        Worker-seconds that it may cost, or such as ``"30 worker-minutes"``.
+    deadline, budget, max_epochs, price_per_worker_hour
+        In seconds, worker-seconds, epochs and money; see `SEER`.
     n_trials
         How many; None for one a worker.
     sampling
         Who draws them: ``"grid"`` takes the points of a finite space in their order.
-    max_epochs
-        Where a trial is complete and its workers are released; None for no limit.
-    price_per_worker_hour
-        What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
 
     Raises
     ------

@@ -1,10 +1,4 @@
-"""Hyperband on a cluster that shrinks as the brackets halve.
-
-The comparison partner of SEER in Dunlap et al., SoCC 2021; the brackets are those of Li et al.,
-JMLR 2018. The paper leaves open how they share deadline and budget. Here, so is assumed: the
-resource is training time, and the largest one the deadline; all brackets run side by side, each
-trial on one worker; and their sizes grow in proportion until the budget is used.
-"""
+"""Hyperband on a cluster that shrinks as the brackets halve."""
 
 from __future__ import annotations
 
@@ -20,21 +14,21 @@ from dagsel.planning.brackets import StagePlan, hyperband_plan
 class ElasticHyperband(StagedSearch):
     """Run Hyperband's brackets side by side in training time, a worker for each trial.
 
+    The comparison partner of `SEER` in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud,
+    SoCC 2021; the brackets are those of `Hyperband`. The paper leaves open how they share deadline
+    and budget. Here, so is assumed: the resource is training time, and the largest one the
+    deadline; all brackets run side by side, each trial on one worker; and their sizes grow in
+    proportion until the budget is used.
+
     Parameters
     ----------
-    deadline
-        Seconds that the search may last, or such as ``"10 min"``.
-    budget
-        Worker-seconds that it may cost, or such as ``"30 worker-minutes"``.
+    deadline, budget, max_epochs, price_per_worker_hour
+        In seconds, worker-seconds, epochs and money; see `SEER`.
     reduction_factor
         η: one of so many trials goes on.
     min_stage
         The shortest time after which a trial may be judged; None for a 64th of the deadline. A
         small budget makes it longer.
-    max_epochs
-        Where a trial is complete, however much time is left; None for no limit.
-    price_per_worker_hour
-        What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
 
     Raises
     ------

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from dagsel.errors import SearchError
 from dagsel.flow import (
-    Ask,
     Asked,
     Context,
     DeadlineReached,
@@ -25,21 +21,14 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-
-#: Trials in flight for each worker: with fewer, workers wait for trials at the end of a round.
-TRIALS_PER_WORKER = 4
+from dagsel.flows.drawing import TRIALS_PER_WORKER, Drawing, check_counts, stop_all
 
 
 @dataclass(slots=True)
-class Progress:
-    """The state of a search that draws trials one after another."""
+class Progress(Drawing):
+    """The state of a search that trains what it draws to the end."""
 
-    context: Context = field(default_factory=lambda: Context(n_workers=1))
     n_concurrent: int = 0
-    n_asked: int = 0
-    n_awaited: int = 0
-    exhausted: bool = False
-    finished: bool = False
     live: set[int] = field(default_factory=set)
 
 
@@ -81,10 +70,9 @@ class FullTraining:
         """Train what was asked for; draw another trial for each that ended."""
         state = self.state
         match event:
-            case Asked(trials, exhausted):
+            case Asked(trials):
+                state.receive(event)
                 state.live.update(trials)
-                state.exhausted |= exhausted
-                state.n_awaited = 0 if exhausted else state.n_awaited - len(trials)
                 train: list[Decision] = [Train(trial, self._n_epochs(trial)) for trial in trials]
                 return train or self._refill()
             case Reported(trial):
@@ -123,37 +111,7 @@ class FullTraining:
         if state.finished:
             return []
         room = state.n_concurrent - len(state.live) - state.n_awaited
-        if self.n_trials is not None:
-            room = min(room, self.n_trials - state.n_asked)
-        if room > 0 and not state.exhausted:
-            state.n_asked += room
-            state.n_awaited += room
-            return [Ask(room, self.sampling)]
+        if asks := state.ask(room, n_trials=self.n_trials, sampling=self.sampling):
+            return asks
         state.finished = not state.live and not state.n_awaited
         return [Finish()] if state.finished else []
-
-
-def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
-    """Refuse what is not a whole number of 1 or more; an `n_concurrent` of None is a default.
-
-    Raises
-    ------
-    SearchError
-        If one of them is none.
-    """
-    if n_concurrent is not None:
-        counts["n_concurrent"] = n_concurrent
-    for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise SearchError(f"{name} must be a whole number of 1 or more, got {value!r}")
-    if n_concurrent is not None and n_concurrent > counts.get("n_trials", n_concurrent):
-        warnings.warn(
-            f"n_concurrent is {n_concurrent}, but n_trials is {counts['n_trials']}: no more than "
-            "these will train at once",
-            stacklevel=4,
-        )
-
-
-def stop_all(trials: Iterable[int]) -> list[Decision]:
-    """End a search whose time is over."""
-    return [*(Stop(trial, "the time is over") for trial in sorted(trials)), Finish()]

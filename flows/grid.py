@@ -13,7 +13,8 @@ class Grid(FullTraining):
     """Train every point of a finite search space to the end.
 
     The space may branch: a parameter that is suggested only under one choice adds points under
-    that choice alone.
+    that choice alone. Grid search has no paper of its own; Bergstra and Bengio, JMLR 2012, say when
+    `RandomSearch` is the better choice.
 
     Parameters
     ----------

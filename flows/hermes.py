@@ -1,8 +1,4 @@
-"""Hermes: the worker's next turn goes to the trial that converges fastest. And SLAQ beside it.
-
-Son et al., A GPU Scheduling Framework to Accelerate Hyper-Parameter Optimization in Deep Learning
-Clusters, Electronics 2021, Algorithms 1 to 3.
-"""
+"""Hermes: the worker's next turn goes to the trial that converges fastest. And SLAQ beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ from itertools import pairwise
 
 from dagsel.errors import SearchError
 from dagsel.flow import Losses, Paused, Reported
-from dagsel.flows.full_training import check_counts
+from dagsel.flows.drawing import check_counts
 from dagsel.flows.time_sharing import Job, RoundRobin
 
 
@@ -121,16 +117,8 @@ class Slaq(ByLoss):
 
     Parameters
     ----------
-    max_epochs
-        Epochs of each trial.
-    n_trials
-        How many trials to draw.
-    quantum
-        How long a turn lasts: seconds of training, or a text such as ``"10 s"``.
-    max_trials_per_worker
-        G_thres: how many trials share a worker.
-    migrate
-        Whether trials move to a worker that would idle, until no other has two more.
+    max_epochs, n_trials, quantum, max_trials_per_worker, migrate
+        Epochs, numbers of trials, and seconds of a turn; see `RoundRobin`.
     aging
         A trial that has waited for so many turns of others runs next; None for never. See `Hermes`.
 
@@ -139,6 +127,19 @@ class Slaq(ByLoss):
     SearchError
         If the quantum is no time, or a number is below 1; during the search, if the workload
         reports no loss.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context, Losses, Paused
+    >>> flow = Slaq(max_epochs=5, n_trials=2, quantum="10 s")
+    >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1)))
+    [Ask(n=2, sampling='study'), Train(trial=0, epochs=5, seconds=10.0)]
+    >>> flow.handle(Paused(0, 0.5, 10.0, 10.0, Losses(n=100, low=1.0, high=3.0)))
+    [Train(trial=1, epochs=5, seconds=10.0)]
+    >>> flow.handle(Paused(1, 0.5, 20.0, 10.0, Losses(n=100, low=0.5, high=1.5)))
+    [Train(trial=0, epochs=0, seconds=10.0)]
+    >>> flow.handle(Paused(0, 1.0, 30.0, 10.0, Losses(n=100, low=1.5, high=2.5)))
+    [Train(trial=0, epochs=0, seconds=10.0)]
     """
 
     def _urgency(self, job: Job) -> float:
@@ -161,17 +162,15 @@ class Hermes(ByLoss):
     leaves open how far and from where; here the decrease is relative to the loss of the trial's
     first quantum, and each milestone multiplies the quantum by `growth`, for good.
 
+    Son et al., A GPU Scheduling Framework to Accelerate Hyper-Parameter Optimization in Deep
+    Learning Clusters, Electronics 2021.
+
     Parameters
     ----------
-    max_epochs
-        Epochs of each trial.
-    n_trials
-        How many trials to draw.
+    max_epochs, n_trials, max_trials_per_worker, migrate
+        Epochs and numbers of trials; see `RoundRobin`.
     quantum
-        How long a turn lasts at first: seconds of training, or a text such as ``"10 s"``. Of a
-        trial whose batches take longer it is one batch.
-    max_trials_per_worker
-        G_thres: how many trials share a worker.
+        Seconds of training that a turn lasts at first, or a text; see `RoundRobin`.
     milestones
         Decreases of the loss, as shares of the first one: 0.5 when it has halved.
     growth
@@ -183,8 +182,6 @@ class Hermes(ByLoss):
     normalize
         Divide C by the loss of the trial's first quantum, so that losses of different scale
         compare.
-    migrate
-        Whether trials move to a worker that would idle, until no other has two more.
 
     Raises
     ------
@@ -194,7 +191,7 @@ class Hermes(ByLoss):
 
     Examples
     --------
-    >>> from dagsel.flow import Asked, Context
+    >>> from dagsel.flow import Asked, Context, Losses, Paused
     >>> flow = Hermes(max_epochs=5, n_trials=2, quantum="10 s")
     >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1)))
     [Ask(n=2, sampling='study'), Train(trial=0, epochs=5, seconds=10.0)]

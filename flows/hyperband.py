@@ -1,7 +1,4 @@
-"""Hyperband: brackets of successive halving from the most to the least aggressive.
-
-Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, JMLR 2018.
-"""
+"""Hyperband: brackets of successive halving from the most to the least aggressive."""
 
 from __future__ import annotations
 
@@ -19,6 +16,9 @@ class Hyperband(BracketSearch):
     leaves free while it waits for the last trial of a rung. `brackets` says how many trials each
     rung has. Ties go to the trial with the lower number.
 
+    Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, JMLR 2018,
+    Algorithm 1.
+
     Parameters
     ----------
     max_epochs
@@ -26,13 +26,8 @@ class Hyperband(BracketSearch):
         which is R if R is `min_epochs` times a power of η.
     min_epochs
         The fewest epochs after which a trial may be judged.
-    reduction_factor
-        η: one of so many trials goes on.
-    rounding
-        ``"floor"`` keeps ⌊n/η⌋ trials, as the paper does; ``"ceil"`` keeps ⌈n/η⌉, as Ray and Syne
-        Tune do.
-    n_concurrent
-        How many of them train at once; None for four a worker.
+    reduction_factor, rounding, n_concurrent
+        η, how n/η is rounded, and how many trials train at once; see `SuccessiveHalving`.
 
     Raises
     ------

@@ -1,8 +1,4 @@
-"""Bayesian optimization of whole trainings, with as many trials in flight as there are workers.
-
-Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011 (TPE). One trial a worker
-is how Nakandala et al., Cerebro, VLDB 2020, run HyperOpt.
-"""
+"""Bayesian optimization of whole trainings, with as many trials in flight as there are workers."""
 
 from __future__ import annotations
 
@@ -19,6 +15,9 @@ class HyperOpt(FullTraining):
     The study brings the sampler: ``optuna.create_study(sampler=TPESampler(seed=0))``, or any other.
     It learns from trials that have ended; so few trials in flight make better draws, and many keep
     the workers busy.
+
+    Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011 (TPE). One trial a
+    worker is how Nakandala et al., Cerebro, VLDB 2020, run HyperOpt.
 
     Parameters
     ----------

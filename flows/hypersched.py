@@ -1,15 +1,4 @@
-"""HyperSched: ASHA that knows its deadline, and gives the workers of the bad trials to the best.
-
-Liaw et al., HyperSched: Dynamic Resource Reallocation for Model Development on a Deadline, SoCC
-2019. The paper leaves the numbers of its policies to the implementation. Here, so is assumed:
-
-- the cluster has as many workers, from beginning to end, as the budget pays for until the deadline;
-- a new trial begins only while one worker could take it by the deadline as far as the furthest
-  trial is now, at the mean time of an epoch so far;
-- from then on there are no rungs: the best trials, as many as there are workers, go on, wherever
-  they stand; each time half of the time that was left has gone, the worse half of them is stopped,
-  and the workers are shared equally among the others.
-"""
+"""HyperSched: ASHA that knows its deadline, and gives the workers of the bad trials to the best."""
 
 from __future__ import annotations
 
@@ -18,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from dagsel.flow import (
-    Ask,
     Asked,
     Context,
     DeadlineReached,
@@ -35,10 +23,9 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows.stages import EPOCHS_AHEAD, LAST_WORD, check_staged, end_all
+from dagsel.flows.drawing import Drawing
+from dagsel.flows.stages import EPOCHS_AHEAD, LAST_WORD, WithinBudget, check_staged, end_all
 from dagsel.planning.brackets import n_workers_of
-from dagsel.planning.budget import read_budget
-from dagsel.planning.spans import to_seconds
 
 
 @dataclass(slots=True)
@@ -54,16 +41,12 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class HyperSchedState:
+class HyperSchedState(Drawing):
     """The state of HyperSched."""
 
-    context: Context = field(default_factory=lambda: Context(n_workers=1))
     n_workers: int = 0
     seconds: float = 0.0
-    n_awaited: int = 0
     explores: bool = True
-    exhausted: bool = False
-    finished: bool = False
     candidates: dict[int, Candidate] = field(default_factory=dict)
     rungs: list[list[tuple[float, int]]] = field(default_factory=list)  # loss and trial, sorted
     best: tuple[float, int] | None = None  # loss and trial, of those that are complete
@@ -73,25 +56,30 @@ class HyperSchedState:
 
 
 @dataclass(frozen=True)
-class HyperSched:
+class HyperSched(WithinBudget):
     """Explore as ASHA does as long as there is time; then reallocate the workers to the best.
+
+    Liaw et al., HyperSched: Dynamic Resource Reallocation for Model Development on a Deadline, SoCC
+    2019. The paper leaves the numbers of its policies to the implementation. Here, so is assumed:
+
+    - the cluster has as many workers, from beginning to end, as the budget pays for until the
+      deadline;
+    - a new trial begins only while one worker could take it by the deadline as far as the furthest
+      trial is now, at the mean time of an epoch so far;
+    - from then on there are no rungs: the best trials, as many as there are workers, go on,
+      wherever they stand; each time half of the time that was left has gone, the worse half of them
+      is stopped, and the workers are shared equally among the others.
 
     Parameters
     ----------
-    deadline
-        Seconds that the search may last, or such as ``"10 min"``.
-    budget
-        Worker-seconds that it may cost, or such as ``"30 worker-minutes"``.
+    deadline, budget, max_epochs, price_per_worker_hour
+        In seconds, worker-seconds, epochs and money; see `SEER`.
     min_epochs
         Epochs up to the first rung; each next one is at η times as many.
     reduction_factor
         η: the best 1/η of a rung go on.
     max_workers
         Workers of a trial, at most; None for no limit.
-    max_epochs
-        Where a trial is complete, however much time is left; None for no limit.
-    price_per_worker_hour
-        What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
 
     Raises
     ------
@@ -100,6 +88,7 @@ class HyperSched:
 
     Examples
     --------
+    >>> from dagsel.flow import Asked, Context
     >>> flow = HyperSched(deadline="10 min", budget="40 worker-minutes")
     >>> flow.start(Context(n_workers=4))
     [Scale(n_workers=4), Wake(seconds=599.4), Ask(n=4, sampling='study')]
@@ -128,11 +117,6 @@ class HyperSched:
         _ = self.n_workers  # refuses a budget that pays for none
 
     @property
-    def deadline_s(self) -> float:
-        """Seconds that the search may last."""
-        return to_seconds("deadline", self.deadline)
-
-    @property
     def end_s(self) -> float:
         """When the trials that are left are evaluated for the last time."""
         return self.deadline_s * (1 - LAST_WORD)
@@ -140,8 +124,7 @@ class HyperSched:
     @cached_property
     def n_workers(self) -> int:
         """Workers that the budget pays for until the deadline."""
-        budget = read_budget(self.budget, self.price_per_worker_hour)
-        return n_workers_of(self.deadline_s, budget.worker_seconds)
+        return n_workers_of(self.deadline_s, self.budget_worker_s)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers, and for a trial for each that is there."""
@@ -260,10 +243,7 @@ class HyperSched:
             candidate.rung += 1
             decisions.append(self._train(trial, candidate))
             free -= 1
-        if free > 0 and not state.exhausted:
-            state.n_awaited += free
-            decisions.append(Ask(free))
-        return decisions
+        return [*decisions, *state.ask(free)]
 
     def _promoted(self) -> int | None:
         candidates = self.state.candidates

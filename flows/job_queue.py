@@ -24,7 +24,8 @@ class JobQueue(FullTraining):
     """Train every point of a finite space for as many epochs as its configuration says.
 
     The jobs come in the order of the grid. To list them, let the space choose among them:
-    ``lambda trial: jobs[trial.suggest_int("job", 0, len(jobs) - 1)]``.
+    ``lambda trial: jobs[trial.suggest_int("job", 0, len(jobs) - 1)]``. The job sets that MARBLE is
+    measured on (Han et al., CCGRID 2020, Table II) are such queues.
 
     Parameters
     ----------
@@ -42,7 +43,7 @@ class JobQueue(FullTraining):
 
     Examples
     --------
-    >>> from dagsel.flow import Context
+    >>> from dagsel.flow import Asked, Context
     >>> flow = JobQueue(n_concurrent=2)
     >>> flow.start(Context(n_workers=6))
     [Ask(n=2, sampling='grid')]

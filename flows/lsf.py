@@ -30,12 +30,17 @@ class Lsf(Allocator):
     """Let each trial of a search have all workers, one after another, in the order of the queue.
 
     This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
-    is compared with.
+    is compared with (Han et al., CCGRID 2020).
 
     Parameters
     ----------
     flow
         The search inside; `JobQueue` for a plain queue of jobs.
+
+    Raises
+    ------
+    SearchError
+        If the search is none.
 
     Examples
     --------

@@ -1,8 +1,4 @@
-"""MARBLE: to each job the number of workers that it makes good use of, and the rest to the others.
-
-Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID 2020,
-Algorithm 1.
-"""
+"""MARBLE: to each job the number of workers that it makes good use of, and the rest to others."""
 
 from __future__ import annotations
 
@@ -78,6 +74,9 @@ class Marble(ProfiledAllocator):
     what the paper has not: a job is promoted only where the time that it wins, of what it has left
     of its epochs by their times so far, is above `switch_s`; and below a search its trials are the
     jobs.
+
+    Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID
+    2020, Algorithm 1.
 
     Parameters
     ----------

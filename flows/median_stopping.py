@@ -1,7 +1,4 @@
-"""The median stopping rule.
-
-Golovin et al., Google Vizier: A Service for Black-Box Optimization, KDD 2017, section 3.2.2.
-"""
+"""The median stopping rule."""
 
 from __future__ import annotations
 
@@ -9,7 +6,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from dagsel.flow import Reported, Stop
-from dagsel.flows.full_training import FullTraining, Progress, check_counts
+from dagsel.flows.drawing import check_counts
+from dagsel.flows.full_training import FullTraining, Progress
 
 
 @dataclass(slots=True)
@@ -25,6 +23,8 @@ class MedianStopping(FullTraining):
 
     At epoch e a trial is compared with every other one that has come so far, whether it still
     trains or not: by its best value, with the median of the means of their first e values.
+
+    Golovin et al., Google Vizier: A Service for Black-Box Optimization, KDD 2017, Section 3.2.2.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class MedianStopping(FullTraining):
 
     Examples
     --------
-    >>> from dagsel.flow import Asked, Context
+    >>> from dagsel.flow import Asked, Context, Reported
     >>> flow = MedianStopping(max_epochs=9, n_trials=4, n_concurrent=4)
     >>> decisions = flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1, 2, 3)))
     >>> [flow.handle(Reported(trial, 1, 0.5, {}, 1.0)) for trial in (0, 1, 2)]

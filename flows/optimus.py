@@ -1,8 +1,4 @@
-"""Optimus: each further worker to the job whose time it shortens most.
-
-Peng et al., Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters, EuroSys
-2018, Section 4.1, as MARBLE's paper compares with it: workers alone, no parameter servers.
-"""
+"""Optimus: each further worker to the job whose time it shortens most."""
 
 from __future__ import annotations
 
@@ -69,14 +65,14 @@ class Optimus(ProfiledAllocator):
     Between two intervals nothing begins and nothing is resized, so workers that come free idle;
     but when no trial trains, or workers have come or gone, they are divided at once.
 
+    Peng et al., Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters,
+    EuroSys 2018, Section 4.1, as MARBLE's paper compares with it: workers alone, no parameter
+    servers.
+
     Parameters
     ----------
-    flow
-        The search inside; `JobQueue` for a plain queue of jobs.
-    scaling
-        λ by architecture: what `dagsel.profile` measures, or a `Scaling` by hand.
-    by
-        What names the architecture in the configurations.
+    flow, scaling, by
+        The search inside, λ by architecture, and the architecture's key; see `Marble`.
     interval_s
         Seconds from one division to the next; the paper's is ten minutes.
 

@@ -17,6 +17,8 @@ class OptunaPruner(FullTraining):
     An Optuna set-up with ``trial.report`` and ``trial.should_prune`` moves over as it is: sampler
     and pruner are the study's. Each epoch is a step, counted from 1.
 
+    Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, KDD 2019.
+
     Parameters
     ----------
     max_epochs
@@ -35,7 +37,7 @@ class OptunaPruner(FullTraining):
 
     Examples
     --------
-    >>> from dagsel.flow import Asked, Context
+    >>> from dagsel.flow import Asked, Context, Reported
     >>> flow = OptunaPruner(max_epochs=9, n_trials=1)
     >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
     [Ask(n=1, sampling='study'), Train(trial=0, epochs=9)]

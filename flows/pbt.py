@@ -1,8 +1,4 @@
-"""Population based training.
-
-Jaderberg et al., Population Based Training of Neural Networks, 2017: exploit by truncation
-selection, explore by perturbing or resampling.
-"""
+"""Population based training."""
 
 from __future__ import annotations
 
@@ -29,7 +25,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.full_training import TRIALS_PER_WORKER, check_counts, stop_all
+from dagsel.flows.drawing import TRIALS_PER_WORKER, check_counts, stop_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +43,11 @@ class Range:
     ------
     SearchError
         If the ends are not finite and in order, or not above 0 for a logarithm.
+
+    Examples
+    --------
+    >>> Range(1e-4, 1.0, log=True).perturb(0.5, 1.2)
+    0.6
     """
 
     low: float
@@ -111,6 +112,9 @@ class PBT:
     speed of the workers nor on the order in which they answer. As long as there are more members
     than workers this keeps no worker idle but at the end of a generation.
 
+    Jaderberg et al., Population Based Training of Neural Networks, 2017, Algorithm 1: exploit by
+    truncation selection, explore by perturbing or resampling.
+
     Parameters
     ----------
     max_epochs
@@ -140,6 +144,8 @@ class PBT:
 
     Examples
     --------
+    >>> from dagsel.flow import Asked, Context, Reported
+    >>> from dagsel.flows import Range
     >>> flow = PBT(max_epochs=9, n_trials=4, mutations={"lr": Range(1e-4, 1.0, log=True)})
     >>> flow.start(Context(n_workers=1))
     [Ask(n=4, sampling='study')]

@@ -1,7 +1,4 @@
-"""Random search: the space's own distributions, every trial trained to the end.
-
-Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012.
-"""
+"""Random search: the space's own distributions, every trial trained to the end."""
 
 from __future__ import annotations
 
@@ -16,6 +13,8 @@ class RandomSearch(FullTraining):
     """Draw trials at random and train each to the end.
 
     The study's own sampler is not asked; it stays as it is.
+
+    Bergstra and Bengio, Random Search for Hyper-Parameter Optimization, JMLR 2012.
 
     Parameters
     ----------

@@ -8,7 +8,6 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.flow import (
-    Ask,
     Asked,
     Context,
     DeadlineReached,
@@ -19,19 +18,14 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.full_training import TRIALS_PER_WORKER, check_counts, stop_all
+from dagsel.flows.drawing import TRIALS_PER_WORKER, Drawing, check_counts, stop_all
 
 
 @dataclass(slots=True)
-class RungState:
+class RungState(Drawing):
     """What every search with rungs has to remember."""
 
-    context: Context = field(default_factory=lambda: Context(n_workers=1))
     n_concurrent: int = 0
-    n_asked: int = 0
-    n_awaited: int = 0
-    exhausted: bool = False
-    finished: bool = False
     training: dict[int, int] = field(default_factory=dict)  # trial: epochs of its next rung
 
 
@@ -80,9 +74,8 @@ class RungSearch:
             return []
         decisions: list[Decision] = []
         match event:
-            case Asked(trials, exhausted):
-                state.exhausted |= exhausted
-                state.n_awaited = 0 if exhausted else max(0, state.n_awaited - len(trials))
+            case Asked(trials):
+                state.receive(event)
                 self._admit(trials)
             case Reported(trial, epoch, value) if epoch >= state.training.get(trial, math.inf):
                 epochs = state.training.pop(trial)
@@ -107,12 +100,7 @@ class RungSearch:
 
     def _ask(self) -> list[Decision]:
         state: RungState = self.state
-        n = min(self._room(), self._n_trials() - state.n_asked)
-        if n <= 0 or state.exhausted:
-            return []
-        state.n_asked += n
-        state.n_awaited += n
-        return [Ask(n, "study")]
+        return state.ask(self._room(), n_trials=self._n_trials())
 
     def _train(self, trial: int, *, done: int, until: int) -> Train:
         self.state.training[trial] = until

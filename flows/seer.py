@@ -1,7 +1,4 @@
-"""SEER: a deadline and a budget decide how many trials begin, and how many workers each gets.
-
-Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3.
-"""
+"""SEER: a deadline and a budget decide how many trials begin, and how many workers each gets."""
 
 from __future__ import annotations
 
@@ -23,6 +20,8 @@ class SEER(StagedSearch):
     trials have 1, ν, ν², … workers. At the end of a stage every trial stops at its next batch and
     is evaluated; the best 1/η of each bracket go on, and the best of all go to the brackets with
     the most workers. `plan` says what will be done, before anything is.
+
+    Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3.
 
     Parameters
     ----------

@@ -28,7 +28,7 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows.full_training import check_counts
+from dagsel.flows.drawing import check_counts
 from dagsel.planning.brackets import Stage, StagePlan
 from dagsel.planning.budget import read_budget
 from dagsel.planning.spans import to_seconds
@@ -77,29 +77,15 @@ class StagedState:
     finished: bool = False
 
 
-class StagedSearch:
-    """A search whose trials are ranked at fixed times.
+class WithinBudget:
+    """A search that may last so long and cost so much.
 
-    A subclass is a frozen dataclass with the fields below; it gives the plan. The ends of the
-    stages are counted from the beginning of the run, and a pause begins as much before as the
-    longest one took so far: what goes slower than planned shortens a stage, it moves no end. A
-    trial that has reached `max_epochs` is complete; its value counts in the rankings on.
+    A subclass is a frozen dataclass with the fields below.
     """
 
     deadline: float | str
     budget: float | str
-    max_epochs: int | None
     price_per_worker_hour: float | None
-    state: StagedState
-
-    sampling: Sampling = "study"
-    #: Whether the best of all brackets get the most workers, or each stays in its bracket.
-    across: ClassVar[bool] = False
-
-    @property
-    def plan(self) -> StagePlan:
-        """What is done if nothing fails and every worker comes at once."""
-        raise NotImplementedError
 
     @property
     def deadline_s(self) -> float:
@@ -110,6 +96,28 @@ class StagedSearch:
     def budget_worker_s(self) -> float:
         """Worker-seconds that it may cost."""
         return read_budget(self.budget, self.price_per_worker_hour).worker_seconds
+
+
+class StagedSearch(WithinBudget):
+    """A search whose trials are ranked at fixed times.
+
+    A subclass is a frozen dataclass with the fields below; it gives the plan. The ends of the
+    stages are counted from the beginning of the run, and a pause begins as much before as the
+    longest one took so far: what goes slower than planned shortens a stage, it moves no end. A
+    trial that has reached `max_epochs` is complete; its value counts in the rankings on.
+    """
+
+    max_epochs: int | None
+    state: StagedState
+
+    sampling: Sampling = "study"
+    #: Whether the best of all brackets get the most workers, or each stays in its bracket.
+    across: ClassVar[bool] = False
+
+    @property
+    def plan(self) -> StagePlan:
+        """What is done if nothing fails and every worker comes at once."""
+        raise NotImplementedError
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers and the trials of the first stage."""

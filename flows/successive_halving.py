@@ -1,7 +1,6 @@
 """Successive halving: train many trials a little, keep the best, train these for longer.
 
-Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization,
-AISTATS 2016. Its brackets (`BracketSearch`) are also what Hyperband runs side by side.
+Its brackets (`BracketSearch`) are also what Hyperband runs side by side.
 """
 
 from __future__ import annotations
@@ -139,6 +138,9 @@ class SuccessiveHalving(BracketSearch):
     The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Trials that
     have reached a rung pause until the last one of the rung is there; one that fails counts as the
     worst. At least one trial goes on. Ties go to the trial with the lower number.
+
+    Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization,
+    AISTATS 2016.
 
     Parameters
     ----------

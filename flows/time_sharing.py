@@ -1,9 +1,8 @@
 """Time-sharing: more trials than workers, each for a quantum at a time.
 
-The placement is Algorithm 1 of Hermes (Son et al., A GPU Scheduling Framework to Accelerate
-Hyper-Parameter Optimization in Deep Learning Clusters, Electronics 2021): trials are spread evenly,
-so many on each worker at most, and the rest waits. Which of a worker's trials runs next is what the
-schedulers differ in; `Fifo` and `RoundRobin` are here, `dagsel.flows.hermes` has the others.
+The placement is Algorithm 1 of the paper of `Hermes`: trials are spread evenly, so many on each
+worker at most, and the rest waits. Which of a worker's trials runs next is what the schedulers
+differ in; `Fifo` and `RoundRobin` are here, `dagsel.flows.hermes` has the others.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import warnings
 from dataclasses import KW_ONLY, dataclass, field
 
 from dagsel.flow import (
-    Ask,
     Asked,
     Context,
     DeadlineReached,
@@ -28,7 +26,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.full_training import check_counts, stop_all
+from dagsel.flows.drawing import Drawing, check_counts, stop_all
 from dagsel.planning.spans import to_seconds
 
 
@@ -54,14 +52,9 @@ class Place:
 
 
 @dataclass(slots=True)
-class Sharing:
+class Sharing(Drawing):
     """The state of a scheduler."""
 
-    context: Context = field(default_factory=lambda: Context(n_workers=1))
-    n_asked: int = 0
-    n_awaited: int = 0
-    exhausted: bool = False
-    finished: bool = False
     has_losses: bool = False  # whether any trial has told a loss that is a number
     has_warned: bool = False
     jobs: dict[int, Job] = field(default_factory=dict)
@@ -74,19 +67,7 @@ class TimeSharing:
     """Train every trial to the end, one at a time on each worker.
 
     Places stand for workers: as many as there are, but which of them a trial runs on is the
-    engine's to say, by where its state and its shards lie.
-
-    Parameters
-    ----------
-    max_epochs
-        Epochs of each trial.
-    n_trials
-        How many trials to draw.
-
-    Raises
-    ------
-    SearchError
-        If one of them is below 1.
+    engine's to say, by where its state and its shards lie. The fields are those of `Fifo`.
     """
 
     max_epochs: int
@@ -108,9 +89,8 @@ class TimeSharing:
             return []
         decisions: list[Decision] = []
         match event:
-            case Asked(trials, exhausted):
-                state.exhausted |= exhausted
-                state.n_awaited = 0 if exhausted else max(0, state.n_awaited - len(trials))
+            case Asked(trials):
+                state.receive(event)
                 state.jobs |= {trial: Job() for trial in trials}
                 state.waiting += trials
             case Paused(trial):
@@ -186,12 +166,7 @@ class TimeSharing:
     def _ask(self) -> list[Decision]:
         state = self.state
         room = len(state.places) * self._n_residents() - len(state.jobs) - state.n_awaited
-        n = min(room, self.n_trials - state.n_asked)
-        if n <= 0 or state.exhausted:
-            return []
-        state.n_asked += n
-        state.n_awaited += n
-        return [Ask(n)]
+        return state.ask(room, n_trials=self.n_trials)
 
     def _level(self, place: Place) -> None:
         """Move trials to a place that idles, until none has two more."""
@@ -261,6 +236,8 @@ class TimeSharing:
 class Fifo(TimeSharing):
     """First in, first out: a trial keeps its worker to the end.
 
+    With it the authors of `Hermes` compare theirs (Son et al., Electronics 2021, Section 4).
+
     Parameters
     ----------
     max_epochs
@@ -275,6 +252,7 @@ class Fifo(TimeSharing):
 
     Examples
     --------
+    >>> from dagsel.flow import Asked, Context
     >>> flow = Fifo(max_epochs=5, n_trials=3)
     >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
     [Ask(n=1, sampling='study'), Train(trial=0, epochs=5)]
@@ -308,7 +286,7 @@ class RoundRobin(TimeSharing):
 
     Examples
     --------
-    >>> from dagsel.flow import Losses
+    >>> from dagsel.flow import Asked, Context, Paused
     >>> flow = RoundRobin(max_epochs=5, n_trials=2, quantum="10 s")
     >>> flow.start(Context(n_workers=1))
     [Ask(n=2, sampling='study')]

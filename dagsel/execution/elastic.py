@@ -36,8 +36,11 @@ CLOSE_TIMEOUT_S = 30.0
 Wish: TypeAlias = int | tuple[str, ...] | None
 
 
-class Scaling(Protocol):
-    """How one kind of cluster is scaled. Calls may take long; they raise what goes wrong."""
+class Deployment(Protocol):
+    """A cluster that was deployed in one of the ways, to be scaled in its own.
+
+    Calls may take long; they raise what goes wrong.
+    """
 
     @property
     def node_size(self) -> int:
@@ -71,14 +74,14 @@ class ClusterDriver:
 
     Parameters
     ----------
-    scaling
-        How the cluster is scaled.
+    deployment
+        The cluster, and how it is scaled.
     on_grown
         Called, in the driver's thread, each time that the cluster has been told how many workers
         it shall have, and has given up those that were too many and had not come.
     """
 
-    scaling: Scaling
+    deployment: Deployment
     on_grown: Callable[[], None] = lambda: None
     _wishes: queue.SimpleQueue[Wish] = field(default_factory=queue.SimpleQueue)
     _troubles: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
@@ -92,21 +95,21 @@ class ClusterDriver:
     @property
     def why_not(self) -> str:
         """Why the cluster cannot be scaled, and what to do; empty if it can."""
-        return self.scaling.why_not()
+        return self.deployment.why_not()
 
     @property
     def wanted(self) -> int:
         """Workers that the cluster was told to have: those that are there and those to come."""
-        return self.scaling.places()
+        return self.deployment.places()
 
     @property
     def node_size(self) -> int:
         """Workers that come and go together, as in a batch system's job."""
-        return self.scaling.node_size
+        return self.deployment.node_size
 
     def node_of(self, name: str) -> str:
         """Name what the worker of a name comes and goes with; its own name if it is alone."""
-        return self.scaling.node_of(name)
+        return self.deployment.node_of(name)
 
     def grow(self, n_workers: int) -> None:
         """Have so many workers, with new ones in the place of lost ones.
@@ -166,7 +169,7 @@ class ClusterDriver:
     def _grant(self, wish: int | tuple[str, ...], later: deque[Wish]) -> None:
         if isinstance(wish, int):
             try:
-                self.scaling.fill(wish)
+                self.deployment.fill(wish)
             finally:
                 self.on_grown()
             return
@@ -175,7 +178,7 @@ class ClusterDriver:
         while later and isinstance(more := later[0], tuple):
             workers += more
             later.popleft()
-        self.scaling.close(workers)
+        self.deployment.close(workers)
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
@@ -189,19 +192,19 @@ def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
         The cluster object; by default the one that the client was made with, if any.
     """
     cluster = cluster if hasattr(cluster, "scale") else client.cluster
-    scaling: Scaling
+    deployment: Deployment
     if cluster is None:
-        scaling = _Fixed(
+        deployment = _Fixed(
             "only a cluster object can be scaled, and there is only a client; pass cluster=, or "
             "start all workers beforehand"
         )
     elif not getattr(cluster, "_supports_scaling", True):
-        scaling = _Fixed(f"a {type(cluster).__name__} has the workers that it was made with")
+        deployment = _Fixed(f"a {type(cluster).__name__} has the workers that it was made with")
     elif hasattr(cluster, "worker_spec"):
-        scaling = _ByName(client, cluster)
+        deployment = _ByName(client, cluster)
     else:
-        scaling = _ByNumber(client, cluster)
-    return ClusterDriver(scaling)
+        deployment = _ByNumber(client, cluster)
+    return ClusterDriver(deployment)
 
 
 @dataclass(slots=True)
@@ -212,18 +215,23 @@ class _Fixed:
     node_size: int = 1
 
     def why_not(self) -> str:
+        """Say what this cluster lacks."""
         return self.reason
 
     def places(self) -> int:
+        """Count none: it was told no number."""
         return 0
 
     def fill(self, n_workers: int) -> None:
+        """Refuse: it keeps the workers that it has."""
         raise ClusterError(self.reason)
 
     def close(self, workers: Collection[str]) -> None:
+        """Refuse: it keeps the workers that it has."""
         raise ClusterError(self.reason)
 
     def node_of(self, name: str) -> str:
+        """Give the name itself: nothing comes and goes together."""
         return name
 
 
@@ -244,19 +252,24 @@ class _ByName:
 
     @property
     def node_size(self) -> int:
+        """Workers of a new specification."""
         return len(_members("", self.cluster.new_spec))
 
     def why_not(self) -> str:
+        """Say that it adapts, where it does."""
         adaptive = self.cluster._adaptive
         return ADAPTS if adaptive is not None and adaptive.periodic_callback is not None else ""
 
     def places(self) -> int:
+        """Count the workers of all specifications."""
         return sum(len(_members(*item)) for item in list(self.cluster.worker_spec.items()))
 
     def node_of(self, name: str) -> str:
+        """Name the specification of a worker, if it has one for several."""
         return self._nodes().get(name, name)
 
     def fill(self, n_workers: int) -> None:
+        """Let new specifications start what is missing; take back those that nothing came of."""
         self._forget_closed()
         surplus = self.places() - n_workers
         if surplus > 0:
@@ -270,6 +283,7 @@ class _ByName:
             raise
 
     def close(self, workers: Collection[str]) -> None:
+        """Retire the workers, and take back the specifications of those that have gone."""
         self._forget_closed()
         left = self.places() - len(workers)
         before = _workers(self.client)
@@ -351,6 +365,7 @@ class _ByNumber:
     _n: int | None = None
 
     def why_not(self) -> str:
+        """Ask the scheduler, which knows whether a gateway adapts the cluster."""
         try:
             gateway = self.client.run_on_scheduler(gateway_state)
         except OSError as error:
@@ -358,18 +373,22 @@ class _ByNumber:
         return ADAPTS if gateway is not None and gateway[0] else ""
 
     def places(self) -> int:
+        """Give the number that the cluster was told, or has now."""
         if self._n is None:
             gateway = self.client.run_on_scheduler(gateway_state)
             self._n = len(_workers(self.client)) if gateway is None else gateway[1]
         return self._n
 
     def node_of(self, name: str) -> str:
+        """Give the name itself: each worker comes and goes alone."""
         return name
 
     def fill(self, n_workers: int) -> None:
+        """Tell the cluster the number, or that of the workers that are there if it is larger."""
         self._scale(max(n_workers, len(_workers(self.client))))
 
     def close(self, workers: Collection[str]) -> None:
+        """Tell the cluster the number that is left, and the scheduler which workers go."""
         left = max(0, self.places() - len(workers))
         self.client.register_plugin(Leaving(workers))
         try:
