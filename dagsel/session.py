@@ -18,7 +18,7 @@ from dagsel.execution.crews import Crews, why_no_room
 from dagsel.execution.elastic import ClusterDriver, elastic_for
 from dagsel.execution.engine import Engine, pack_workload, versions_here
 from dagsel.execution.runner import Runner
-from dagsel.execution.worker_plugin import RunSpec
+from dagsel.execution.spec import RunSpec
 from dagsel.flow import Flow
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import visit_order

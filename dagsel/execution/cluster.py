@@ -13,7 +13,7 @@ from distributed import Client, LocalCluster
 
 from dagsel.errors import ClusterError
 from dagsel.execution.gpus import GPU_RESOURCE, check_gpus_here, gpus_seen
-from dagsel.execution.worker_plugin import RESOURCE
+from dagsel.execution.spec import RESOURCE
 
 logger = logging.getLogger("dagsel")
 

@@ -28,7 +28,8 @@ from dagsel.errors import (
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
-from dagsel.execution.worker_plugin import RunSpec, TrainingPlugin, load_shard, plugin_name
+from dagsel.execution.spec import RunSpec, plugin_name
+from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.planning.budget import Bill
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Round, Unit

@@ -12,7 +12,8 @@ from typing import Any, TypeAlias, cast, get_args
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dagsel.execution.worker_plugin import RESOURCE, Stored, evaluate_unit, train_unit
+from dagsel.execution.spec import RESOURCE, Stored
+from dagsel.execution.worker_plugin import evaluate_unit, train_unit
 from dagsel.planning.rounds import Chain, Kind, Round, Unit
 from dagsel.trial_record import Place
 

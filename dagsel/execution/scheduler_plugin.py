@@ -26,7 +26,7 @@ from distributed.scheduler import Recs, TaskState
 
 from dagsel.execution.copies import must_hop, spare_copies
 from dagsel.execution.graph import key_unit, unit_key
-from dagsel.execution.worker_plugin import CHANNEL, RESOURCE, Binding, plugin_name, worker_topic
+from dagsel.execution.spec import CHANNEL, RESOURCE, Binding, plugin_name, worker_topic
 from dagsel.planning import dispatch, events
 from dagsel.planning.rounds import Begun, Chain, Round, Unit
 

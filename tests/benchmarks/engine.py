@@ -19,7 +19,7 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 from dagsel.execution.engine import Engine
-from dagsel.execution.worker_plugin import RESOURCE, RunSpec
+from dagsel.execution.spec import RESOURCE, RunSpec
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round
 from dagsel.state import State, Tensor

@@ -29,7 +29,7 @@ from distributed import Client
 
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import Engine, Message
-from dagsel.execution.worker_plugin import RunSpec, worker_topic
+from dagsel.execution.spec import RunSpec, worker_topic
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round
 from dagsel.storage import RunDir, ShardedDataset

@@ -12,7 +12,7 @@ from distributed import Client, LocalCluster
 
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import Engine
-from dagsel.execution.worker_plugin import RESOURCE, RunSpec
+from dagsel.execution.spec import RESOURCE, RunSpec
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Unit
 from dagsel.state import State

@@ -44,11 +44,11 @@ def transfers(run: str, dask_worker: Any) -> list[tuple[tuple[Any, ...], int]]:
 
 
 def counters(run: str, dask_worker: Any) -> tuple[int, int, list[int]]:
-    plugin = dask_worker.plugins[f"dagsel-{run}"]
+    units = dask_worker.plugins[f"dagsel-{run}"].units
     return (
-        plugin.counters.shard_bytes_read,
-        plugin.counters.units_started,
-        sorted(plugin.shards),
+        units.counters.shard_bytes_read,
+        units.counters.units_started,
+        sorted(units.shards),
     )
 
 

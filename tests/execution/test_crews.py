@@ -22,7 +22,7 @@ from dagsel.errors import SearchError, WorkloadError
 from dagsel.execution import crews
 from dagsel.execution.cluster import close
 from dagsel.execution.crews import Crews, why_no_room
-from dagsel.execution.worker_plugin import RESOURCE
+from dagsel.execution.spec import RESOURCE
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Flow, Reported, Stop, Train
 from dagsel.flows import ASHA
 from dagsel.planning.rounds import Unit

@@ -24,7 +24,7 @@ from distributed import Client, LocalCluster, Scheduler
 import dagsel
 from dagsel import errors
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.worker_plugin import CHANNEL
+from dagsel.execution.spec import CHANNEL
 from dagsel.flows import Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -19,12 +19,15 @@ from distributed import Client
 
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import Engine
-from dagsel.execution.worker_plugin import plugin_name
+from dagsel.execution.spec import plugin_name
+from dagsel.execution.units import UnitRunner
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
 from .helpers import done, engine_for, listen
+
+T = TypeVar("T")
 
 N_BATCHES = 1000
 UNIT = Unit("train", 0, 1, 0)
@@ -78,19 +81,19 @@ class Pauses:
 
     def warm(self) -> dict[str, set[Unit]]:
         """Units that wait in memory, by worker."""
-        found = self._in_plugins("_warm")
+        found = self._on_workers(lambda units: set(units.keeper.warm))
         return {worker: units for worker, units in found.items() if units}
 
     def is_idle(self) -> bool:
-        return not any(self._in_plugins("_stops").values())
+        return all(self._on_workers(lambda units: units.is_idle()).values())
 
-    def _in_plugins(self, table: str) -> dict[str, set[Unit]]:
+    def _on_workers(self, ask: Callable[[UnitRunner], T]) -> dict[str, T]:
         name = plugin_name(self.engine.spec.run)
 
-        def units(dask_worker: Any) -> set[Unit]:
-            return set(getattr(dask_worker.plugins[name], table))
+        def answer(dask_worker: Any) -> T:
+            return ask(dask_worker.plugins[name].units)
 
-        return dict(self.engine.client.run(units))
+        return dict(self.engine.client.run(answer))
 
     def swap(self) -> None:
         """Let trial 0, which rests, go on on the other worker than the one that it was on."""
