@@ -4,6 +4,9 @@ What happens is first an entry of the journal and then true: in each turn the ev
 are put to the flow, events and decisions are written to the journal together, and only then are the
 decisions performed. So a process that dies leaves a journal that says all that was decided, and the
 one that goes on performs again what may not have been performed.
+
+What needs no turn to be right is next to it: time and cost in `dagsel.execution.limits`, the terms
+of trials in `dagsel.execution.terms`, their states in `dagsel.execution.stored`.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from dagsel.codec import Json, to_json
-from dagsel.errors import CheckpointError, ClusterError, SearchError
+from dagsel.errors import ClusterError, SearchError
 from dagsel.execution.crews import Crews
+from dagsel.execution.limits import Limits
 from dagsel.execution.reconcile import Plan, reconcile
 from dagsel.execution.seams import Engine, Journal, Message, States
+from dagsel.execution.stored import Stored
+from dagsel.execution.terms import Happening, Terms
 from dagsel.flow import (
     Ask,
     Asked,
@@ -42,11 +47,9 @@ from dagsel.flow import (
     encode,
     save_state,
 )
-from dagsel.planning.rounds import Begun, Chain, Round, Unit
+from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.record import Entry, Record
-from dagsel.storage.room import wait_for_room
 from dagsel.study import StudyDriver
-from dagsel.tally import EpochTally
 from dagsel.trial_record import TrialRecord
 
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
@@ -118,20 +121,19 @@ class Runner:
     budget_s: float | None = None
     observe: Observer = lambda record: None
     _entries: list[Entry] = field(default_factory=list)
-    _events: deque[tuple[Event, Mapping[str, Json]]] = field(default_factory=deque)
-    _began: float = 0.0  # what the clock would have shown at the run's beginning
-    _cost_before: float = 0.0  # worker-seconds of earlier sessions
-    _limit: float = inf  # the end that the engine was told, by its clock
+    _events: deque[Happening] = field(default_factory=deque)
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
-    _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
     _repairs: dict[int, list[Plan]] = field(default_factory=dict)  # by trial: what waits for one
-    _kept: int | None = None  # the best trial, whose states stay though it has ended
-    _terms: dict[int, int] = field(default_factory=dict)  # by trial: number of its last terms
-    _told: dict[int, int] = field(default_factory=dict)  # by trial: as of which word it paused
-    _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
-    _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
+    _limits: Limits = field(init=False)
+    _terms: Terms = field(init=False)
+    _stored: Stored = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._limits = Limits(self.engine, self.deadline_s, self.budget_s)
+        self._terms = Terms(self.engine, self.record, self._limits, self.crews, self.metric)
+        self._stored = Stored(self.states, self.record, self.adapt)
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -143,59 +145,26 @@ class Runner:
         SearchError
             If the flow decides what cannot be done.
         """
-        self._began = self.engine.now() - self.record.seconds
-        self._cost_before = self.record.worker_seconds
+        self._limits.begin(self.record)
         seconds = self.record.seconds
         self._note({"is": "session", "at": self.engine.wall(), "seconds": seconds})
-        self._tell_limit()
+        self._limits.tell()
         if self.record.context is None:
             self._begin()
-        elif not self._is_late():
+        elif not self._limits.are_over:
             self._go_on()
         self._turn()
         self._man()
         while not self.record.finished:
-            self._tell_limit()
-            for message in self.engine.messages(timeout_s=self._patience_s()):
+            self._limits.tell()
+            timeout_s = self._limits.patience_s(self.record.wake_at)
+            for message in self.engine.messages(timeout_s=timeout_s):
                 self._hear(message)
             self._watch()
             self._turn()
             self._man()
             self.engine.check_alive()
             self.observe(self.record)
-
-    @property
-    def seconds(self) -> float:
-        """Time since the run began, without the time that it lay dead."""
-        return self.engine.now() - self._began
-
-    @property
-    def worker_seconds(self) -> float:
-        """What the workers have cost since the run began."""
-        return self._cost_before + self.engine.bill.worker_seconds(self.engine.now())
-
-    @property
-    def _end_s(self) -> float:
-        """When the run's time or its budget is over, in seconds since it began."""
-        ends = [] if self.deadline_s is None else [self.deadline_s]
-        if self.budget_s is not None:
-            bill = self.engine.bill
-            ends.append(bill.runs_out_at(self.budget_s - self._cost_before) - self._began)
-        return min(ends, default=inf)
-
-    def _is_late(self) -> bool:
-        return self.seconds >= self._end_s
-
-    def _patience_s(self) -> float:
-        """How long to wait for a message: until the end, or until the flow wants to be woken."""
-        wake_at = inf if self.record.wake_at is None else self.record.wake_at
-        return max(0.0, min(self._end_s, wake_at) - self.seconds)
-
-    def _tell_limit(self) -> None:
-        limit = self._began + self._end_s
-        if limit != self._limit:
-            self._limit = limit
-            self.engine.limit(limit)
 
     # ---- how a session begins
 
@@ -209,10 +178,8 @@ class Runner:
         """Do what an earlier session has decided and may not have done."""
         live = [trial for trial in self.record.trials.values() if trial.is_live]
         for trial in live:
-            self._tell_terms(trial)
-        self._kept = None if self.record.best is None else self.record.best.trial
-        for number in self.record.trials.keys() - {trial.number for trial in live} - {self._kept}:
-            self.states.drop(number)
+            self._terms.tell(trial)
+        self._stored.drop_ended()
         self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
         for trial in live:
             self._report_if_complete(trial)
@@ -223,45 +190,18 @@ class Runner:
 
     def _mend(self, trial: TrialRecord) -> Plan | None:
         """Plan what is left of a trial from what the store holds of it."""
-        self._adopt_again(trial)
-        states = self._stored(trial)
+        if reason := self._stored.adopt_again(trial):
+            self._fail(trial.number, reason)
+        states = self._stored.look_up(trial)
         self._note({"is": "stored", "trial": trial.number, "states": states})
         plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
-            self._events.append((TrialFailed(trial.number, reason), {}))
+            self._fail(trial.number, reason)
             return None
         if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
             self._repairs[trial.number] = []
-        return self._find_partial(plan)
-
-    def _find_partial(self, plan: Plan) -> Plan:
-        """Let a unit that was stopped in the middle go on there, if its state is in the store."""
-        first = plan.begun[0] if plan.begun else Begun()
-        if not plan.epochs or len(first.visits) == self.record.n_shards:
-            return plan
-        place = (plan.trial, plan.epochs.start, len(first.visits))
-        try:
-            _, meta = self.states.load(*place, partial=True)
-        except CheckpointError:
-            return plan
-        if tuple(meta["visits"][:-1]) != first.visits:
-            return plan
-        return replace(plan, begun=(replace(first, partial=meta["shard"]), *plan.begun[1:]))
-
-    def _stored(self, trial: TrialRecord) -> list[dict[str, Json]]:
-        """Look up a trial's newest state, and the ends of its unreported epochs before that."""
-        found = self.states.load_latest(trial.number)
-        if found is None:
-            return []
-        newest, _, meta = found
-        states = [{**meta, "epoch": newest[0], "position": newest[1]}]
-        for epoch in reversed(range(len(trial.epochs) + 1, newest[0])):
-            end = (epoch, self.record.n_shards - 1)
-            before = self.states.load_latest(trial.number, end)
-            if before is not None and before[0] == end:
-                states.insert(0, {**before[2], "epoch": end[0], "position": end[1]})
-        return states
+        return self._stored.find_partial(plan)
 
     # ---- turns
 
@@ -286,7 +226,7 @@ class Runner:
 
     def _is_stale(self, event: Event) -> bool:
         match event:
-            case Paused(trial) if self.record.trials[trial].n_told != self._told.get(trial):
+            case Paused() if self._terms.is_outdated(event):
                 return True  # it was told something else in this very turn
             case Reported(trial) | Paused(trial) | TrialFailed(trial):
                 return not self.record.trials[trial].is_live
@@ -296,8 +236,8 @@ class Runner:
     def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
         self._check_gangs(decisions)
         encoded = [encode(decision) for decision in decisions]
-        turn = {"is": "turn", "pass": self._n_passes, "seconds": self.seconds}
-        turn["worker_seconds"] = self.worker_seconds
+        turn = {"is": "turn", "pass": self._n_passes, "seconds": self._limits.seconds}
+        turn["worker_seconds"] = self._limits.worker_seconds
         self._note({**turn, **about, "decisions": encoded})
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
@@ -326,8 +266,7 @@ class Runner:
             try:
                 self.check(config)
             except Exception as error:  # noqa: BLE001 - the trial's own code raised it
-                failed = TrialFailed(trial, f"{type(error).__name__}: {error}")
-                self._events.append((failed, {}))
+                self._fail(trial, f"{type(error).__name__}: {error}")
 
     # ---- what was decided
 
@@ -349,20 +288,21 @@ class Runner:
                     trains[trial] = replace(step, epochs=epochs)
                 case Pause(trial):
                     self._train(trains.pop(trial, None))
-                    self._hold(trial)
+                    self._terms.hold(self.record.trials[trial])
                 case Scale(n_workers):
                     self.engine.scale(n_workers)
                 case Stop(trial) | TrialFailed(trial):
                     self._end(trial)
                 case Clone(_, target):
-                    self._adopt(self.record.trials[target])
+                    if reason := self._stored.adopt(self.record.trials[target]):
+                        self._fail(target, reason)
                 case Finish():
                     for trial in self.study.live:
                         self._end(trial)
         self._train(*trains.values())
         for trial, epoch in outdated:
             if epoch:
-                self.states.delete(trial, epoch, self.record.n_shards - 1)
+                self._stored.drop_end(trial, epoch)
 
     def _ask(self, ask: Ask) -> None:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
@@ -379,10 +319,8 @@ class Runner:
             trial = self.record.trials[train.trial]
             if not self._is_shared(trial):
                 continue
-            self._tell_terms(trial)
-            if train.priority != self._priorities.get(trial.number, 0.0):
-                self._priorities[trial.number] = train.priority
-                self.engine.prioritize(trial.number, train.priority)
+            self._terms.tell(trial)
+            self._terms.prioritize(trial.number, train.priority)
             if train.epochs:
                 last = trial.n_decided
                 plan = Plan(trial.number, range(last - train.epochs + 1, last + 1))
@@ -391,11 +329,11 @@ class Runner:
 
     def _man(self) -> None:
         """Share the workers among few trials, or let some go; never in silence."""
-        for change in self.crews.settle(self.record, self.engine.n_workers, self.seconds):
+        for change in self.crews.settle(self.record, self.engine.n_workers, self._limits.seconds):
             if change.note:
                 self._note({"is": "note", "text": change.note})
             for number in change.trials:
-                self._tell_terms(self.record.trials[number])
+                self._terms.tell(self.record.trials[number])
             if change.n_workers is not None:
                 self.engine.scale(change.n_workers)
 
@@ -405,32 +343,9 @@ class Runner:
             try:
                 self.check_gang(trial.config, trial.gang)
             except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
-                failed = TrialFailed(trial.number, f"{type(error).__name__}: {error}")
-                self._events.append((failed, {}))
+                self._fail(trial.number, f"{type(error).__name__}: {error}")
                 return False
         return True
-
-    def _tell_terms(self, trial: TrialRecord) -> None:
-        """Tell the engine on what terms a trial trains, unless they are what it takes for granted.
-
-        Said before its units are sent: the first one shall begin on these terms.
-        """
-        if trial.is_held:
-            self._hold(trial.number)
-            return
-        gang = trial.gang if trial.gang > 1 else self.crews.gang_of(trial.number)
-        if trial.number in self._terms or (gang, trial.seconds_left) != (1, None):
-            number = self._next_terms(trial.number)
-            self.engine.allow(trial.number, gang, trial.seconds_left, number)
-
-    def _hold(self, trial: int) -> None:
-        if self.record.trials[trial].is_live:
-            self.engine.hold(trial, self._next_terms(trial))
-
-    def _next_terms(self, trial: int) -> int:
-        self._checks.pop(trial, None)
-        self._terms[trial] = self._terms.get(trial, 0) + 1
-        return self._terms[trial]
 
     def _submit(self, plans: Sequence[Plan]) -> None:
         chains = tuple(self._chain(plan) for plan in plans if plan.epochs)
@@ -453,10 +368,10 @@ class Runner:
 
     def _end(self, number: int) -> None:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
-        trial, best = self.record.trials[number], self.record.best
+        trial = self.record.trials[number]
         self.engine.stop(number)
-        for by_trial in (self._repairs, self._terms, self._priorities, self._checks):
-            by_trial.pop(number, None)
+        self._repairs.pop(number, None)
+        self._terms.forget(number)
         match trial.state:
             case "complete":
                 assert trial.value is not None
@@ -465,44 +380,7 @@ class Runner:
                 self.study.prune(number)
             case "failed":
                 self.study.fail(number, trial.reason, trial.traceback)
-        kept = None if best is None else best.trial
-        for ended in (number, self._kept):
-            if ended is not None and ended != kept:
-                self.states.drop(ended)
-        self._kept = kept
-
-    def _adopt(self, trial: TrialRecord) -> None:
-        """Give a trial the state of the one that it goes on from."""
-        adoption, n_shards = trial.adoptions[-1], self.record.n_shards
-        place = (adoption.source_epoch, n_shards - 1)
-        found = self.states.load_latest(adoption.source, place)
-        if found is None or found[0] != place:
-            reason = f"the state of trial {adoption.source} that it was to go on from is lost"
-            self._events.append((TrialFailed(trial.number, reason), {}))
-            return
-        _, blob, meta = found
-        try:
-            adapted = self.adapt(blob, self.record.trials[adoption.source].config, trial.config)
-        except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
-            failed = TrialFailed(trial.number, f"{type(error).__name__}: {error}")
-            self._events.append((failed, {}))
-            return
-        kept = {name: value for name, value in meta.items() if name != "digest"}
-        meta = {**kept, "adoptions": len(trial.adoptions)}
-        goal = (trial.number, *self._end_of(trial))
-        wait_for_room(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
-
-    def _end_of(self, trial: TrialRecord) -> tuple[int, int]:
-        """Give epoch and position of the last unit that a trial has reported."""
-        return len(trial.epochs), self.record.n_shards - 1
-
-    def _adopt_again(self, trial: TrialRecord) -> None:
-        """Make up for a driver that died between deciding and adopting."""
-        if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
-            found = self.states.load_latest(trial.number)
-            is_old = found is None or found[0] <= self._end_of(trial)
-            if is_old and (found is None or found[2].get("adoptions") != len(trial.adoptions)):
-                self._adopt(trial)
+        self._stored.ended(number)
 
     # ---- what comes in
 
@@ -510,11 +388,11 @@ class Runner:
         """Tell the flow of workers and of the time."""
         if self.engine.n_workers not in (0, self.record.n_workers):
             self._events.append((WorkersChanged(self.engine.n_workers), {}))
-        wake_at = self.record.wake_at
-        if wake_at is not None and self.seconds >= wake_at and not self._is_late():
-            self._events.append((Tick(self.seconds), {}))
-        if self._is_late():
-            self._events.append((DeadlineReached(self.seconds), {}))
+        wake_at, limits = self.record.wake_at, self._limits
+        if wake_at is not None and limits.seconds >= wake_at and not limits.are_over:
+            self._events.append((Tick(limits.seconds), {}))
+        if limits.are_over:
+            self._events.append((DeadlineReached(limits.seconds), {}))
             self._turn()
             if not self.record.finished:
                 self._take([Finish()], {})
@@ -528,7 +406,7 @@ class Runner:
                 piece = {key: value for key, value in message.items() if key not in _UNKEPT}
                 self._note({"is": "piece", **piece})
             case "rests":
-                self._rests(message["trial"], message["number"])
+                self._rests(self.record.trials[message["trial"]], message["number"])
             case "failed":
                 self._failed(message)
             case "loaded":
@@ -544,55 +422,19 @@ class Runner:
         unit = Unit(*message["unit"])
         trial = self.record.trials[unit.trial]
         if unit.kind == "check":
-            self._checked(unit, message)
+            self._put(self._terms.checked(unit, message))
             return
         self._report_if_complete(trial)
-        repair = Unit("train", trial.number, *self._end_of(trial))
+        repair = Unit("train", trial.number, *self._stored.end_of(trial))
         if trial.number in self._repairs and unit == repair:
             self.engine.release(trial.number, unit.epoch)
             self._submit(self._repairs.pop(trial.number))
 
-    def _rests(self, number: int, terms: int) -> None:
+    def _rests(self, trial: TrialRecord, number: int) -> None:
         """Tell the flow of a trial that has come to rest, once its state is scored."""
-        trial = self.record.trials[number]
-        if not trial.is_live or self._terms.get(number) != terms:
-            return  # it was told something else meanwhile
-        if trial.pausing is None and (trial.is_held or not trial.has_work):
-            return  # nobody waits for it
-        self._report_if_complete(trial)
-        place = trial.place(self.record.n_shards)
-        if trial.pausing is None or not trial.pausing.evaluate or place is None:
-            self._paused(trial, None, {})
-        elif trial.progress(self.record.n_shards) == len(trial.epochs):
-            self._paused(trial, trial.epochs[-1].value, trial.epochs[-1].metrics)
-        else:
-            self._checks[number] = EpochTally(self.record.n_shards)
-            self.engine.check(number, terms, place, {number: trial.config})
-
-    def _checked(self, unit: Unit, message: Message) -> None:
-        tally = self._checks.get(unit.trial)
-        if tally is None or unit.epoch != self._terms.get(unit.trial):
-            return  # the trial goes on, or has ended
-        tally.add(unit, message)
-        if len(tally.scored) == self.record.n_shards:
-            del self._checks[unit.trial]
-            metrics = tally.metrics
-            self._paused(self.record.trials[unit.trial], metrics[self.metric], metrics)
-
-    def _paused(
-        self, trial: TrialRecord, value: float | None, metrics: Mapping[str, float]
-    ) -> None:
-        if value is not None and math.isnan(value):
-            reached = trial.progress(self.record.n_shards)
-            reason = f"DivergedError: {self.metric} is NaN after {reached:.2f} epochs"
-            self._events.append((TrialFailed(trial.number, reason), {}))
-            return
-        self._told[trial.number] = trial.n_told
-        told = (trial.trained_s, trial.losses, value, metrics)
-        reached = trial.progress(self.record.n_shards)
-        event = Paused(trial.number, reached, self.seconds, *told)
-        place = trial.place(self.record.n_shards)
-        self._events.append((event, {} if place is None else {"place": list(astuple(place))}))
+        if self._terms.is_awaited(trial, number):
+            self._report_if_complete(trial)
+            self._put(self._terms.rests(trial))
 
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
@@ -601,12 +443,11 @@ class Runner:
             return  # the trial has ended, or there is more to come
         value, metrics = tally.metrics[self.metric], tally.metrics
         if math.isnan(value):
-            reason = f"DivergedError: {self.metric} is NaN after epoch {epoch}"
-            self._events.append((TrialFailed(trial.number, reason), {}))
+            self._fail(trial.number, f"DivergedError: {self.metric} is NaN after epoch {epoch}")
             return
         self.study.report(trial.number, epoch, value)
         prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
-        event = Reported(trial.number, epoch, value, metrics, self.seconds, prune)
+        event = Reported(trial.number, epoch, value, metrics, self._limits.seconds, prune)
         self._events.append((event, {}))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:
@@ -615,27 +456,25 @@ class Runner:
             for event, _ in self._events
         )
 
+    def _fail(self, trial: int, reason: str) -> None:
+        """Let the flow hear that a trial has failed."""
+        self._events.append((TrialFailed(trial, reason), {}))
+
+    def _put(self, happening: Happening | None) -> None:
+        if happening is not None:
+            self._events.append(happening)
+
     def _failed(self, message: Message) -> None:
         trial = self.record.trials[message["trial"]]
         if not trial.is_live:
             return
-        if message["reason"].startswith("CheckpointCorruptError") and self._may_mend(trial):
+        if message["reason"].startswith("CheckpointCorruptError") and self._stored.is_news(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
             self._submit([] if plan is None else [plan])
             return
         failed = TrialFailed(trial.number, message["reason"])
         self._events.append((failed, {"traceback": message["traceback"]}))
-
-    def _may_mend(self, trial: TrialRecord) -> bool:
-        """Whether a trial would go on from another state than when its state was last unreadable.
-
-        A state may be what was saved, and still nothing that the workload can read.
-        """
-        newest = [(s["epoch"], s["position"], s["digest"]) for s in self._stored(trial)[-1:]]
-        is_new = self._mended_from.get(trial.number) != newest
-        self._mended_from[trial.number] = newest
-        return is_new
 
 
 #: Of what the engine tells of a unit the parts that the journal does not keep.

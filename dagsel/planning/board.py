@@ -42,8 +42,9 @@ class Board:
 
     Attributes
     ----------
-    now, out
-        The time, and the instructions so far, of the present call.
+    now, out, wake_at
+        Of the present call: the time, the instructions so far, and when to be called again even
+        if nothing happens.
     trials, bindings, holdings, evaluations
         See above; `evaluations` has one ordered set a shard, `n_evaluations` is their size.
     stopped
@@ -72,6 +73,7 @@ class Board:
         self.config = config
         self.now = 0.0
         self.out: list[Instruction] = []
+        self.wake_at: float | None = None
         self.trials: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
         self.holdings = Holdings(config.n_shards, config.replicas)
@@ -94,6 +96,11 @@ class Board:
         self.times = UnitTimes(config.n_shards, config.shard_weights)
         self.shop: Shop[Worker] = Shop(self._estimate)
         self.accounts = Accounts(self.shop, self.times, self.holdings)
+
+    def wake(self, at: float) -> None:
+        """Ask to be called again at that time, or sooner."""
+        if self.now < at < inf and (self.wake_at is None or at < self.wake_at):
+            self.wake_at = at
 
     def recount(self) -> None:
         """Count the work that is left anew."""

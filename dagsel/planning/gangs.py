@@ -18,6 +18,7 @@ from dagsel.planning.holdings import Seated
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Unit
 from dagsel.planning.rule import bits
+from dagsel.planning.strikes import fail
 
 
 class Choice(NamedTuple):
@@ -126,7 +127,21 @@ class Gangs:
         self.reserved: frozenset[Worker] = frozenset()
         self.stuck: dict[int, float] = {}
 
-    def serve(self) -> None:
+    def settle(self) -> None:
+        """Bind what can begin now, and give up what could not for too long."""
+        if self.board.gangs or self.reserved or self.stuck:
+            self._serve()
+            self._watch()
+
+    def _watch(self) -> None:
+        for number, since in list(self.stuck.items()):
+            overdue_s = since + self.board.config.capacity_timeout_s
+            if self.board.now < overdue_s:
+                self.board.wake(overdue_s)
+            else:
+                fail(self.board, number, self._shortage(number))
+
+    def _serve(self) -> None:
         """Bind what can begin now, and reserve workers for the first that cannot."""
         self.reserved = frozenset()
         board = self.board
@@ -148,7 +163,7 @@ class Gangs:
                 self.reserved = frozenset(choice.workers)
         self.stuck = stuck
 
-    def shortage(self, number: int) -> str:
+    def _shortage(self, number: int) -> str:
         """Why a gang cannot begin, in numbers."""
         size, holdings = self.board.terms[number].gang, self.board.holdings
         stay = sum(not seat.draining for seat in holdings.workers.values())

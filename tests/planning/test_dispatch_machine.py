@@ -29,7 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dagsel.planning import dispatch
+from dagsel.planning import dispatch, seating
 from dagsel.planning.board import Board
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
 from dagsel.planning.events import (
@@ -43,6 +43,7 @@ from dagsel.planning.gangs import Gangs
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Begun, Chain, Round
 from dagsel.planning.rule import bits
+from dagsel.planning.seating import Seating
 
 from .world import World
 
@@ -289,14 +290,8 @@ def offers_active_trials(monkeypatch):
 
 
 def binds_three_units(monkeypatch):
-    begin = Dispatcher.__init__
-
-    def broken(self, config):
-        begin(self, config)
-        self.depth = 3
-
-    monkeypatch.setattr(Dispatcher, "__init__", broken)
-    monkeypatch.setattr(Dispatcher, "_may_bind_behind", lambda self, binding, seat: True)
+    monkeypatch.setattr(seating, "DEPTH", 3)
+    monkeypatch.setattr(Seating, "_may_bind_behind", lambda self, binding, seat: True)
 
 
 def forgets_the_shards_of_lost_units(monkeypatch):
@@ -308,7 +303,7 @@ def forgets_the_shards_of_dead_workers(monkeypatch):
 
     def broken(self, event):
         removed(self, event)
-        self._members_changed = False
+        self.moves.members_changed = False
 
     monkeypatch.setattr(Dispatcher, "_on_worker_removed", broken)
 
@@ -329,7 +324,7 @@ def begins_on_busy_workers(monkeypatch):
             if len(holders) >= size:
                 self.board.bind(trial.ready[0], holders[0], shard, holders[1:size])
 
-    monkeypatch.setattr(Gangs, "serve", broken)
+    monkeypatch.setattr(Gangs, "_serve", broken)
 
 
 def offers_trials_that_rest(monkeypatch):

@@ -1,0 +1,144 @@
+"""The stored states of a run's trials: what there is, what may go, and who goes on from what.
+
+What is left of a trial that is taken up again is decided by `dagsel.execution.reconcile`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dagsel.codec import Json
+from dagsel.errors import CheckpointError
+from dagsel.execution.reconcile import Plan
+from dagsel.execution.seams import States
+from dagsel.planning.rounds import Begun
+from dagsel.record import Record
+from dagsel.storage.room import wait_for_room
+from dagsel.trial_record import TrialRecord
+
+
+@dataclass(slots=True)
+class Stored:
+    """The states of a run's trials.
+
+    Parameters
+    ----------
+    states
+        Where they are.
+    record
+        What has happened.
+    adapt
+        Turns a state of one configuration into one of another (`Clone`).
+    """
+
+    states: States
+    record: Record
+    adapt: Callable[[bytes, Any, Any], bytes]
+    _kept: int | None = None  # the best trial, whose states stay though it has ended
+    _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
+
+    # ---- what there is
+
+    def end_of(self, trial: TrialRecord) -> tuple[int, int]:
+        """Give epoch and position of the last unit that a trial has reported."""
+        return len(trial.epochs), self.record.n_shards - 1
+
+    def look_up(self, trial: TrialRecord) -> list[dict[str, Json]]:
+        """Look up a trial's newest state, and the ends of its unreported epochs before that."""
+        found = self.states.load_latest(trial.number)
+        if found is None:
+            return []
+        newest, _, meta = found
+        states = [{**meta, "epoch": newest[0], "position": newest[1]}]
+        for epoch in reversed(range(len(trial.epochs) + 1, newest[0])):
+            end = (epoch, self.record.n_shards - 1)
+            before = self.states.load_latest(trial.number, end)
+            if before is not None and before[0] == end:
+                states.insert(0, {**before[2], "epoch": end[0], "position": end[1]})
+        return states
+
+    def find_partial(self, plan: Plan) -> Plan:
+        """Let a unit that was stopped in the middle go on there, if its state is in the store."""
+        first = plan.begun[0] if plan.begun else Begun()
+        if not plan.epochs or len(first.visits) == self.record.n_shards:
+            return plan
+        place = (plan.trial, plan.epochs.start, len(first.visits))
+        try:
+            _, meta = self.states.load(*place, partial=True)
+        except CheckpointError:
+            return plan
+        if tuple(meta["visits"][:-1]) != first.visits:
+            return plan
+        return replace(plan, begun=(replace(first, partial=meta["shard"]), *plan.begun[1:]))
+
+    def is_news(self, trial: TrialRecord) -> bool:
+        """Whether a trial would go on from another state than when its state was last unreadable.
+
+        A state may be what was saved, and still nothing that the workload can read.
+        """
+        newest = [(s["epoch"], s["position"], s["digest"]) for s in self.look_up(trial)[-1:]]
+        is_new = self._mended_from.get(trial.number) != newest
+        self._mended_from[trial.number] = newest
+        return is_new
+
+    # ---- whose state another trial goes on from
+
+    def adopt(self, trial: TrialRecord) -> str:
+        """Give a trial the state of the one that it goes on from.
+
+        Returns
+        -------
+        str
+            Why it cannot have it; empty if it has.
+        """
+        adoption, n_shards = trial.adoptions[-1], self.record.n_shards
+        place = (adoption.source_epoch, n_shards - 1)
+        found = self.states.load_latest(adoption.source, place)
+        if found is None or found[0] != place:
+            return f"the state of trial {adoption.source} that it was to go on from is lost"
+        _, blob, meta = found
+        try:
+            adapted = self.adapt(blob, self.record.trials[adoption.source].config, trial.config)
+        except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
+            return f"{type(error).__name__}: {error}"
+        kept = {name: value for name, value in meta.items() if name != "digest"}
+        meta = {**kept, "adoptions": len(trial.adoptions)}
+        goal = (trial.number, *self.end_of(trial))
+        wait_for_room(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
+        return ""
+
+    def adopt_again(self, trial: TrialRecord) -> str:
+        """Make up for a driver that died between deciding and adopting; as `adopt` otherwise."""
+        if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
+            found = self.states.load_latest(trial.number)
+            is_old = found is None or found[0] <= self.end_of(trial)
+            if is_old and (found is None or found[2].get("adoptions") != len(trial.adoptions)):
+                return self.adopt(trial)
+        return ""
+
+    # ---- what is not needed any more
+
+    def drop_end(self, trial: int, epoch: int) -> None:
+        """Drop the state at an epoch's end."""
+        self.states.delete(trial, epoch, self.record.n_shards - 1)
+
+    def drop_ended(self) -> None:
+        """Drop the states of all trials that have ended but the best."""
+        self._kept = self._best
+        live = {trial.number for trial in self.record.trials.values() if trial.is_live}
+        for number in self.record.trials.keys() - live - {self._kept}:
+            self.states.drop(number)
+
+    def ended(self, trial: int) -> None:
+        """Drop the states of a trial that has just ended, or of the best if it is better."""
+        best = self._best
+        for number in (trial, self._kept):
+            if number is not None and number != best:
+                self.states.drop(number)
+        self._kept = best
+
+    @property
+    def _best(self) -> int | None:
+        return None if self.record.best is None else self.record.best.trial

@@ -1,0 +1,144 @@
+"""When shards are placed anew, how they get there, and how long one may be nowhere.
+
+Where they shall be is decided by `dagsel.planning.placement`; who holds, loads and drops what is in
+`dagsel.planning.holdings`.
+"""
+
+from __future__ import annotations
+
+from dagsel.planning.board import Board
+from dagsel.planning.events import Drained, FailRun, Worker
+from dagsel.planning.holdings import DRIFT, WATCH_S
+
+EVERYWHERE = 1 << 30  # replicas: as many as there are workers
+
+
+class Moves:
+    """The shards' ways on a board.
+
+    Attributes
+    ----------
+    has_begun
+        Whether there was a round: before the first one no shard is placed.
+    members_changed
+        Whether shards are to be placed anew: workers came or go, or hold more or less than was
+        thought.
+    """
+
+    def __init__(self, board: Board) -> None:
+        self.board = board
+        self.has_begun = False
+        self.members_changed = False
+        self._moving = False  # not all is where it is wanted
+        self._homes_changed = False  # since it was last seen whether all shards have a worker
+        self._homeless_since: float | None = None
+        self._has_failed = False
+
+    # ---- what may move shards
+
+    def spread(self) -> None:
+        """Let every worker hold every shard, as far as memory allows: for gangs and quanta.
+
+        Whoever trains a gang's unit holds its shard, and who is free together is not known before.
+        A trial that was stopped inside a shard goes on there: with one holder it would wait for
+        that worker while another one idles.
+        """
+        holdings = self.board.holdings
+        if holdings.replicas != EVERYWHERE:
+            holdings.replicas = EVERYWHERE
+            self.members_changed = True
+
+    def drain(self, worker: Worker) -> None:
+        """Let a worker go once others hold what it holds."""
+        seat = self.board.holdings.workers.get(worker)
+        if seat is not None:
+            seat.draining = True
+            self.members_changed = True
+
+    def loaded(self, worker: Worker, shard: int, refusal: str | None = None) -> None:
+        """Note that a worker has loaded a shard, or why it could not."""
+        seat = self.board.holdings.workers.get(worker)
+        if seat is None:
+            return
+        self._homes_changed = True
+        seat.loading &= ~(1 << shard)
+        if refusal is None:
+            seat.held |= 1 << shard
+            self._moving = True
+        else:
+            seat.refused[shard] = refusal
+            self.members_changed = True
+        self.board.accounts.is_stale = True
+
+    def watch_drift(self, worker: Worker) -> None:
+        """Place the shards anew when a measured speed has clearly left the one it was placed by."""
+        times, holdings = self.board.times, self.board.holdings
+        drift = abs(1.0 / times.pace[worker] / holdings.workers[worker].placed_speed - 1.0)
+        sure = times.n_observed[worker] >= 3 and times.observed_s[worker] >= WATCH_S
+        if sure and drift > max(DRIFT, 3.0 * times.speed_error(worker)):
+            speeds = self._speeds()
+            if not self._moving and holdings.drifted(speeds):
+                holdings.replace(speeds)
+                self._moving = True
+
+    # ---- decisions
+
+    def settle(self) -> None:
+        """Place shards anew if that is due, and ask for the next loads and drops."""
+        if self.members_changed and self.has_begun:
+            self.members_changed = False
+            self.board.holdings.replace(self._speeds())
+            self._moving = self._homes_changed = True
+        if self._moving:
+            self._move()
+
+    def _speeds(self) -> dict[Worker, float]:
+        pace = self.board.times.pace
+        if not self.board.config.rebalance:
+            return dict.fromkeys(pace, 1.0)
+        return {worker: 1.0 / seconds for worker, seconds in pace.items()}
+
+    def _move(self) -> None:
+        board, shop, workers = self.board, self.board.shop, self.board.holdings.workers
+        in_use: dict[Worker, int] = {}
+        for binding in board.bindings.values():
+            in_use[binding.worker] = in_use.get(binding.worker, 0) | 1 << binding.shard
+        board.out.extend(board.holdings.moves(in_use))
+        for worker, seat in workers.items():
+            offered = 0 if seat.draining else seat.held
+            if shop.held[worker] != offered:
+                shop.held[worker] = offered
+                board.accounts.is_stale = True
+        shop.holders_changed()
+        stay = (seat for seat in workers.values() if not seat.draining)
+        self._moving = any(seat.held != seat.wanted for seat in stay)
+
+    # ---- what time brings
+
+    def watch_drains(self) -> None:
+        """Say of each worker that shall go that it may, once it may."""
+        for seat in self.board.holdings.workers.values():
+            if seat.draining and not seat.drained and self.board.holdings.drain_is_over(seat):
+                seat.drained = True
+                self.board.out.append(Drained(seat.worker))
+
+    def watch_homeless(self) -> None:
+        """Give the run up when a shard has had no worker for too long, or is refused by all."""
+        if not self._homes_changed and self._homeless_since is None:
+            return
+        self._homes_changed = False
+        board, holdings = self.board, self.board.holdings
+        stay = [seat for seat in holdings.workers.values() if not seat.draining]
+        homeless = holdings.homeless() if stay and board.trials else []
+        if not homeless:
+            self._homeless_since = None
+            return
+        if self._homeless_since is None:
+            self._homeless_since = board.now
+        overdue_s = self._homeless_since + board.config.capacity_timeout_s
+        refused = any(all(shard in seat.refused for seat in stay) for shard in homeless)
+        if (refused or board.now >= overdue_s) and not self._has_failed:
+            self._has_failed = True
+            board.out.append(FailRun(holdings.shortage(homeless)))
+        elif not self._has_failed:
+            board.wake(overdue_s)
