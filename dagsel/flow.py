@@ -241,6 +241,9 @@ class Reported:
         Time since the run began, without the time that it lay dead.
     prune
         Whether the flow's pruner, if it names one, would end the trial here.
+    switches
+        Since the trial's last report, what each change of its number of workers in the middle of a
+        shard has cost: seconds in which it did not train.
     """
 
     trial: int
@@ -249,6 +252,7 @@ class Reported:
     metrics: Mapping[str, float]
     seconds: float
     prune: bool = False
+    switches: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

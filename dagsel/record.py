@@ -83,6 +83,8 @@ class UnitRecord:
         The other workers of its gang.
     share
         How much of the unit is done after it: 1, or less where it was stopped.
+    ready_seconds
+        How long after `start` it began to train: with its state there and its gang formed.
     """
 
     unit: Unit
@@ -96,6 +98,7 @@ class UnitRecord:
     save_seconds: float = 0.0
     members: tuple[str, ...] = ()
     share: float = 1.0
+    ready_seconds: float = 0.0
 
     @property
     def gang(self) -> int:
@@ -117,6 +120,7 @@ class UnitRecord:
             entry.get("save_seconds", 0.0),
             tuple(entry.get("members", ())),
             entry.get("share", 1.0),
+            entry.get("ready_seconds", 0.0),
         )
 
 
@@ -282,7 +286,8 @@ class Record:
                 params = dict(entry["params"])
                 for trial in trials:
                     self.trials[trial] = TrialRecord(trial, {}, params[trial])
-            case Reported(trial, epoch, value, metrics, seconds):
+            case Reported(trial, epoch, value, metrics, seconds, _, switches):
+                self.trials[trial].n_switches_told += len(switches)
                 tally = self.trials[trial].tallies.pop(epoch, None)
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
@@ -315,7 +320,7 @@ class Record:
                     self.n_epochs_decided += epochs
                 case Pause(trial):
                     live = self._live(trial, "pauses")
-                    live.is_held, live.pausing = True, decision
+                    live.is_held, live.pausing, live.cut = True, decision, None
                     live.n_told += 1
                 case Scale(n_workers):
                     self.wanted = n_workers
@@ -405,6 +410,11 @@ class Record:
             for trial in self.trials.values()
             for difference in trial.differences(other.trials.get(trial.number))
         ]
+
+    @property
+    def switches(self) -> list[float]:
+        """What each change of a trial's number of workers has cost, in seconds of its time."""
+        return [seconds for trial in self.trials.values() for seconds in trial.switches]
 
     @property
     def n_live(self) -> int:

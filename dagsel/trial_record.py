@@ -136,6 +136,13 @@ class TrialRecord:
         What it was worth where it was paused.
     n_told
         How often it was told to train or to rest.
+    cut
+        On how many workers it was when it was stopped to go on at once, and when it ceased to
+        train; None if it was not.
+    switches
+        What each change of its number of workers has cost: seconds in which it did not train.
+    n_switches_told
+        Of how many of these the flow has heard.
     """
 
     number: int
@@ -157,6 +164,9 @@ class TrialRecord:
     losses: Losses = field(default_factory=Losses)
     checks: list[Check] = field(default_factory=list)
     n_told: int = 0
+    cut: tuple[int, float] | None = None
+    switches: list[float] = field(default_factory=list)
+    n_switches_told: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -237,10 +247,20 @@ class TrialRecord:
 
     def spend(self, entry: Mapping[str, Any]) -> None:
         """Count what a training unit, or a piece of one, has taken."""
+        self._note_switch(entry)
         self.share = entry.get("share", 0.0)
         self.trained_s += entry["stop"] - entry["start"]
         n, low, high = entry.get("losses") or (0, math.nan, math.nan)
         self.losses += Losses(n, low, high)
+
+    def _note_switch(self, entry: Mapping[str, Any]) -> None:
+        gang = 1 + len(entry.get("members", ()))
+        if self.cut is not None and gang != self.cut[0] and not entry.get("recovered"):
+            began = entry["start"] + entry.get("ready_seconds", 0.0)
+            self.switches.append(max(0.0, began - self.cut[1]))
+        goes_on = entry.get("share", 0.0) > 0 and not self.is_held and self.seconds_left is None
+        ceased = entry["stop"] - entry.get("save_seconds", 0.0)
+        self.cut = (gang, ceased) if goes_on else None
 
     def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
         """Bring its tallies in line with the store, whose word counts for what was trained.

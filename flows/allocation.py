@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -29,7 +30,10 @@ from dagsel.flow import (
 )
 from dagsel.flows.wrapper import Wrapper
 from dagsel.planning.scaling import Scaling, ScalingModel
+from dagsel.planning.small_population import SWITCH_S
 
+#: Of each architecture so many switches, the last ones, say what the next will cost.
+N_SWITCHES = 20
 #: No worker makes a trial any faster.
 FLAT = Scaling({})
 
@@ -51,6 +55,8 @@ class Job:
         λ of its architecture.
     left_s
         Seconds that one worker would need for what it has left; None if nothing is known.
+    switch_s
+        Seconds that it costs to suspend and resume it: as measured so far, else assumed.
     """
 
     trial: int
@@ -59,6 +65,7 @@ class Job:
     most: int = 1
     scaling: ScalingModel = FLAT
     left_s: float | None = None
+    switch_s: float = SWITCH_S
 
     def won_s(self, gang: int, more: int) -> float:
         """Time that is won by more workers; infinite if nothing is known of what is left.
@@ -144,6 +151,7 @@ class Allotment:
     n_places: int = 0
     live: dict[int, Work] = field(default_factory=dict)
     trained: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and epochs
+    switched: dict[str, list[float]] = field(default_factory=dict)  # what the last switches cost
 
 
 @dataclass(frozen=True)
@@ -198,6 +206,7 @@ class Allocator(Wrapper):
                     own.live[trial] = Work(self.architecture(trial, told.get(trial, {})))
             case Reported(trial):
                 self._count(own.live[trial])
+                self._learn_switches(own.live[trial].architecture, event.switches)
             case Paused(trial):
                 own.live[trial].wants, own.live[trial].gang = False, 0
             case TrialFailed(trial):
@@ -220,6 +229,17 @@ class Allocator(Wrapper):
         work.left -= 1
         work.epochs += 1
         work.reported_s = work.worked_s
+
+    def _learn_switches(self, architecture: str, switches: Sequence[float]) -> None:
+        if switches:
+            known = self.own.switched.setdefault(architecture, [])
+            known += switches
+            del known[:-N_SWITCHES]
+
+    def _switch_s(self, architecture: str) -> float:
+        switched = self.own.switched
+        everywhere = [seconds for known in switched.values() for seconds in known]
+        return median(switched.get(architecture) or everywhere or [SWITCH_S])
 
     # ---- what the search decides
 
@@ -286,9 +306,9 @@ class Allocator(Wrapper):
         least = min(work.gang, 1) if work.wants else work.gang
         is_fixed = work.gang and (work.seconds is not None or not work.wants)
         most = work.gang if is_fixed else own.n_workers
-        return Job(
-            trial, work.gang, least, most, self.profile(work.architecture), self._left_s(work)
-        )
+        architecture = work.architecture
+        known = (self.profile(architecture), self._left_s(work), self._switch_s(architecture))
+        return Job(trial, work.gang, least, most, *known)
 
     def _left_s(self, work: Work) -> float | None:
         known_s, epochs = work.reported_s, work.epochs

@@ -139,9 +139,8 @@ class HyperSched(WithinBudget):
         if isinstance(event, Reported | Paused | Tick | DeadlineReached):
             state.seconds = event.seconds
         match event:
-            case Asked(trials, exhausted):
-                state.exhausted |= exhausted
-                state.n_awaited = 0
+            case Asked(trials):
+                state.receive(event)
                 decisions = [self._train(trial, Candidate()) for trial in trials]
                 return [*decisions, *self._go_on()]
             case Reported(trial) if trial in state.candidates:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 
 from dagsel.errors import SearchError
 from dagsel.flows.allocation import Job, ProfiledAllocator, keep
-from dagsel.planning.small_population import SWITCH_S
 
 
-def marble(jobs: Sequence[Job], n_workers: int, switch_s: float = 0.0) -> dict[int, int]:
+def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -> dict[int, int]:
     """Divide the workers as MARBLE does.
 
     First the jobs that run on fewer workers than are best for them (the *secondaries*) get more, as
     far as workers are free and the time won is above what a suspension costs; then jobs that wait
-    begin on their best number, or on what is left. Both in the order of the jobs. With `switch_s`
-    at 0 every promotion is made, as in the paper, and so it is where nothing is known of the time
+    begin on their best number, or on what is left. Both in the order of the jobs. A promotion that
+    costs nothing is always made, as in the paper, and so it is where nothing is known of the time
     that a job has left.
 
     Parameters
@@ -27,7 +26,8 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float = 0.0) -> dict[i
     n_workers
         Workers that there are.
     switch_s
-        What it costs to suspend and resume a job, in seconds of its time.
+        What it costs to suspend and resume a job, in seconds of its time; None for what each job
+        says.
 
     Returns
     -------
@@ -49,8 +49,9 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float = 0.0) -> dict[i
     free = max(n_workers - sum(gangs.values()), 0)
     for job in sorted(jobs, key=lambda job: not job.gang):
         gang = gangs[job.trial]
+        cost_s = job.switch_s if switch_s is None else switch_s
         more = min(job.scaling.best(n_workers), job.most, gang + free)
-        if more > gang and (not gang or job.won_s(gang, more) > switch_s):
+        if more > gang and (not gang or job.won_s(gang, more) > cost_s):
             gangs[job.trial] = more
             free -= more - gang
     return gangs
@@ -72,8 +73,8 @@ class Marble(ProfiledAllocator):
     number; no job loses workers for another one's sake; one that trains for a stated time keeps its
     number until that is over; where workers are lost, those give way that were served last. And
     what the paper has not: a job is promoted only where the time that it wins, of what it has left
-    of its epochs by their times so far, is above `switch_s`; and below a search its trials are the
-    jobs.
+    of its epochs by their times so far, is above what a switch costs; and below a search its trials
+    are the jobs.
 
     Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID
     2020, Algorithm 1.
@@ -87,8 +88,9 @@ class Marble(ProfiledAllocator):
     by
         What names the architecture in the configurations.
     switch_s
-        Seconds that it costs to suspend and resume a job. With 0 every promotion is made, as in the
-        paper.
+        Seconds that it costs to suspend and resume a job. By default as the run has measured it:
+        the median of the last `N_SWITCHES` of the job's architecture, of the others before its
+        first one, and 1 s before any. With 0 every promotion is made, as in the paper.
 
     Raises
     ------
@@ -113,11 +115,11 @@ class Marble(ProfiledAllocator):
     [Train(trial=1, epochs=0, gang=3), Train(trial=2, epochs=5)]
     """
 
-    switch_s: float = field(default=SWITCH_S, kw_only=True)
+    switch_s: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.switch_s < math.inf:
+        if self.switch_s is not None and not 0 <= self.switch_s < math.inf:
             raise SearchError(f"switch_s must be 0 or more seconds, got {self.switch_s!r}")
 
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:

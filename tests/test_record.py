@@ -21,6 +21,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Pause,
     Reported,
     Stop,
     Train,
@@ -283,3 +284,46 @@ def test_sessions_rounds_loads_and_notes_are_kept() -> None:
     )
     assert (record.n_sessions, record.loads, record.notes) == (1, [("w", 1)], ["look"])
     assert record.rounds[0].epochs == {(0, 1), (0, 2), (4, 2)}
+
+
+def piece(share: float, start: float, stop: float, **about: Any) -> dict[str, Any]:
+    times = {"start": start, "stop": stop, "losses": [1, 0.5, 0.5], **about}
+    return trained(0, 1, 0, 0, share=share) | {"is": "piece"} | times
+
+
+PAIR = {"members": ["v"]}
+
+
+def switches(*entries: dict[str, Any]) -> list[float]:
+    began = [asked(0, decisions=[Train(0, 4)])]
+    return Record.read("r", N_SHARDS, "minimize", [*began, *entries]).switches
+
+
+def test_a_switch_costs_the_time_in_which_the_trial_did_not_train() -> None:
+    first = piece(0.25, start=1.0, stop=5.0, save_seconds=0.5)
+    second = piece(0.5, start=6.0, stop=9.0, ready_seconds=2.0, **PAIR)
+    last = trained(0, 1, 0, 0) | {"start": 9.5, "stop": 12.0, "ready_seconds": 0.25}
+    # It ceased at 4.5 and trained again from 8.0 on; then from 9.0 to 9.75 it was idle.
+    assert switches(first, second, last) == [3.5, 0.75]
+
+
+def test_what_is_no_switch_is_not_counted_as_one() -> None:
+    first = piece(0.25, start=1.0, stop=5.0)
+    alike = piece(0.5, start=60.0, stop=90.0)
+    other = piece(0.5, start=60.0, stop=90.0, **PAIR)
+    assert switches(first, alike) == []
+    assert switches(piece(0.0, start=1.0, stop=5.0), other) == []  # it had not begun to train
+    assert switches(first, other | {"recovered": True}) == []
+    pause, train = turn(None, Pause(0)), turn(None, Train(0, 0, gang=2))
+    assert switches(pause, first, train, other) == []
+    assert switches(first, pause, train, other) == []
+    assert switches(turn(None, Train(0, 0, seconds=4.0)), first, train, other) == []
+    assert switches(first, train, other) == [55.0]
+
+
+def test_a_flow_hears_of_a_switch_once() -> None:
+    reported = turn(Reported(0, 1, 0.5, {}, 1.0, switches=(3.5,)))
+    record = Record.read("r", N_SHARDS, "minimize", [asked(0, decisions=[Train(0, 4)])])
+    record.trials[0].switches += [3.5, 4.5]
+    record.add(reported)
+    assert record.trials[0].n_switches_told == 1

@@ -12,6 +12,7 @@ from dagsel.execution.process import shards_that_fit
 from dagsel.planning.scaling import fit
 from dagsel.planning.small_population import (
     RESTART_S,
+    SWITCH_S,
     Efficiency,
     Policy,
     full,
@@ -144,7 +145,8 @@ class Crews:
         if gang != self._gang and is_possible:
             left = [self._left_s(t, record.n_shards, known[t.number]) for t in trials]
             longest = None if None in left else max(s for s in left if s is not None)
-            if not is_worth_a_switch(self._gang, gang, longest, efficiency):
+            cost = median(record.switches or [SWITCH_S])
+            if not is_worth_a_switch(self._gang, gang, longest, efficiency, switch_s=cost):
                 gang = self._gang
         is_new = gang != self._gang
         changed = [trial for trial in trials if self.gang_of(trial.number) != gang]

@@ -447,7 +447,9 @@ class Runner:
             return
         self.study.report(trial.number, epoch, value)
         prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
-        event = Reported(trial.number, epoch, value, metrics, self._limits.seconds, prune)
+        switches = tuple(trial.switches[trial.n_switches_told :])
+        told = (self._limits.seconds, prune, switches)
+        event = Reported(trial.number, epoch, value, metrics, *told)
         self._events.append((event, {}))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:

@@ -125,15 +125,16 @@ class UnitRunner:
             begin = found or self._input(unit, config, state)
             self._tell("trains", unit=list(unit))
             leash = Leash(stop, binding.max_seconds, binding.max_batches)
-            trained = self._train(unit, begin, config, binding, leash)
+            trained, began = self._train(unit, begin, config, binding, leash)
+            times = {"start": start, "ready_seconds": began - start}
             if not trained.finished:
-                self._suspend(unit, binding, trained, start)
+                self._suspend(unit, binding, trained, times)
                 raise Reschedule
             if trained.diverged:
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
-            return self._finish(unit, binding, trained, start)
+            return self._finish(unit, binding, trained, times)
         finally:
             self._stops.pop(unit, None)
             self._stop_early.discard((unit, binding.attempt))
@@ -153,41 +154,47 @@ class UnitRunner:
 
     def _train(
         self, unit: Unit, state: State, config: Mapping[str, Any], binding: Binding, leash: Leash
-    ) -> Trained:
-        """Train on a shard, alone or as the leader of a gang."""
+    ) -> tuple[Trained, float]:
+        """Train on a shard, alone or as the leader of a gang; also gives when that began."""
         shard, visit = self.shards[binding.shard].train, self._visit(unit, binding.shard)
         with self._training:
             if binding.gang == 1:
-                return self._workload.train(state, shard, config, visit=visit, should_stop=leash)
+                began = time.time()
+                alone = self._workload.train(state, shard, config, visit=visit, should_stop=leash)
+                return alone, began
             try:
                 with self._lead(unit, binding) as gang:
                     gang.send(cloudpickle.dumps(config))
-                    return self._gang_workload.train_gang(
+                    began = time.time()
+                    together = self._gang_workload.train_gang(
                         state, shard, config, visit=visit, should_stop=leash, gang=gang
                     )
+                    return together, began
             except GangBrokenError as error:
                 self._tell("broke", unit=list(unit), reason=str(error))
                 raise Reschedule from error
             finally:
                 self._gathering.pop((unit, binding.attempt), None)
 
-    def _suspend(self, unit: Unit, binding: Binding, trained: Trained, start: float) -> None:
+    def _suspend(
+        self, unit: Unit, binding: Binding, trained: Trained, times: Mapping[str, float]
+    ) -> None:
         """Keep what was trained until the unit's next turn, and tell how far it came."""
+        trained_at = time.time()
         self.keeper.suspend(unit, trained.state, binding, _about(binding, trained))
         so_far = {"n_samples": trained.n_samples, "loss": trained.loss, "losses": _losses(trained)}
         n_all = self._spec.data.shard_sizes[binding.shard].n_train
         so_far |= {"share": trained.n_samples / n_all, "shard": binding.shard}
-        self._tell("preempted", unit=list(unit), **so_far, start=start, stop=time.time())
+        self._tell("preempted", unit=list(unit), **so_far, **_stopped(times, trained_at))
 
     def _finish(
-        self, unit: Unit, binding: Binding, trained: Trained, start: float
+        self, unit: Unit, binding: Binding, trained: Trained, times: Mapping[str, float]
     ) -> tuple[State | Stored, dict[str, Any]]:
         """Store the unit's state and give it on."""
         trained_at = time.time()
         kept = self.keeper.save(unit, trained.state, _about(binding, trained))
-        stop = time.time()
-        times = {"start": start, "stop": stop, "save_seconds": stop - trained_at}
-        report = {"recovered": False} | kept | times | {"losses": _losses(trained)}
+        told = _stopped(times, trained_at) | {"losses": _losses(trained)}
+        report = {"recovered": False} | kept | told
         if kept["shard"] != binding.shard:  # another attempt, believed lost, was first
             return Stored(unit.trial, unit.epoch, unit.position), report
         return self.keeper.keep(unit, trained.state), report
@@ -302,6 +309,12 @@ def _about(binding: Binding, trained: Trained) -> dict[str, Any]:
         "loss": trained.loss,
         "state_bytes": trained.state.nbytes,
     }
+
+
+def _stopped(times: Mapping[str, float], trained_at: float) -> dict[str, float]:
+    """Add to a unit's times when it was over, and how long its state took to be stored."""
+    stop = time.time()
+    return {**times, "stop": stop, "save_seconds": stop - trained_at}
 
 
 def _losses(trained: Trained) -> list[float]:

@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 Policy: TypeAlias = Literal["auto", "hop", "gang", "release"]
 Efficiency: TypeAlias = Callable[[int], float]
 
-#: Seconds that a trial loses when it is stopped and goes on with another number of workers.
+#: Seconds that a trial loses when it is stopped and goes on with another number of workers, until
+#: that was measured.
 SWITCH_S = 1.0
 #: Seconds until a worker that was let go is back and has its shards, where that is quick. So long
 #: workers idle before they are let go: who does not know how long they will not be needed loses at
@@ -77,7 +78,12 @@ def gang_for(
 
 
 def is_worth_a_switch(
-    now: int, then: int, left_s: float | None, efficiency: Efficiency | None
+    now: int,
+    then: int,
+    left_s: float | None,
+    efficiency: Efficiency | None,
+    *,
+    switch_s: float = SWITCH_S,
 ) -> bool:
     """Whether another gang wins more time than the switch costs.
 
@@ -90,6 +96,8 @@ def is_worth_a_switch(
         then the switch is made.
     efficiency
         e(g); None counts as 1.
+    switch_s
+        What it costs, in seconds of a trial.
 
     Examples
     --------
@@ -99,7 +107,7 @@ def is_worth_a_switch(
     if left_s is None:
         return True
     e = efficiency or full
-    return left_s / (now * e(now)) - left_s / (then * e(then)) > SWITCH_S
+    return left_s / (now * e(now)) - left_s / (then * e(then)) > switch_s
 
 
 def full(gang: int) -> float:

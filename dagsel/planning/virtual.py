@@ -58,6 +58,8 @@ class Ran(NamedTuple):
         The other workers of its gang.
     done
         How much of the unit is done after it: 1 if it is over.
+    waits_s
+        How long after its start it began to train.
     """
 
     unit: Unit
@@ -68,6 +70,7 @@ class Ran(NamedTuple):
     hop: bool
     members: tuple[Worker, ...] = ()
     done: float = 1.0
+    waits_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -413,7 +416,7 @@ class VirtualCluster:
         self._made_at[unit] = worker
         self.outcome.pieces.append(
             Ran(unit, worker, running.shard, running.start_s, self.now_s, running.hop,
-                running.members, done)
+                running.members, done, running.waits_s)
         )  # fmt: skip
         return trained_s
 
@@ -473,7 +476,16 @@ class VirtualCluster:
         self.outcome.n_done += 1
         self.outcome.makespan_s = self.now_s
         self.outcome.timeline.append(
-            Ran(unit, worker, shard, ran.start_s, self.now_s, ran.hop, ran.members)
+            Ran(
+                unit,
+                worker,
+                shard,
+                ran.start_s,
+                self.now_s,
+                ran.hop,
+                ran.members,
+                waits_s=ran.waits_s,
+            )
         )
         if unit.kind == "train":
             self._part.pop(unit, None)

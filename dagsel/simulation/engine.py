@@ -398,6 +398,7 @@ def _done(ran: Ran, **result: Any) -> Message:
         "start": ran.start_s,
         "stop": ran.stop_s,
         "hop": ran.hop,
+        "ready_seconds": ran.waits_s,
         "recovered": False,
         **result,
     }

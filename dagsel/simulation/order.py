@@ -64,6 +64,6 @@ def decision_log(
     for turn in read_turns(entries):
         event = turn.event
         if isinstance(event, Reported):
-            event = replace(event, seconds=0.0, metrics={})
+            event = replace(event, seconds=0.0, metrics={}, switches=())
         log.append((event, turn.decisions))
     return log

@@ -57,6 +57,7 @@ class LiveTrial:
     n_losses: int = 0  # since its last Train
     suspended: bool = False
     awaited: Pause | None = None  # what is not answered yet
+    asked_at: int = 0  # after how many events that was
     value: float | None = None  # of its state, if that was evaluated
     stalled: bool = False  # paused without a batch: the next time it must come on
 

@@ -39,6 +39,8 @@ from dagsel.testing.live import Tape as Tape
 
 #: A search of a suite's size that has not ended by then goes on for ever.
 MAX_EVENTS = 2000
+#: After so many other events a pause that was asked for comes: no batch takes for ever.
+PAUSE_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class World:
         if what >= 24 and (missing := self.n_wanted - self.n_workers):
             come = 1 + self.tape.choose(abs(missing))
             return self._staff(self.n_workers + (come if missing > 0 else -come))
-        trial = self.live[movers[self.tape.choose(len(movers))]]
+        overdue = [n for n in movers if self._is_overdue(self.live[n])]
+        trial = self.live[(overdue or movers)[self.tape.choose(len(overdue or movers))]]
         if what >= 29:
             return self._end(TrialFailed(trial.number, "it broke"))
         before_s, prunes = trial.trained_s, hasattr(self.flow, "pruner")
@@ -160,6 +163,9 @@ class World:
     def _staff(self, n_workers: int) -> WorkersChanged:
         self.n_workers = n_workers
         return WorkersChanged(n_workers)
+
+    def _is_overdue(self, trial: LiveTrial) -> bool:
+        return trial.awaited is not None and len(self.steps) - trial.asked_at > PAUSE_EVENTS
 
     def _runs(self, trial: LiveTrial) -> bool:
         return trial.trains and trial.gang <= max(1, self.n_workers)
@@ -208,7 +214,7 @@ class World:
             case Pause(number):
                 trial = self._find(decision, number)
                 assert not trial.awaited, f"{decision}, but {trial.awaited} is not answered yet"
-                trial.awaited = decision
+                trial.awaited, trial.asked_at = decision, len(self.steps)
             case Stop(number, _, outcome):
                 trial = self._find(decision, number)
                 has_value = trial.epochs or trial.value is not None

@@ -17,6 +17,7 @@ import dagsel
 from dagsel.errors import SearchError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
 from dagsel.planning.rounds import Chain, Round
+from dagsel.script import read_turns
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 
@@ -165,6 +166,12 @@ def test_a_running_trial_is_resized_without_being_asked_to_pause(
     sizes = [unit.gang for unit in run.record.units if unit.unit.kind == "train"]
     assert sizes[0] == 1
     assert sizes[-1] == 2
+    switches = run.record.switches
+    assert len(switches) == len(run.record.pieces)
+    assert all(0 < seconds < run.record.seconds for seconds in switches)
+    heard = [turn.event for turn in read_turns(run.run_dir.journal.read())]
+    told = [event.switches for event in heard if isinstance(event, Reported)]
+    assert sum(told, ()) == tuple(switches)
 
 
 def test_a_small_trial_waits_while_a_gang_has_all_workers(

@@ -308,3 +308,27 @@ def test_what_the_study_reads_off_a_search_is_read_through() -> None:
     assert flow.sampling == "grid"
     assert not hasattr(flow, "pruner")
     assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).max_epochs == 9
+
+
+def test_what_a_switch_costs_is_measured() -> None:
+    """Without `switch_s` the last switches of the job's architecture say what the next one costs.
+
+    On four workers the second job would be done 90 s earlier: see `test_a_promotion_must_pay`.
+    """
+    for cost_s, promoted in [(90.1, []), (89.9, [Train(1, 0, gang=4)])]:
+        flow = Marble(JobQueue(), SCALING)
+        begun(flow, WIDE, WIDE, n_workers=5)
+        flow.handle(Reported(1, 1, 0.5, {}, seconds=20.0, switches=(1000.0, cost_s)))
+        flow.handle(Reported(1, 2, 0.5, {}, seconds=40.0, switches=(1.0,)))
+        assert flow.handle(TrialFailed(0, "it broke")) == promoted
+
+
+def test_another_architecture_says_what_a_switch_costs_before_a_job_s_own_has_one() -> None:
+    for cost_s, promoted in [(90.1, []), (89.9, [Train(1, 0, gang=4)])]:
+        flow = Marble(JobQueue(), SCALING)
+        begun(flow, NARROW, WIDE, n_workers=3)
+        flow.handle(Reported(0, 1, 0.5, {}, seconds=10.0, switches=(cost_s,)))
+        flow.handle(Reported(1, 1, 0.5, {}, seconds=20.0))
+        flow.handle(Reported(1, 2, 0.5, {}, seconds=40.0))
+        flow.handle(WorkersChanged(5))
+        assert flow.handle(TrialFailed(0, "it broke")) == promoted

@@ -320,3 +320,16 @@ def test_a_search_of_256_trials_is_simulated_in_ten_seconds() -> None:
     assert len(timeline) == 2 * 256 * 50 * 4
     busy = (timeline["stop"] - timeline["start"]).sum()
     assert busy > 0.9 * run.cost
+
+
+def test_a_switch_is_measured_at_what_the_cluster_says_that_it_costs() -> None:
+    switching = SimulatedCluster(n_workers=4, switch_s=7.0)
+    run = search("marble", cluster=switching)
+    assert run.record.switches
+    assert run.record.switches == pytest.approx([7.0] * len(run.record.switches))
+
+
+def test_promotions_are_not_made_where_they_were_found_too_dear() -> None:
+    cheap, dear = SimulatedCluster(n_workers=4), SimulatedCluster(n_workers=4, switch_s=1e4)
+    n_cheap = len(search("marble", cluster=cheap).record.switches)
+    assert len(search("marble", cluster=dear).record.switches) < n_cheap
