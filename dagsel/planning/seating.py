@@ -34,12 +34,13 @@ class Seating:
             self._look_ahead()
 
     def _bind_idle(self) -> None:
+        board, shop = self.board, self.shop
         seats = [s for s in self.holdings.workers.values() if not s.bound and not s.draining]
-        rank = self.shop.speed if self.shop.replicated else self.shop.load
+        rank = shop.speed if shop.replicated else shop.load
         first = self._warm_homes() if len(seats) > 1 else ()
         for seat in sorted(seats, key=lambda s: (s.worker not in first, -rank[s.worker])):
-            if self.board.n_evaluations or not self.shop.is_dry(seat.worker):
-                self._serve(seat, self.board.now, blocked=0)
+            if board.n_evaluations or not shop.is_dry(seat.worker):
+                self._serve(seat, board.now, blocked=0)
 
     def _warm_homes(self) -> set[Worker | None]:
         """Workers that keep the state of an idle trial which was stopped inside a shard."""
@@ -49,21 +50,21 @@ class Seating:
 
     def _serve(self, seat: Seated, start: float, *, blocked: int) -> None:
         """Bind a unit to the seat, an evaluating one first."""
-        board = self.board
+        board, shop = self.board, self.shop
         unit = board.pick_evaluation(seat, blocked) if board.n_evaluations else None
         if unit is not None:
             board.bind(unit, seat, unit.position)
             return
         if seat.worker in self.gangs.reserved:
             return
-        taken = self.shop.pick(seat.worker, start, blocked=blocked)
+        taken = shop.pick(seat.worker, start, blocked=blocked)
         if taken is not None:
             trial, shard = taken
             unit = board.trials[trial].ready[0]
             if board.fits(unit, seat.worker, shard, start):
                 board.bind(unit, seat, shard)
-        elif self.shop.wait_until < inf:
-            board.wake(self.shop.wait_until)
+        elif shop.wait_until < inf:
+            board.wake(shop.wait_until)
 
     def _look_ahead(self) -> None:
         """Bind behind units that are about to end what no idle worker could run now."""

@@ -57,9 +57,10 @@ def culprit(board: Board, seat: Seated, *, expected: bool) -> Unit | None:
 
 def watch_clock(board: Board) -> None:
     """Stop units past their limit; restart the workers of those that do not heed."""
-    limit, grace_s = board.config.unit_timeout_s, board.config.grace_s
+    limit = board.config.unit_timeout_s
     if limit is None:
         return
+    grace_s = board.config.grace_s
     for binding in list(board.bindings.values()):
         if binding.began_s is None:
             continue
