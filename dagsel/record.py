@@ -188,6 +188,8 @@ class Record:
         What the workers have cost until then, from request to release.
     wanted
         How many workers the flow wants; None if it has not said.
+    gives_gangs
+        Whether the flow has ever trained a trial on several workers.
     """
 
     run: str
@@ -201,6 +203,7 @@ class Record:
     pieces: list[UnitRecord] = field(default_factory=list)
     wake_at: float | None = None
     wanted: int | None = None
+    gives_gangs: bool = False
     worker_seconds: float = 0.0
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
@@ -315,8 +318,9 @@ class Record:
             match decision:
                 case Ask():
                     self.awaited.append(decision)
-                case Train(trial, epochs):
+                case Train(trial, epochs, _, gang):
                     self._live(trial, "trains").allow(decision)
+                    self.gives_gangs |= gang > 1
                     self.n_epochs_decided += epochs
                 case Pause(trial):
                     live = self._live(trial, "pauses")

@@ -110,7 +110,7 @@ class Crews:
         """
         if self.policy == "hop" or not n_workers:
             return []
-        if record.wanted is not None or any(trial.gang > 1 for trial in record.trials.values()):
+        if record.wanted is not None or record.gives_gangs:
             self._gang, self._members = 1, frozenset()
             return []
         # One that is being scored counts: what becomes of it is decided in a moment.
