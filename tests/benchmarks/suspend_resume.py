@@ -93,6 +93,15 @@ class Bench:
                 if message["op"] == "rests" and message["number"] == self.number:
                     return piece, time.time() - at
 
+    def warm_up(self) -> None:
+        """Train in a gang once: a process imports what it needs for its first one."""
+        self.go_on(0)
+        before, _ = self.rest(0)
+        after = before
+        while after["n_samples"] == before["n_samples"]:
+            self.go_on(0, gang=2)
+            after, _ = self.rest(0)
+
     def cycle(self, way: str, change: Callable[[], object], *, gang: int) -> None:
         """Let trial 0 rest, change what else runs, let it go on; note how long the way took."""
         before, suspend_s = self.rest(0)
@@ -129,6 +138,7 @@ def measure(client: Client, data: ShardedDataset, megabytes: int, n_repeats: int
 
 
 def rotate(bench: Bench, n_repeats: int) -> None:
+    bench.warm_up()
     busy, other = 1, 2
     for trial in (0, busy):
         bench.go_on(trial)
