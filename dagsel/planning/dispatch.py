@@ -360,7 +360,6 @@ class Dispatcher:
         if seat is None:
             return
         suspect = culprit(self.board, seat, expected=event.expected)
-        began = suspect is not None and self.bindings[suspect].started
         for unit in list(seat.bound):
             if self.bindings[unit].worker == event.worker:  # else its leader finds out
                 self.board.give_back(unit)
@@ -369,9 +368,8 @@ class Dispatcher:
         self.shop.remove_worker(event.worker)
         self.moves.members_changed = True
         if suspect is not None:
-            did = "ran" if began else "was to run"
-            reason = f"its worker {event.worker} was lost while {suspect} {did}"
-            strike(self.board, suspect, reason, began=began)
+            reason = f"its worker {event.worker} was lost while {suspect} ran"
+            strike(self.board, suspect, reason)
 
     # ---- decisions
 

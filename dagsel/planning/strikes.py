@@ -20,19 +20,14 @@ def fail(board: Board, trial: int, reason: str) -> None:
     board.forget(trial)
 
 
-def strike(board: Board, unit: Unit, reason: str, *, began: bool = True) -> None:
-    """Give a unit a strike; its trial fails if it was one too many.
-
-    One that was not seen to begin may still have waited for its state, or have ended its worker
-    before that could say so: it is given the most strikes that there are.
-    """
+def strike(board: Board, unit: Unit, reason: str) -> None:
+    """Give a unit a strike; its trial fails if it was one too many."""
     if unit.trial not in board.trials:
         return
     own, others = board.strike(unit)
     # Where workers die under other units too, a unit may have been unlucky.
     most = board.config.max_strikes
-    allowed = min(most + others, MOST_STRIKES * most) if began else MOST_STRIKES * most
-    if own >= allowed:
+    if own >= min(most + others, MOST_STRIKES * most):
         fail(board, unit.trial, f"{reason} ({own} strikes)")
 
 

@@ -382,9 +382,9 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     begin: Callable[..., dagsel.Run], client: Client, study: optuna.Study, run_dir: str
 ) -> None:
     begun = time.monotonic()
-    run = begin(RandomSearch(max_epochs=60, n_trials=4), deadline=1.0)
-    assert time.monotonic() - begun < 10
-    assert 1.0 <= run.record.seconds < 3.0
+    run = begin(RandomSearch(max_epochs=400, n_trials=4), deadline=3.0)
+    assert time.monotonic() - begun < 20
+    assert 3.0 <= run.record.seconds < 5.0
     assert not run.best.is_complete
     assert run.best_value == max(t.epochs[-1].value for t in run.record.trials.values())
     assert len(run.best_model()) >= N_SHARDS * run.best.epoch

@@ -214,7 +214,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
         )
         assert cluster.worker_spec == {}
     assert [trial.state for trial in run.record.trials.values()] == ["complete"] * 3
-    assert run.timeline().worker.nunique() == 2
+    assert run.timeline().worker.nunique() >= 2
     check_best(run)
 
 

@@ -408,14 +408,14 @@ def test_trials_that_train_by_the_second_may_go_on_on_every_worker():
     assert all(isinstance(i, LoadShard) for i in out)
 
 
-def strikes_until_failure(n_others: int, *, begins: bool = True) -> int:
+def strikes_until_failure(n_others: int) -> int:
     """How often unit 0 loses its worker before it fails, while others lose theirs in between."""
     tell = Driver(n_shards=1, max_strikes=3)
     tell(RoundAdded(round_of(1 + n_others, 1, evaluate=False)))
     for count in range(1, 100):
         for trial in range(n_others + 1):
             tell(WorkerAdded("a", frozenset({0})), UnitReady(train(trial)))
-            tell(*[UnitStarted(train(trial), "a")] if begins else [])
+            tell(UnitStarted(train(trial), "a"))
             out = tell(WorkerRemoved("a"))
             failed = [i.trial for i in out if isinstance(i, FailTrial)]
             tell(*[UnitReturned(train(trial))] if not failed else [])
@@ -427,8 +427,3 @@ def strikes_until_failure(n_others: int, *, begins: bool = True) -> int:
 def test_strikes_weigh_less_where_workers_die_under_other_units_too():
     assert strikes_until_failure(n_others=0) == 3
     assert 3 < strikes_until_failure(n_others=1) <= 6
-
-
-def test_a_unit_that_was_not_seen_to_begin_is_given_the_benefit_of_the_doubt_but_not_for_ever():
-    assert strikes_until_failure(n_others=0, begins=False) == 6
-    assert strikes_until_failure(n_others=1, begins=False) == 6
