@@ -124,6 +124,8 @@ class Host:
                     self.put(key.decode(), value)
                 else:
                     answer = self.get(key.decode(), float(value))
+                    if answer is None and self._closed:
+                        break  # "not in time" would be another answer than "the meeting is over"
                 guest.sendall(b"\0" if answer is None else b"\1" + _part(answer))
         with self._changed:
             self._guests.discard(guest)

@@ -10,12 +10,14 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import cloudpickle
@@ -30,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dagsel.errors import GangBrokenError, WorkloadError
 from dagsel.testing.gangs import in_gang
 from dagsel.workloads import TorchWorkload, Trained, Visit
+from dagsel.workloads._rendezvous import Guest, Host
 from dagsel.workloads.gang import Gang, join_gang, lead_gang
 
 HERE = "127.0.0.1"
@@ -87,6 +90,26 @@ def test_who_came_is_let_go_when_another_does_not_come() -> None:
         with pytest.raises(GangBrokenError, match=says):
             rank.result()
     assert in_gang(3, add_ranks, name="b") == [6.0] * 3
+
+
+def test_who_waits_when_the_meeting_ends_hears_that_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket.socket, "shutdown", lambda guest, how: None)  # comes too late
+    asked = threading.Event()
+
+    class Watched(Host):
+        def get(self, key: str, seconds: float) -> bytes | None:
+            asked.set()
+            return super().get(key, seconds)
+
+    host = Watched(HERE, "b")
+    with closing(Guest(HERE, host.port, "b", 60)) as guest, ThreadPoolExecutor(1) as pool:
+        heard = pool.submit(guest.get, "all", 60.0)
+        assert asked.wait(60)
+        host.close()
+        with pytest.raises(OSError, match="has left"):
+            heard.result()
 
 
 def test_a_leader_that_is_not_there_or_another_gang_is_no_gang() -> None:
