@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from distributed import Client, SchedulerPlugin, Status
 
@@ -32,8 +32,16 @@ logger = logging.getLogger("dagsel")
 #: How long a cluster that closes the workers that it is told to may take before they are retired.
 CLOSE_TIMEOUT_S = 30.0
 
-#: So many workers; the end of these workers; or the end of wishing.
-Wish: TypeAlias = int | tuple[str, ...] | None
+
+class Size(NamedTuple):
+    """So many workers besides those that are leaving, while these are there."""
+
+    n_workers: int
+    besides: frozenset[str]
+
+
+#: A size; the end of these workers; or the end of wishing.
+Wish: TypeAlias = Size | frozenset[str] | None
 
 
 class Deployment(Protocol):
@@ -55,7 +63,7 @@ class Deployment(Protocol):
         """Count the workers that the cluster was told to have."""
         ...
 
-    def fill(self, n_workers: int) -> None:
+    def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """See `ClusterDriver.grow`."""
         ...
 
@@ -111,12 +119,19 @@ class ClusterDriver:
         """Name what the worker of a name comes and goes with; its own name if it is alone."""
         return self.deployment.node_of(name)
 
-    def grow(self, n_workers: int) -> None:
+    def grow(self, n_workers: int, *, besides: Collection[str] = ()) -> None:
         """Have so many workers, with new ones in the place of lost ones.
 
         With fewer than there are, all stay, and those that have not come yet are given up.
+
+        Parameters
+        ----------
+        n_workers
+            How many.
+        besides
+            Addresses of workers that are leaving, which do not count while they are there.
         """
-        self._wish(n_workers)
+        self._wish(Size(n_workers, frozenset(besides)))
 
     def retire(self, workers: Iterable[str]) -> None:
         """Close workers that nothing runs on any more; none comes in their place.
@@ -126,7 +141,7 @@ class ClusterDriver:
         workers
             Their addresses.
         """
-        addresses = tuple(workers)
+        addresses = frozenset(workers)
         if addresses:
             self._wish(addresses)
 
@@ -146,7 +161,7 @@ class ClusterDriver:
         thread.join(timeout_s)
         return not thread.is_alive()
 
-    def _wish(self, wish: int | tuple[str, ...]) -> None:
+    def _wish(self, wish: Size | frozenset[str]) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._perform, name="dagsel-scale", daemon=True)
             self._thread.start()
@@ -166,19 +181,19 @@ class ClusterDriver:
                 logger.debug("scaling the cluster", exc_info=True)
                 self._troubles.put(f"scaling the cluster: {type(error).__name__}: {error}")
 
-    def _grant(self, wish: int | tuple[str, ...], later: deque[Wish]) -> None:
-        if isinstance(wish, int):
+    def _grant(self, wish: Size | frozenset[str], later: deque[Wish]) -> None:
+        if isinstance(wish, Size):
             try:
-                self.deployment.fill(wish)
+                self.deployment.fill(wish.n_workers, wish.besides)
             finally:
                 self.on_grown()
             return
         # Together: one after the other, what one leaves behind moves to the next that goes.
-        workers = [*wish]
-        while later and isinstance(more := later[0], tuple):
-            workers += more
+        workers = wish
+        while later and isinstance(more := later[0], frozenset):
+            workers |= more
             later.popleft()
-        self.deployment.close(workers)
+        self.deployment.close(sorted(workers))
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
@@ -222,7 +237,7 @@ class _Fixed:
         """Count none: it was told no number."""
         return 0
 
-    def fill(self, n_workers: int) -> None:
+    def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Refuse: it keeps the workers that it has."""
         raise ClusterError(self.reason)
 
@@ -268,9 +283,10 @@ class _ByName:
         """Name the specification of a worker, if it has one for several."""
         return self._nodes().get(name, name)
 
-    def fill(self, n_workers: int) -> None:
+    def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Let new specifications start what is missing; take back those that nothing came of."""
-        self._forget_closed()
+        there = self._forget_closed()
+        n_workers += len(there.intersection(besides))
         surplus = self.places() - n_workers
         if surplus > 0:
             self._give_up(surplus)
@@ -311,18 +327,19 @@ class _ByName:
                 n_workers -= len(members)
         self._withdraw(unmet)
 
-    def _forget_closed(self) -> None:
-        """Take back the specifications of workers that have gone for good.
+    def _forget_closed(self) -> set[str]:
+        """Take back the specifications of workers that have gone for good; say which are there.
 
         Dask would leave their places empty for a while, and then start them again unasked.
         """
-        there = {*_workers(self.client).values()}
-        specs = dict(self.cluster.worker_spec)
+        workers = _workers(self.client)
+        there, specs = {*workers.values()}, dict(self.cluster.worker_spec)
         self._withdraw(
             name
             for name, machine in list(self.cluster.workers.items())
             if machine.status in GONE and name in specs and not _members(name, specs[name]) & there
         )
+        return {*workers}
 
     def _withdraw(self, names: Iterable[Any]) -> None:
         # Not cluster.scale, which takes any worker, and any job of several workers for unmet.
@@ -383,9 +400,10 @@ class _ByNumber:
         """Give the name itself: each worker comes and goes alone."""
         return name
 
-    def fill(self, n_workers: int) -> None:
+    def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Tell the cluster the number, or that of the workers that are there if it is larger."""
-        self._scale(max(n_workers, len(_workers(self.client))))
+        there = _workers(self.client)
+        self._scale(max(n_workers + len(there.keys() & {*besides}), len(there)))
 
     def close(self, workers: Collection[str]) -> None:
         """Tell the cluster the number that is left, and the scheduler which workers go."""

@@ -373,7 +373,7 @@ class Engine:
             self._n_before = self.driver.wanted
         self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
         self.driver.on_grown = lambda: self._write(lambda bill, at: bill.ask(n_workers, at=at))
-        self.driver.grow(n_workers + len(self._leaving))
+        self.driver.grow(n_workers, besides=self._leaving)
 
     def _ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from distributed import Status, Worker
@@ -59,7 +60,17 @@ class Farewell:
         self._tell("leaving")
         self._stop_all()  # a unit may have begun since the signal
         await self._quiet(float("inf"))
+        await self._dismiss_nanny()
         await self._worker.close_gracefully(reason="SIGTERM")
+
+    async def _dismiss_nanny(self) -> None:
+        # A closing worker tells its nanny that none shall come after it, but may be cut off before
+        # it can. Told now, the nanny has gone when the cluster is asked for another one.
+        address: Any = self._worker.nanny
+        if address:
+            with suppress(OSError):
+                async with self._worker.rpc(address) as nanny:
+                    await nanny.close_gracefully(reason="SIGTERM")
 
     async def end(self) -> None:
         """Give the process its handler back; wait for the running unit if the worker closes."""

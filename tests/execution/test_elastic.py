@@ -140,6 +140,21 @@ def test_a_lost_worker_is_replaced_when_it_is_wanted() -> None:
         assert len(cluster.worker_spec) == 2
 
 
+def test_a_leaving_worker_does_not_count_until_it_has_gone() -> None:
+    with cluster_of(2) as (_, client):
+        leaving = there(client)[0]
+        with driving(client) as driver:
+            driver.grow(2, besides=[leaving])
+        assert driver.wanted == 3
+        client.wait_for_workers(3, timeout=TIMEOUT_S)
+        with driving(client) as driver:
+            driver.retire([leaving])
+            driver.grow(2, besides=[leaving])  # as one who has not heard of its end
+        assert driver.wanted == 2
+        assert len(there(client)) == 2
+        assert arrivals(client) == 3
+
+
 async def until(holds: Callable[[], bool]) -> None:
     while not holds():
         await asyncio.sleep(0.01)
@@ -149,7 +164,7 @@ def test_workers_that_go_one_after_the_other_go_together() -> None:
     closed, may_begin = list[int](), threading.Event()
 
     class Counting(_ByName):
-        def fill(self, n_workers: int) -> None:
+        def fill(self, n_workers: int, besides: Collection[str]) -> None:
             may_begin.wait(TIMEOUT_S)
 
         def close(self, workers: Collection[str]) -> None:
