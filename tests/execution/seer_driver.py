@@ -11,7 +11,7 @@ import dagsel
 from dagsel.flows import SEER
 from dagsel.testing.synthetic import CountingWorkload
 
-DEADLINE_S, BUDGET = 15.0, 40.0
+DEADLINE_S, BUDGET = 20.0, 54.0
 
 
 def workload() -> CountingWorkload:

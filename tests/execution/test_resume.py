@@ -383,7 +383,7 @@ def test_a_deadline_ends_a_search_with_what_it_has(
 ) -> None:
     begun = time.monotonic()
     run = begin(RandomSearch(max_epochs=400, n_trials=4), deadline=3.0)
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 12
     assert 3.0 <= run.record.seconds < 5.0
     assert not run.best.is_complete
     assert run.best_value == max(t.epochs[-1].value for t in run.record.trials.values())

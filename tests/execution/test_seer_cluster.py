@@ -184,6 +184,8 @@ def test_a_driver_that_is_killed_between_stages_is_resumed(tmp_path: Path) -> No
     assert run.record.n_sessions == 2
     assert run.record.seconds <= seer_driver.DEADLINE_S + OVERSHOOT_S
     assert not run.failures
+    assert run.record.best is not None
+    assert run.record.best.is_complete
     counts = Counter(run.best_model())
     assert set(counts.values()) == {1}
     epochs = [epoch for trial in run.record.trials.values() for epoch in trial.epochs]
