@@ -211,6 +211,8 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.WorkerRemoved(removed) if removed == worker:
                     known = False
         if known:
+            for other in self.scheduler.workers.keys() - {worker}:
+                self._send(other, "lost", address=worker)
             for unit, binding in self.dispatcher.bindings.items():
                 if worker in binding.members:  # its leader may wait for it to come
                     attempt = self._attempts.get(unit, 0)

@@ -44,6 +44,9 @@ from dagsel.execution.units import UnitRunner
 from dagsel.planning.rounds import Unit
 from dagsel.state import State
 
+#: So long after a worker was lost calls to it are ended: those that were just beginning, too.
+LOST_AFTER_S = 0.2
+
 
 class TrainingPlugin(WorkerPlugin):
     """Makes a worker one of a run's workers, for as long as the run lasts.
@@ -178,6 +181,11 @@ class TrainingPlugin(WorkerPlugin):
                 self.units.assist(**message)
             case "abandon":
                 self.units.abandon(**message)
+            case "lost":
+                # Dask ends calls to a lost worker when it hears of the loss. One that begins in
+                # that moment tries on for 30 s, and so long a unit waits for its state.
+                rpc, loop = self._worker.rpc, self._worker.loop
+                loop.call_later(LOST_AFTER_S, rpc.remove, message["address"])
 
     def _is_short_of_memory(self) -> bool:
         limit = self._worker.memory_manager.memory_limit

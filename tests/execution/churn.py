@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import dask
 from distributed import Client, LocalCluster
 
 from dagsel.execution.cluster import close
@@ -49,6 +50,9 @@ def churn(folder: str, data: ShardedDataset, seed: int) -> Outcome:
     workload = SyntheticWorkload(seconds=lambda config: config["s"], n_batches=3, state_bytes=1000)
     spec = RunSpec(run, cloudpickle.dumps(workload), data, run_dir, seed)
     configs = {trial: {"s": chance.uniform(0.01, 0.06)} for trial in range(N_TRIALS)}
+    # Dask gives up a worker that is away 15 s after it was lost, be it for the second time; nobody
+    # asks for it again here.
+    dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"})
     cluster = LocalCluster(
         n_workers=3,
         threads_per_worker=2,

@@ -6,9 +6,11 @@ import ctypes
 import logging
 import math
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,12 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler, Worker
 from helpers import done, engine_for, final_state, listen
 
 import dagsel
 from dagsel.execution.cluster import close
+from dagsel.execution.spec import CHANNEL
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -71,6 +74,32 @@ def test_a_trial_cut_into_pieces_ends_as_the_uncut_one(
     assert train_all(client, digits, f"{tmp_path}/batches", max_unit_batches=5) == whole
     assert train_all(client, digits, f"{tmp_path}/seconds", max_unit_seconds=0.004) == whole
     assert train_all(client, digits, f"{tmp_path}/told", nudge=True) == whole
+
+
+def test_a_call_to_a_worker_that_was_lost_is_given_up(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        lost = f"tcp://127.0.0.1:{server.getsockname()[1]}"  # nobody listens there any more
+
+    async def call(dask_worker: Worker) -> str:
+        try:
+            await dask_worker.rpc.connect(lost, timeout=600)
+        except OSError as error:
+            return str(error)
+        return "somebody answers"
+
+    def tell(dask_scheduler: Scheduler, run: str) -> None:
+        for worker in dask_scheduler.workers:
+            told = {"op": CHANNEL, "run": run, "verb": "lost", "message": {"address": lost}}
+            dask_scheduler.worker_send(worker, told)
+
+    with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        with ThreadPoolExecutor(1) as pool:
+            calls = pool.submit(client.run, call)
+            while not calls.done():
+                client.run_on_scheduler(tell, run=engine.spec.run)
+        assert set(calls.result().values()) == {"Address removed."}
 
 
 def test_a_cut_unit_says_how_far_it_has_come(
