@@ -80,6 +80,7 @@ class Engine:
     _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
     _n_before: int | None = None  # workers that the cluster was to have before we changed it
     _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
+    _n_asked: int | None = None  # workers that were asked for again
     _n_most: int = 0  # workers that were there at once
     _asked_at: float = -math.inf  # unless one has been lost since
     _troubles: set[str] = field(default_factory=set)  # those that were told
@@ -216,6 +217,7 @@ class Engine:
                 node = name if self.driver is None else self.driver.node_of(name)
                 self._write(lambda bill, at: bill.join(message["worker"], at=at, node=node))
                 self._compare_threads(message["threads"])
+                self._shrink()
             case "left":
                 self.workers.discard(message["worker"])
                 self._leaving.discard(message["worker"])
@@ -364,7 +366,12 @@ class Engine:
             return
         self._n_wanted = max(1, n_workers)
         self._grow(self._n_wanted)
-        self._command("shrink", n_workers=self._n_wanted)
+        self._shrink()
+
+    def _shrink(self) -> None:
+        """Let those go that are too many; one may have come after it was given up."""
+        if self._n_wanted is not None and self.n_workers > self._n_wanted:
+            self._command("shrink", n_workers=self._n_wanted)
 
     def _grow(self, n_workers: int) -> None:
         assert self.driver is not None
@@ -386,7 +393,9 @@ class Engine:
             and self.driver is not None
             and self.driver.can_scale
         ):
-            self._grow(self._n_wanted or max(1, self.driver.wanted - len(self._leaving)))
+            # What the cluster was told first: now it may have places for those that leave as well.
+            self._n_asked = self._n_wanted or self._n_asked or max(1, self.driver.wanted)
+            self._grow(self._n_asked)
 
     def drain(self, worker: str) -> None:
         """Give a worker no new unit and move what only it holds; a message says when it may go."""

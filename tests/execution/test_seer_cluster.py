@@ -215,6 +215,8 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
             callbacks=[lose],
         )
         assert cluster.worker_spec == {}
+        events = [event for _, event in cluster.scheduler.get_events("all")]
+        assert sum(event.get("action") == "add-worker" for event in events) == 2
     assert [trial.state for trial in run.record.trials.values()] == ["complete"] * 3
     assert run.timeline().worker.nunique() == 2
     check_best(run)
