@@ -134,6 +134,7 @@ class Best:
     value: float
     is_complete: bool = True
     is_partial: bool = False  # in the middle of the unit at this position
+    check: int = 0  # the number of the check whose state was copied, if it was trained on since
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,7 +370,8 @@ class Record:
             return
         check = trial.check
         place = Place(len(trial.epochs), self.n_shards - 1) if check is None else check.place
-        told = (trial.value, state == "complete", place.is_partial)
+        copied = 0 if check is None or trial.is_scored else len(trial.checks)
+        told = (trial.value, state == "complete", place.is_partial, copied)
         best = Best(number, place.epoch, place.position, *told)
         if self.best is None or self._rank(best) > self._rank(self.best):
             self.best = best

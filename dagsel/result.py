@@ -47,11 +47,12 @@ class Result:
         Raises
         ------
         NoCompletedTrialError
-            If no trial has ended an epoch.
+            If no trial was scored.
         """
         if self.record.best is None:
             reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
-            raise NoCompletedTrialError(f"no trial has completed ({reasons or 'none was started'})")
+            why = reasons or ("none was scored" if self.record.trials else "none was started")
+            raise NoCompletedTrialError(f"no trial has completed ({why})")
         return self.record.best
 
     @property
@@ -61,7 +62,7 @@ class Result:
 
     @property
     def best_value(self) -> float:
-        """Value of the best trial: its metric after its last epoch."""
+        """Value of the best trial: its metric when it was scored last."""
         return self.best.value
 
     @property
@@ -151,9 +152,12 @@ class Run(Result):
 
     def best_model(self) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator."""
-        best = self.best
-        place = (best.trial, best.epoch, best.position)
-        blob, _ = self.run_dir.states.load(*place, partial=best.is_partial)
+        best, states = self.best, self.run_dir.states
+        if best.check:
+            blob, _ = states.load_check(best.trial, best.check)
+        else:
+            place = (best.trial, best.epoch, best.position)
+            blob, _ = states.load(*place, partial=best.is_partial)
         return self.workload.restore(State(blob), self.record.trials[best.trial].config)
 
     @property

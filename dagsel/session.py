@@ -184,10 +184,11 @@ def tidy(run: Run) -> None:
             run.run_dir.states.drop(trial)
     if best is not None:
         states = run.run_dir.states
-        kept = (best.epoch, best.position)
+        kept = None if best.check else ((best.epoch, best.position), best.is_partial)
+        states.drop_checks(best.trial, but=best.check)
         for partial in (False, True):  # one that the deadline ended has newer ones
             for place in states.list(best.trial, partial=partial):
-                if (place, partial) != (kept, best.is_partial):
+                if (place, partial) != kept:
                     states.delete(best.trial, *place, partial=partial)
         winner = run.record.trials[best.trial]
         run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})

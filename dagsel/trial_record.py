@@ -134,6 +134,10 @@ class TrialRecord:
         Seconds of training and training losses since it was last told to train.
     checks
         What it was worth where it was paused.
+    last_check
+        The last of them, unless it is of a state that the trial has exchanged for another trial's.
+    is_scored
+        Whether it rests where it was scored.
     n_told
         How often it was told to train or to rest.
     cut
@@ -163,6 +167,8 @@ class TrialRecord:
     trained_s: float = 0.0
     losses: Losses = field(default_factory=Losses)
     checks: list[Check] = field(default_factory=list)
+    last_check: Check | None = None
+    is_scored: bool = False
     n_told: int = 0
     cut: tuple[int, float] | None = None
     switches: list[float] = field(default_factory=list)
@@ -209,13 +215,13 @@ class TrialRecord:
 
     @property
     def check(self) -> Check | None:
-        """What it is worth where it rests, if that is known and newer than its last epoch."""
-        last = self.checks[-1] if self.checks and self.is_held else None
+        """What it was worth where it was paused last, if that is newer than its last epoch."""
+        last = self.last_check
         return last if last is not None and last.epochs > len(self.epochs) else None
 
     @property
     def value(self) -> float | None:
-        """The metric that the search is about, as of its newest known state."""
+        """The metric that the search is about, as of its newest state that was scored."""
         if self.check is not None:
             return self.check.value
         return self.epochs[-1].value if self.epochs else None
@@ -224,7 +230,7 @@ class TrialRecord:
         """Let it train on new terms."""
         self.n_decided += train.epochs
         self.gang, self.seconds_left = train.gang, train.seconds
-        self.is_held, self.pausing = False, None
+        self.is_held, self.pausing, self.is_scored = False, None, False
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
@@ -233,7 +239,9 @@ class TrialRecord:
         self.is_held, self.pausing = True, None
         if event.value is not None and place is not None:
             told = (event.value, event.metrics, event.seconds)
-            self.checks.append(Check(event.epochs, Place(*place), *told))
+            self.last_check = Check(event.epochs, Place(*place), *told)
+            self.checks.append(self.last_check)
+            self.is_scored = True
 
     def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
         """Let it go on from another trial's state and configuration, with changes to the latter."""
@@ -243,6 +251,7 @@ class TrialRecord:
         changes |= config
         adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
         self.adoptions.append(adoption)
+        self.last_check, self.is_scored = None, False
         self.config = {**origin.config, **config}
 
     def spend(self, entry: Mapping[str, Any]) -> None:

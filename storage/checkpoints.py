@@ -26,7 +26,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias
 
 import google_crc32c
@@ -45,7 +45,8 @@ _logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
 _PIN = re.compile(rf"{_STEM}\.pin")
-_BLOB = re.compile(rf"{_STEM}(?:\.partial)?\.[0-9a-f]{{8}}\.safetensors")
+_CHECK = re.compile(r"check-(\d+)\..+")
+_BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
 _TRIAL = re.compile(r"trial-(\d+)")
 
 
@@ -57,6 +58,10 @@ class _Record:
     n_bytes: int
     crc32c: str
     meta: dict[str, Any]
+
+    def as_json(self) -> bytes:
+        """Give the JSON."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
 
 
 class CheckpointStore:
@@ -198,17 +203,7 @@ class CheckpointStore:
         CheckpointCorruptError
             If what is stored is not what was saved.
         """
-        stem = _stem(trial, epoch, position, partial=partial)
-        record = self._record(stem)
-        name = f"{_folder_of(trial)}/{record.blob}"
-        blob = self._folder.read(name)
-        if blob is None:
-            raise self._corrupt(name, "it is missing")
-        if len(blob) != record.n_bytes:
-            raise self._corrupt(name, f"it has {len(blob)} bytes instead of {record.n_bytes}")
-        if _checksum(np.frombuffer(blob, np.uint8)) != record.crc32c:
-            raise self._corrupt(name, "its checksum does not match")
-        return blob, {**record.meta, DIGEST: record.crc32c}
+        return self._load(_stem(trial, epoch, position, partial=partial))
 
     def load_latest(
         self, trial: int, at_most: Place | None = None
@@ -237,6 +232,49 @@ class CheckpointStore:
             except CheckpointNotFoundError:
                 continue  # deleted since it was listed
         return None
+
+    def keep_check(
+        self, trial: int, number: int, epoch: int, position: int, *, partial: bool
+    ) -> None:
+        """Keep a copy of a state that was scored, whatever becomes of the state itself.
+
+        Earlier such copies of the trial go.
+
+        Parameters
+        ----------
+        trial, epoch, position, partial
+            The state's key.
+        number
+            Which of the trial's checks has scored it, from 1.
+
+        Raises
+        ------
+        CheckpointError
+            If the state is missing or damaged, and no copy has been made before.
+        """
+        stem, goal = _stem(trial, epoch, position, partial=partial), _check_stem(trial, number)
+        if self._folder.read(f"{goal}.json") is None:
+            record, folder = self._record(stem), _folder_of(trial)
+            name = f"{goal}.{record.crc32c}.safetensors"
+            try:
+                self._folder.copy(f"{folder}/{record.blob}", name)
+            except FileNotFoundError:
+                raise self._corrupt(f"{folder}/{record.blob}", "it is missing") from None
+            copied = replace(record, blob=name.rpartition("/")[2])
+            self._folder.replace(f"{goal}.json", copied.as_json(), sync=self.sync)
+        self.drop_checks(trial, but=number)
+
+    def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
+        """Give back a copy that `keep_check` has made, as `load` does."""
+        return self._load(_check_stem(trial, number))
+
+    def drop_checks(self, trial: int, *, but: int = 0) -> None:
+        """Remove the copies that `keep_check` has made, but for one."""
+        folder = _folder_of(trial)
+        for name in sorted(self._folder.names(folder), key=_records_first):
+            match = _CHECK.fullmatch(name)
+            if match is not None and int(match[1]) != but:
+                self._folder.remove_file(f"{folder}/{name}")
 
     def trials(self) -> tuple[int, ...]:
         """List the trials of which anything is stored."""
@@ -311,8 +349,7 @@ class CheckpointStore:
     def drop(self, trial: int) -> None:
         """Remove all states of a trial."""
         folder = _folder_of(trial)
-        # Records first: a state without a record is nothing, a record without a state is damage.
-        for name in sorted(self._folder.names(folder), key=lambda name: not name.endswith("json")):
+        for name in sorted(self._folder.names(folder), key=_records_first):
             self._folder.remove_file(f"{folder}/{name}")
         self._folder.remove(folder)
 
@@ -333,6 +370,18 @@ class CheckpointStore:
             is_blob = _BLOB.fullmatch(name) is not None
             if name.endswith(".tmp") or (is_blob and f"{folder}/{name}" not in named):
                 self._folder.remove_file(f"{folder}/{name}")
+
+    def _load(self, stem: str) -> tuple[bytes, dict[str, Any]]:
+        record = self._record(stem)
+        name = f"{stem.rpartition('/')[0]}/{record.blob}"
+        blob = self._folder.read(name)
+        if blob is None:
+            raise self._corrupt(name, "it is missing")
+        if len(blob) != record.n_bytes:
+            raise self._corrupt(name, f"it has {len(blob)} bytes instead of {record.n_bytes}")
+        if _checksum(np.frombuffer(blob, np.uint8)) != record.crc32c:
+            raise self._corrupt(name, "its checksum does not match")
+        return blob, {**record.meta, DIGEST: record.crc32c}
 
     def _record(self, stem: str) -> _Record:
         data = self._folder.read(f"{stem}.json")
@@ -382,6 +431,15 @@ def _stem(trial: int, epoch: int, position: int, *, partial: bool = False) -> st
     return f"{_folder_of(trial)}/{stem}{'.partial' if partial else ''}"
 
 
+def _check_stem(trial: int, number: int) -> str:
+    return f"{_folder_of(trial)}/check-{_number('check', number)}"
+
+
+def _records_first(name: str) -> bool:
+    """Order names for removal: a state without a record is nothing, the reverse is damage."""
+    return not name.endswith(".json")
+
+
 def _number(what: str, value: object) -> str:
     """Pad a number so that names sort; also what keeps a key inside the store's folder."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
@@ -394,18 +452,11 @@ def _body(stem: str, blob: Bytes, meta: Mapping[str, Any]) -> tuple[str, bytes, 
     data = np.frombuffer(blob, np.uint8)
     checksum = _checksum(data)
     name = f"{stem}.{checksum}.safetensors"
-    body = {
-        "format": FORMAT,
-        "version": VERSION,
-        "blob": name.rpartition("/")[2],
-        "n_bytes": data.nbytes,
-        "crc32c": checksum,
-        "meta": dict(meta),
-    }
+    record = _Record(name.rpartition("/")[2], data.nbytes, checksum, dict(meta))
     if DIGEST in meta:
         raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is the store's own")
     try:
-        return name, json.dumps(body).encode(), checksum
+        return name, record.as_json(), checksum
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{stem}: meta is no JSON: {error}") from None
 

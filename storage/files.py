@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from io import BytesIO
@@ -190,6 +191,14 @@ class Folder:
             with self._discreet():
                 self._make_parent(path)
                 self.fs.pipe_file(path, bytes(data))
+
+    def copy(self, key: str, to: str) -> None:
+        """Copy an object; its bytes stay where the store is, if it can copy by itself."""
+        if self.is_local:
+            shutil.copyfile(self.path(key), self.path(to))
+        else:
+            with self._discreet():
+                self.fs.cp_file(self.path(key), self.path(to))
 
     def create(self, key: str, data: bytes, *, sync: bool = False) -> bool:
         """Write an object whole if there is none yet.

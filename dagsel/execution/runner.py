@@ -178,6 +178,7 @@ class Runner:
         """Do what an earlier session has decided and may not have done."""
         live = [trial for trial in self.record.trials.values() if trial.is_live]
         for trial in live:
+            self._stored.keep_scored(trial)
             self._terms.tell(trial)
         self._stored.drop_ended()
         self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
@@ -319,6 +320,7 @@ class Runner:
             trial = self.record.trials[train.trial]
             if not self._is_shared(trial):
                 continue
+            self._stored.keep_scored(trial)
             self._terms.tell(trial)
             self._terms.prioritize(trial.number, train.priority)
             if train.epochs:

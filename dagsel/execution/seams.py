@@ -114,6 +114,12 @@ class States(Protocol):
         """Keep a state."""
         ...
 
+    def keep_check(
+        self, trial: int, number: int, epoch: int, position: int, *, partial: bool
+    ) -> None:
+        """Keep a copy of the state that was scored by a trial's check of this number."""
+        ...
+
     def delete(self, trial: int, epoch: int, position: int) -> None:
         """Remove a state."""
         ...

@@ -5,8 +5,10 @@ What is left of a trial that is taken up again is decided by `dagsel.execution.r
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dagsel.codec import Json
@@ -17,6 +19,8 @@ from dagsel.planning.rounds import Begun
 from dagsel.record import Record
 from dagsel.storage.room import wait_for_room
 from dagsel.trial_record import TrialRecord
+
+logger = logging.getLogger("dagsel")
 
 
 @dataclass(slots=True)
@@ -37,6 +41,7 @@ class Stored:
     record: Record
     adapt: Callable[[bytes, Any, Any], bytes]
     _kept: int | None = None  # the best trial, whose states stay though it has ended
+    _copied: dict[int, int] = field(default_factory=dict)  # number of the last check, by trial
     _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
 
     # ---- what there is
@@ -117,6 +122,25 @@ class Stored:
             if is_old and (found is None or found[2].get("adoptions") != len(trial.adoptions)):
                 return self.adopt(trial)
         return ""
+
+    # ---- what a trial is worth if it is stopped now
+
+    def keep_scored(self, trial: TrialRecord) -> None:
+        """Copy the state that a trial was scored with before it is trained on.
+
+        It is the trial's model until another one is scored.
+        """
+        number, check = len(trial.checks), trial.check
+        if check is None or trial.is_scored or self._copied.get(trial.number) == number:
+            return
+        epoch, position, is_partial = astuple(check.place)
+        place = (trial.number, number, epoch, position)
+        keep = partial(self.states.keep_check, *place, partial=is_partial)
+        try:
+            wait_for_room(keep, "the state of a check")
+        except CheckpointError as error:
+            logger.warning("what trial %d was scored with is lost: %s", trial.number, error)
+        self._copied[trial.number] = number
 
     # ---- what is not needed any more
 

@@ -237,6 +237,11 @@ class _NoStates:
     ) -> None:
         pass
 
+    def keep_check(
+        self, trial: int, number: int, epoch: int, position: int, *, partial: bool
+    ) -> None:
+        pass
+
     def delete(self, trial: int, epoch: int, position: int) -> None:
         pass
 
