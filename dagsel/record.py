@@ -11,6 +11,7 @@ Entries are JSON objects. ``is`` says which:
   was decided over its head; ``flow``: its state at this moment;
 - ``unit``: a unit is done; ``piece``: a unit was stopped before its end;
 - ``stored``: what a session that goes on found in the store of a trial's unreported epochs;
+  ``partial``: what share of its next unit is trained;
 - ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
 
 What is known of one trial is in `dagsel.trial_record`; tables of it are made in
@@ -232,8 +233,10 @@ class Record:
             case "session":
                 self.n_sessions += 1
             case "unit":
+                self._note_spent(entry)
                 self._add_unit(entry)
             case "piece":
+                self._note_spent(entry)
                 piece = UnitRecord.from_entry(entry)
                 self.pieces.append(piece)
                 if piece.unit.trial in self.trials:
@@ -242,6 +245,8 @@ class Record:
                 self._add_turn(entry)
             case "stored":
                 self._add_stored(entry)
+            case "partial":
+                self.trials[entry["trial"]].share = entry["share"]
             case "round":
                 epochs = frozenset((t, e) for t, a, b in entry["epochs"] for e in range(a, b))
                 self.rounds.append(RoundRecord(entry["number"], epochs, entry["start"]))
@@ -264,6 +269,10 @@ class Record:
         if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
             trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
 
+    def _note_spent(self, entry: Entry) -> None:
+        self.seconds = entry.get("seconds", self.seconds)
+        self.worker_seconds = entry.get("worker_seconds", self.worker_seconds)
+
     def _add_stored(self, entry: Entry) -> None:
         trial, states = self.trials[entry["trial"]], entry["states"]
         for state in states:
@@ -273,8 +282,7 @@ class Record:
         trial.follow(states, self.n_shards)
 
     def _add_turn(self, entry: Entry) -> None:
-        self.seconds = entry["seconds"]
-        self.worker_seconds = entry.get("worker_seconds", self.worker_seconds)
+        self._note_spent(entry)
         if "event" in entry:
             self._hear(decode_event(entry["event"]), entry)
         elif "context" in entry:

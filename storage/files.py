@@ -198,7 +198,10 @@ class Folder:
             shutil.copyfile(self.path(key), self.path(to))
         else:
             with self._discreet():
-                self.fs.cp_file(self.path(key), self.path(to))
+                try:
+                    self.fs.cp_file(self.path(key), self.path(to))
+                except NotImplementedError:
+                    self.fs.pipe_file(self.path(to), self.fs.cat_file(self.path(key)))
 
     def create(self, key: str, data: bytes, *, sync: bool = False) -> bool:
         """Write an object whole if there is none yet.

@@ -22,6 +22,7 @@ from dagsel.flow import (
     Event,
     Finish,
     Pause,
+    Paused,
     Reported,
     Stop,
     Train,
@@ -30,7 +31,7 @@ from dagsel.flow import (
     encode,
 )
 from dagsel.record import Best, Record
-from dagsel.trial_record import EpochRecord
+from dagsel.trial_record import EpochRecord, Place
 from dagsel.views import frames
 
 N_SHARDS = 2
@@ -194,6 +195,42 @@ def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_n
 ):
     record = fold(asked(0, decisions=[Train(0, 5)]), turn(None, Stop(0, "", "complete")))
     assert (record.trials[0].state, record.best, record.n_epochs_decided) == ("pruned", None, 0)
+
+
+def paused(trial: int, epochs: float, value: float | None, *decisions: Decision) -> dict[str, Any]:
+    event = Paused(trial, epochs, 3.0, 1.0, value=value, metrics={} if value is None else {"f1": 1})
+    return turn(event, *decisions, place=[int(epochs) + 1, 0, True])
+
+
+@pytest.mark.parametrize("again", [(), (Pause(0, evaluate=True),)])
+def test_the_last_score_counts_until_there_is_another(again: tuple[Decision, ...]) -> None:
+    begun = [asked(0, 1, decisions=[Train(0, 5), Train(1, 5)]), *epoch_of(0, 1, 0.2)]
+    begun += [*epoch_of(1, 1, 0.4), turn(None, Stop(1, "", "pruned"))]
+    rests = fold(*begun, paused(0, 1.25, 0.6), turn(None, Stop(0, "", "complete")))
+    assert rests.best == Best(0, 2, 0, 0.6, is_partial=True)
+    goes_on = [*begun, paused(0, 1.25, 0.6, Train(0, 0)), turn(None, *again)]
+    stop = turn(None, Stop(0, "", "complete"))
+    assert fold(*goes_on, stop).best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
+    unscored = fold(*goes_on, paused(0, 1.75, None), stop)
+    assert unscored.best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
+    assert fold(*goes_on, *epoch_of(0, 2, 0.5), stop).best == Best(0, 2, 1, 0.5)
+    twice = fold(*goes_on, paused(0, 1.75, 0.7, Train(0, 0)), stop)
+    assert twice.best == Best(0, 2, 0, 0.7, is_partial=True, check=2)
+
+
+def test_what_a_run_has_spent_is_known_as_of_its_last_unit() -> None:
+    unit = trained(0, 1, 0, 1, seconds=50.0, worker_seconds=400.0)
+    record = fold(asked(0, decisions=[Train(0, 5)]), unit)
+    assert (record.seconds, record.worker_seconds) == (50.0, 400.0)
+
+
+def test_what_the_store_holds_of_a_unit_is_trained() -> None:
+    begun = [asked(0, decisions=[Train(0, 2)]), *epoch_of(0, 1, 0.2)]
+    state = {"epoch": 1, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 0.5}
+    stored = {"is": "stored", "trial": 0, "states": [state]}
+    record = fold(*begun, stored, {"is": "partial", "trial": 0, "share": 0.25})
+    assert record.trials[0].progress(N_SHARDS) == 1.125
+    assert record.trials[0].place(N_SHARDS) == Place(2, 0, is_partial=True)
 
 
 def test_a_clone_goes_on_from_the_sources_configuration() -> None:

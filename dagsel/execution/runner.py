@@ -202,7 +202,10 @@ class Runner:
             return None
         if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
             self._repairs[trial.number] = []
-        return self._stored.find_partial(plan)
+        plan, share = self._stored.find_partial(plan)
+        if share and plan.epochs.start > len(trial.epochs):
+            self._note({"is": "partial", "trial": trial.number, "share": share})
+        return plan
 
     # ---- turns
 
@@ -237,12 +240,17 @@ class Runner:
     def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
         self._check_gangs(decisions)
         encoded = [encode(decision) for decision in decisions]
-        turn = {"is": "turn", "pass": self._n_passes, "seconds": self._limits.seconds}
-        turn["worker_seconds"] = self._limits.worker_seconds
+        turn = {"is": "turn", "pass": self._n_passes, **self._spent}
         self._note({**turn, **about, "decisions": encoded})
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note({"is": "flow", "state": save_state(self.flow)})
+
+    @property
+    def _spent(self) -> dict[str, Json]:
+        """What the run has taken so far, for a later session to go on from."""
+        limits = self._limits
+        return {"seconds": limits.seconds, "worker_seconds": limits.worker_seconds}
 
     def _check_gangs(self, decisions: Iterable[Decision]) -> None:
         n_workers = self.engine.n_workers
@@ -406,7 +414,7 @@ class Runner:
                 self._unit_done(message)
             case "preempted":
                 piece = {key: value for key, value in message.items() if key not in _UNKEPT}
-                self._note({"is": "piece", **piece})
+                self._note({"is": "piece", **piece, **self._spent})
             case "rests":
                 self._rests(self.record.trials[message["trial"]], message["number"])
             case "failed":
@@ -420,7 +428,7 @@ class Runner:
 
     def _unit_done(self, message: Message) -> None:
         entry = {key: value for key, value in message.items() if key not in _UNKEPT}
-        self._note({"is": "unit", **entry})
+        self._note({"is": "unit", **entry, **self._spent})
         unit = Unit(*message["unit"])
         trial = self.record.trials[unit.trial]
         if unit.kind == "check":
@@ -475,7 +483,11 @@ class Runner:
         if message["reason"].startswith("CheckpointCorruptError") and self._stored.is_news(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
-            self._submit([] if plan is None else [plan])
+            if plan is not None:
+                self._terms.renew(trial)
+                self._submit([plan])
+                if trial.is_held:  # none that was stopped is held before it has units again
+                    self._terms.hold(trial)
             return
         failed = TrialFailed(trial.number, message["reason"])
         self._events.append((failed, {"traceback": message["traceback"]}))

@@ -64,19 +64,26 @@ class Stored:
                 states.insert(0, {**before[2], "epoch": end[0], "position": end[1]})
         return states
 
-    def find_partial(self, plan: Plan) -> Plan:
-        """Let a unit that was stopped in the middle go on there, if its state is in the store."""
+    def find_partial(self, plan: Plan) -> tuple[Plan, float]:
+        """Let a unit that was stopped in the middle go on there, if its state is in the store.
+
+        Returns
+        -------
+        plan, share
+            The plan, and how much of the unit is trained.
+        """
         first = plan.begun[0] if plan.begun else Begun()
         if not plan.epochs or len(first.visits) == self.record.n_shards:
-            return plan
+            return plan, 0.0
         place = (plan.trial, plan.epochs.start, len(first.visits))
         try:
             _, meta = self.states.load(*place, partial=True)
         except CheckpointError:
-            return plan
+            return plan, 0.0
         if tuple(meta["visits"][:-1]) != first.visits:
-            return plan
-        return replace(plan, begun=(replace(first, partial=meta["shard"]), *plan.begun[1:]))
+            return plan, 0.0
+        begun = (replace(first, partial=meta["shard"]), *plan.begun[1:])
+        return replace(plan, begun=begun), meta.get("share", 0.0)
 
     def is_news(self, trial: TrialRecord) -> bool:
         """Whether a trial would go on from another state than when its state was last unreadable.

@@ -74,6 +74,12 @@ class Terms:
         if trial.is_live:
             self.engine.hold(trial.number, self._next(trial.number))
 
+    def renew(self, trial: TrialRecord) -> None:
+        """Tell the engine again what it has forgotten of a trial that it was to stop."""
+        self.prioritize(trial.number, self._priorities.pop(trial.number, 0.0))
+        if not trial.is_held:
+            self.tell(trial)
+
     def prioritize(self, trial: int, priority: float) -> None:
         """Let a trial be served before those of a lower priority."""
         if priority != self._priorities.get(trial, 0.0):

@@ -181,10 +181,11 @@ class UnitRunner:
     ) -> None:
         """Keep what was trained until the unit's next turn, and tell how far it came."""
         trained_at = time.time()
-        self.keeper.suspend(unit, trained.state, binding, _about(binding, trained))
+        share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
+        about = _about(binding, trained) | {"share": share}
+        self.keeper.suspend(unit, trained.state, binding, about)
         so_far = {"n_samples": trained.n_samples, "loss": trained.loss, "losses": _losses(trained)}
-        n_all = self._spec.data.shard_sizes[binding.shard].n_train
-        so_far |= {"share": trained.n_samples / n_all, "shard": binding.shard}
+        so_far |= {"share": share, "shard": binding.shard}
         self._tell("preempted", unit=list(unit), **so_far, **_stopped(times, trained_at))
 
     def _finish(

@@ -96,6 +96,28 @@ def test_a_partial_state_stands_beside_and_goes_with_the_complete_one(
     assert len(place.files()) == 2
 
 
+def test_what_was_scored_outlives_its_state(store: CheckpointStore, place: Any) -> None:
+    store.save(1, 2, 4, b"half", {"at": 7}, partial=True)
+    store.keep_check(1, 1, 2, 4, partial=True)
+    store.save(1, 2, 4, b"more", {"at": 9}, partial=True)
+    store.keep_check(1, 1, 2, 4, partial=True)  # again, after a crash: it is there
+    store.save(1, 2, 4, b"whole", {})
+    store.prune(1, keep=1)
+    blob, meta = store.load_check(1, 1)
+    assert (blob, meta["at"]) == (b"half", 7)
+    store.keep_check(1, 2, 2, 4, partial=False)
+    assert store.load_check(1, 2)[0] == b"whole"
+    with pytest.raises(CheckpointNotFoundError):
+        store.load_check(1, 1)
+    assert len(place.files()) == 4
+    with pytest.raises(CheckpointNotFoundError):
+        store.keep_check(1, 3, 2, 5, partial=False)
+    assert store.load_check(1, 2)[0] == b"whole"
+    assert (store.list(1), store.list(1, partial=True)) == (((2, 4),), ())
+    store.drop_checks(1)
+    assert len(place.files()) == 2
+
+
 def test_of_two_first_saves_the_first_one_counts(store: CheckpointStore, place: Any) -> None:
     store.save(1, 0, 4, b"half", {}, partial=True)
     kept = store.save_first(1, 0, 4, b"one", {"shard": 1})

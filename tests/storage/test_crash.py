@@ -154,6 +154,7 @@ class Done:
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     saved: dict[State, bytes] = field(default_factory=dict)
     under_way: set[State] = field(default_factory=set)
+    checked: dict[int, bytes] = field(default_factory=dict)
 
     def save(self, run: RunDir, key: State, blob: bytes, *, half: bool = False) -> None:
         self.under_way = {key}
@@ -187,6 +188,8 @@ def drive(url: str, done: Done) -> None:
         for trial in (0, 1):
             if position == 2:
                 done.save(run, (trial, 1, position), b"half", half=True)
+                run.states.keep_check(trial, 1, 1, position, partial=True)
+                done.checked[trial] = b"half"
             done.save(run, (trial, 1, position), b"%d of %d" % (position, trial))
         done.append(run, *({"kind": "done", "trial": t, "position": position} for t in (0, 1)))
         if position >= 2:
@@ -196,6 +199,7 @@ def drive(url: str, done: Done) -> None:
     run.states.pin(1)
     done.remove({(1, 1, n) for n in range(2)}, lambda: run.states.prune(1, keep=2))
     done.append(run, {"kind": "best", "trial": 1})
+    done.checked.pop(0)
     done.remove({key for key in done.saved if key[0] == 0}, lambda: run.states.drop(0))
     run.write_best({"trial": 1})
 
@@ -217,6 +221,8 @@ def check(url: str, done: Done, *, is_atomic: bool) -> None:
     for (trial, epoch, position), blob in done.saved.items():
         if (trial, epoch, position) not in done.under_way:
             assert run.states.load(trial, epoch, position)[0] == blob
+    for trial, blob in done.checked.items():
+        assert run.states.load_check(trial, 1)[0] == blob
     if is_atomic:
         for trial in run.states.trials():
             for place in run.states.list(trial):
