@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagsel.errors import SearchError
+from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.execution.runner import Runner
 from dagsel.flow import Direction, Flow, Sampling
 from dagsel.planning.budget import Bill, read_budget
@@ -230,6 +230,8 @@ class _NoStates:
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False
     ) -> tuple[bytes, dict[str, Any]]:
+        if partial:
+            raise CheckpointNotFoundError("nothing was trained")
         return b"", {}
 
     def save(
