@@ -249,6 +249,9 @@ class DispatchPlugin(SchedulerPlugin):
             case "leaving":  # it was told to end, and stores what it runs
                 self._report("draining", worker=worker, retire=False)
                 self._push(events.DrainRequested(worker))
+                for unit, binding in self.dispatcher.bindings.items():
+                    if worker in binding.members:  # a gang ends where its leader does
+                        self._preempt(unit, binding.worker)
             case "started":
                 unit = Unit(*msg["unit"])
                 self._push(events.UnitStarted(unit, worker))
