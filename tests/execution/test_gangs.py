@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,35 @@ def test_notice_to_a_member_costs_no_more_than_a_batch(
     assert len(counts) == N_SHARDS * 40
     last = [message for message in heard if message["op"] == "done"][-1]
     assert not {last["worker"], *last["members"]} & {*pieces[0]["members"]}
+
+
+class LosesTheOther(SyntheticWorkload):
+    """Kills the other workers as the leader makes its state, and lets it go on when told to."""
+
+    def init(self, config: Any, seed: int) -> Any:
+        go = Path(config["go"])
+        if not go.exists():
+            for pid in {*config["pids"]} - {os.getpid()}:
+                os.kill(pid, signal.SIGKILL)
+        while not go.exists():
+            time.sleep(0.01)
+        return super().init(config, seed)
+
+
+def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
+    digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    config = {"go": str(tmp_path / "go")}
+    patience = {"gang_timeout_s": 600.0}  # `listen` waits 60
+    with client_of(2) as two:
+        config |= {"pids": [*two.run(os.getpid).values()]}
+        with engine_for(two, digits, LosesTheOther(), run_dir, spec=patience) as engine:
+            engine.allow(0, 2, None, 1)
+            engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: config})
+            listen(engine, until=lambda heard: any(m["op"] == "left" for m in heard))
+            Path(config["go"]).touch()
+            heard = listen(engine, until=is_over)
+            assert [message for message in heard if message["op"] == "failed"] == []
 
 
 def net(config: dict[str, Any]) -> torch.nn.Module:
