@@ -367,13 +367,19 @@ class Engine:
         self._command("shrink", n_workers=self._n_wanted)
 
     def _grow(self, n_workers: int) -> None:
-        assert self.driver is not None
+        driver = self.driver
+        assert driver is not None
         self._asked_at = time.monotonic()
         if self._n_before is None:
-            self._n_before = self.driver.wanted
+            self._n_before = driver.wanted
+
+        def on_grown() -> None:  # a cluster may have taken fewer
+            n_taken = min(n_workers, driver.wanted)
+            self._write(lambda bill, at: bill.ask(n_taken, at=at))
+
         self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
-        self.driver.on_grown = lambda: self._write(lambda bill, at: bill.ask(n_workers, at=at))
-        self.driver.grow(n_workers, besides=self._leaving)
+        driver.on_grown = on_grown
+        driver.grow(n_workers, besides=self._leaving)
 
     def _ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.

@@ -256,6 +256,19 @@ def test_a_cluster_grows_as_far_as_it_can() -> None:
         assert driver.wanted == 2
 
 
+def test_workers_that_the_cluster_refuses_are_not_billed(
+    digits: ShardedDataset, run_dir: str
+) -> None:
+    with cluster_of(1, kind=TwoDevices) as (_, client):
+        driver = elastic_for(client)
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            engine.scale(4)
+            heard: list[Any] = []
+            while not any("beyond visible devices" in m.get("reason", "") for m in heard):
+                heard += engine.messages(timeout_s=0.1)
+            assert engine.bill.n_billed == 2
+
+
 class Job:
     """Two workers that come and go together, as those of a batch system's job."""
 
