@@ -331,10 +331,12 @@ class Engine:
 
     def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
         """Let a trial train on so many workers, for so long; one that rests goes on."""
+        self._checks.pop(trial, None)  # nobody waits for it, and the state that it scores may go
         self._command("allow", trial=trial, gang=gang, seconds=seconds, number=number)
 
     def hold(self, trial: int, number: int) -> None:
         """Let a trial rest from its next batch on; a message says when it does."""
+        self._checks.pop(trial, None)
         self._command("hold", trial=trial, number=number)
 
     def check(

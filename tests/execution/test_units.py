@@ -25,6 +25,7 @@ from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from dagsel.trial_record import Place
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 
@@ -99,6 +100,30 @@ def test_results_that_were_heard_are_let_go(
         assert client.run_on_scheduler(scored) == {1, 2}
         engine.release(0, 1)
         while client.run_on_scheduler(scored) != {2}:
+            pass
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
+    client: Client, digits: ShardedDataset, run_dir: str, goes_on: bool
+) -> None:
+    def checks(dask_scheduler: Any) -> set[int]:
+        return {key[2] for key in dask_scheduler.tasks if key[0].startswith("check")}
+
+    workload = SyntheticWorkload(seconds=0.1, n_batches=10)
+    with engine_for(client, digits, workload, run_dir) as engine:
+        engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
+        listen(engine, until=done)
+        engine.hold(0, 1)
+        listen(engine, until=lambda heard: any(m["op"] == "rests" for m in heard))
+        engine.check(0, 1, Place(1, 0), {0: {}})
+        while not client.run_on_scheduler(checks):
+            pass
+        if goes_on:
+            engine.allow(0, 1, None, 2)
+        else:
+            engine.hold(0, 2)
+        while client.run_on_scheduler(checks):
             pass
 
 
