@@ -156,10 +156,14 @@ class Session:
         return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
-        """Give the efficiency of a trial's gangs, if a profile is kept with the data."""
+        """Give the efficiency of a trial's gangs, if a profile is kept with the data and readable."""
         if not isinstance(self.workload, GangWorkload):
             return None
-        scaling = stored_scaling(self.data, self.workload, trial.config)
+        try:
+            scaling = stored_scaling(self.data, self.workload, trial.config)
+        except Exception as error:  # noqa: BLE001 - a search can do without
+            logger.warning("trial %d: its profile is not used: %s", trial.number, error)
+            return None
         return None if scaling is None else scaling.efficiency
 
     def _check_gang(self, config: Mapping[str, Any], size: int) -> None:
