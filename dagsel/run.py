@@ -95,13 +95,14 @@ def optimize(
         Seeds initial weights, the order of batches, and random draws of configurations.
     deadline
         When the search ends with what it has: seconds, or a text like ``"10 min"``; None for no
-        limit. No unit begins that is expected to end later. Trials that train then are stopped at
-        their next batch, and pruned.
+        limit but the flow's own. No unit begins that is expected to end later. Trials that train
+        then are stopped at their next batch, and pruned.
     budget
         What all workers together may cost, as a deadline: worker-seconds, ``"30 worker-minutes"``,
-        or money as ``"12.50 USD"``. A worker costs from its request to its release.
+        or money as ``"12.50 USD"``; None for no limit but the flow's own. A worker costs from its
+        request to its release.
     price_per_worker_hour
-        What an hour of a worker costs, in the currency of the budget.
+        What an hour of a worker costs, in the currency of the budget; None for what the flow says.
     priority
         Whom the workers serve first where the search procedure leaves it open: ``"flow"`` the trial
         with the most work left, ``"convergence"`` the one whose value improves the fastest.
@@ -150,7 +151,12 @@ def optimize(
         data = ShardedDataset.open(data)
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    deadline_s = None if deadline is None else to_seconds("deadline", deadline)
+    own_s = getattr(flow, "deadline_s", None)
+    deadline_s = own_s if deadline is None else to_seconds("deadline", deadline)
+    if budget is None:
+        budget = getattr(flow, "budget_worker_s", None)
+    if price_per_worker_hour is None:
+        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
     cost = None if budget is None else read_budget(budget, price_per_worker_hour)
     if priority not in get_args(Priority):
         raise SearchError(f"priority must be one of {get_args(Priority)}, got {priority!r}")

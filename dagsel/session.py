@@ -156,7 +156,7 @@ class Session:
         return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
-        """Give the efficiency of a trial's gangs, if a profile is kept with the data and readable."""
+        """Give the efficiency of a trial's gangs, if a readable profile is kept with the data."""
         if not isinstance(self.workload, GangWorkload):
             return None
         try:
