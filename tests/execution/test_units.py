@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -21,6 +22,8 @@ from helpers import done, engine_for, final_state, listen
 
 import dagsel
 from dagsel.execution.cluster import close
+from dagsel.execution.engine import Engine
+from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -101,6 +104,19 @@ def test_results_that_were_heard_are_let_go(
         engine.release(0, 1)
         while client.run_on_scheduler(scored) != {2}:
             pass
+
+
+def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
+    client: Any = SimpleNamespace(register_plugin=lambda plugin: ["a", "b"])
+    spec: Any = SimpleNamespace(run="0")
+    engine = Engine(client, spec, DispatchConfig(n_shards=1))
+    for worker, threads in (("a", 1), ("b", 2)):
+        joined = {"op": "joined", "worker": worker, "name": worker, "threads": threads}
+        engine._hear((0.0, joined))
+    engine._hear((0.0, {"op": "left", "worker": "b"}))
+    engine._wait_for_workers()
+    (note,) = engine.messages(timeout_s=0.0)
+    assert "train with 1 and 2 threads" in note["reason"]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
