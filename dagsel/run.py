@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.errors import RunDirError, SearchError, WorkloadError
+from dagsel.errors import RunDirError, SearchError
 from dagsel.execution.catch_up import catch_up
 from dagsel.flow import Asked, Flow, encode
 from dagsel.planning.budget import read_budget
@@ -26,7 +26,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.workloads.base import Workload
 from dagsel.workloads.describe import describe
-from dagsel.workloads.gang import GangWorkload
+from dagsel.workloads.gang import gang_workload
 
 if TYPE_CHECKING:
     import optuna
@@ -303,8 +303,9 @@ def replay(
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
-    On the CPU the result is the same bit for bit, on a cluster of any size. Each epoch's metrics
-    and the checksum of its state are compared with the recorded ones.
+    On the CPU the result is the same bit for bit, on a cluster of any size; a trial that was
+    trained in gangs differs in its last bits where they have another size here. Each epoch's
+    metrics and the checksum of its state are compared with the recorded ones.
 
     Parameters
     ----------
@@ -383,11 +384,8 @@ def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Pol
             "small_population='gang' changes the last bits of results, and the run is to be "
             "deterministic; take 'hop' or 'release'"
         )
-    if policy == "gang" and not isinstance(workload, GangWorkload):
-        raise WorkloadError(
-            f"a {type(workload).__name__} trains on one worker, so small_population='gang' cannot "
-            "be; take 'hop' or 'release', or a workload with train_gang"
-        )
+    if policy == "gang":
+        gang_workload(workload, instead="take small_population='hop' or 'release'")
     return "hop" if deterministic and policy == "auto" else policy
 
 
