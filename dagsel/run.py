@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.errors import RunDirError, SearchError, WorkloadError
+from dagsel.errors import RunDirError, SearchError
 from dagsel.execution.catch_up import catch_up
 from dagsel.flow import Asked, Flow, encode
 from dagsel.planning.budget import read_budget
@@ -26,7 +26,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.workloads.base import Workload
 from dagsel.workloads.describe import describe
-from dagsel.workloads.gang import GangWorkload
+from dagsel.workloads.gang import gang_workload
 
 if TYPE_CHECKING:
     import optuna
@@ -95,13 +95,14 @@ def optimize(
         Seeds initial weights, the order of batches, and random draws of configurations.
     deadline
         When the search ends with what it has: seconds, or a text like ``"10 min"``; None for no
-        limit. No unit begins that is expected to end later. Trials that train then are stopped at
-        their next batch, and pruned.
+        limit but the flow's own. No unit begins that is expected to end later. Trials that train
+        then are stopped at their next batch, and pruned.
     budget
         What all workers together may cost, as a deadline: worker-seconds, ``"30 worker-minutes"``,
-        or money as ``"12.50 USD"``. A worker costs from its request to its release.
+        or money as ``"12.50 USD"``; None for no limit but the flow's own. A worker costs from its
+        request to its release.
     price_per_worker_hour
-        What an hour of a worker costs, in the currency of the budget.
+        What an hour of a worker costs, in the currency of the budget; None for what the flow says.
     priority
         Whom the workers serve first where the search procedure leaves it open: ``"flow"`` the trial
         with the most work left, ``"convergence"`` the one whose value improves the fastest.
@@ -150,7 +151,12 @@ def optimize(
         data = ShardedDataset.open(data)
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    deadline_s = None if deadline is None else to_seconds("deadline", deadline)
+    own_s = getattr(flow, "deadline_s", None)
+    deadline_s = own_s if deadline is None else to_seconds("deadline", deadline)
+    if budget is None:
+        budget = getattr(flow, "budget_worker_s", None)
+    if price_per_worker_hour is None:
+        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
     cost = None if budget is None else read_budget(budget, price_per_worker_hour)
     if priority not in get_args(Priority):
         raise SearchError(f"priority must be one of {get_args(Priority)}, got {priority!r}")
@@ -297,8 +303,9 @@ def replay(
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
-    On the CPU the result is the same bit for bit, on a cluster of any size. Each epoch's metrics
-    and the checksum of its state are compared with the recorded ones.
+    On the CPU the result is the same bit for bit, on a cluster of any size; a trial that was
+    trained in gangs differs in its last bits where they have another size here. Each epoch's
+    metrics and the checksum of its state are compared with the recorded ones.
 
     Parameters
     ----------
@@ -377,11 +384,8 @@ def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Pol
             "small_population='gang' changes the last bits of results, and the run is to be "
             "deterministic; take 'hop' or 'release'"
         )
-    if policy == "gang" and not isinstance(workload, GangWorkload):
-        raise WorkloadError(
-            f"a {type(workload).__name__} trains on one worker, so small_population='gang' cannot "
-            "be; take 'hop' or 'release', or a workload with train_gang"
-        )
+    if policy == "gang":
+        gang_workload(workload, instead="take small_population='hop' or 'release'")
     return "hop" if deterministic and policy == "auto" else policy
 
 

@@ -62,6 +62,8 @@ class Progress:
         Of each trial the epochs that it was given to train.
     astray
         A trial that failed now and did not then, and why.
+    n_workers
+        Workers that are there now.
     """
 
     n_played: int = 0
@@ -69,6 +71,7 @@ class Progress:
     ended: set[int] = field(default_factory=set)
     granted: dict[int, int] = field(default_factory=dict)
     astray: str = ""
+    n_workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Script:
 
     A trial trains the epochs that it had reported then, not those that were decided and never came
     to an end. Pauses, time limits and the cluster's size are left out: of what a whole epoch of one
-    worker learns they change nothing.
+    worker learns they change nothing. A gang is no larger than the cluster is now.
 
     Parameters
     ----------
@@ -110,6 +113,7 @@ class Script:
 
     def start(self, context: Context) -> list[Decision]:
         """Decide what was decided before anything was reported."""
+        self.state.n_workers = max(1, context.n_workers)
         return self._advance()
 
     def handle(self, event: Event) -> list[Decision]:
@@ -152,7 +156,9 @@ class Script:
                 self.state.granted[trial] = granted + epochs
                 n_done = sum(reported == trial for reported, _ in self.state.reported)
                 has_work = granted + epochs > n_done
-                return [replace(decision, epochs=epochs, seconds=None)] if has_work else []
+                gang = min(decision.gang, self.state.n_workers)
+                again = replace(decision, epochs=epochs, seconds=None, gang=gang)
+                return [again] if has_work else []
             case Stop(trial):
                 if trial in self.state.ended:
                     return []

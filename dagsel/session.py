@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagsel.errors import WorkloadError
 from dagsel.execution.cluster import connect
 from dagsel.execution.crews import Crews, why_no_room
 from dagsel.execution.elastic import ClusterDriver, elastic_for
@@ -34,7 +33,7 @@ from dagsel.study import StudyDriver
 from dagsel.trial_record import TrialRecord
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
-from dagsel.workloads.gang import GangWorkload
+from dagsel.workloads.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -64,6 +63,18 @@ class Session:
 
     Parameters
     ----------
+    settings
+        What the run was begun with.
+    folder
+        Where its journal and its states are.
+    driver
+        Tells the study.
+    flow
+        Decides.
+    workload, data
+        What is trained, and on what.
+    record
+        What has happened; goes on.
     visits
         The orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed
         if the run is deterministic.
@@ -156,19 +167,21 @@ class Session:
         return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
-        """Give the efficiency of a trial's gangs, if a profile is kept with the data."""
+        """Give the efficiency of a trial's gangs, if a readable profile is kept with the data."""
         if not isinstance(self.workload, GangWorkload):
             return None
-        scaling = stored_scaling(self.data, self.workload, trial.config)
+        try:
+            scaling = stored_scaling(self.data, self.workload, trial.config)
+        except Exception as error:  # noqa: BLE001 - a search can do without
+            logger.warning("trial %d: its profile is not used: %s", trial.number, error)
+            return None
         return None if scaling is None else scaling.efficiency
 
     def _check_gang(self, config: Mapping[str, Any], size: int) -> None:
-        if not isinstance(self.workload, GangWorkload):
-            raise WorkloadError(
-                f"a {type(self.workload).__name__} trains on one worker, and the search wants "
-                f"{size} for a trial; use gangs of 1, or a workload with train_gang"
-            )
-        self.workload.validate_gang(config, size)
+        workload = gang_workload(
+            self.workload, instead=f"let the search use gangs of 1, not {size}"
+        )
+        workload.validate_gang(config, size)
 
     def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
         if not isinstance(self.workload, Reconfigurable):

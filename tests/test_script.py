@@ -70,6 +70,12 @@ def runs(draw: st.DrawFn) -> list[Turn]:
     return turns
 
 
+def test_a_gang_is_no_larger_than_the_cluster_is_now() -> None:
+    turns = (Turn(None, (Train(0, 1, gang=4),)), Turn(reported(0, 1), (Finish(),)))
+    for n_workers, gang in ((1, 1), (3, 3), (8, 4)):
+        assert list(Script(turns).start(Context(n_workers))) == [Train(0, 1, gang=gang)]
+
+
 def play(script: Script, chance: random.Random) -> list[Decision]:
     """Let what was decided happen, each trial in its order, the trials in any."""
     decided = list(script.start(Context(1)))

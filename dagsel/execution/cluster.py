@@ -39,9 +39,11 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
     Raises
     ------
     ClusterError
-        If there is no scheduler at the address, the script lacks its main guard, or there is no
-        GPU or no dask-cuda where it is needed.
+        If there is no scheduler at the address, a client comes with ``"cuda"``, the script lacks
+        its main guard, or there is no GPU or no dask-cuda where it is needed.
     """
+    if client is not None and cluster == "cuda":
+        raise ClusterError('cluster="cuda" makes a cluster of its own: give no client with it')
     if isinstance(client, Client):
         if client.asynchronous:
             raise ClusterError("dagsel needs a synchronous client: Client(asynchronous=False)")

@@ -300,8 +300,8 @@ class _ByName:
 
     def close(self, workers: Collection[str]) -> None:
         """Retire the workers, and take back the specifications of those that have gone."""
-        self._forget_closed()
         left = self.places() - len(workers)
+        self._forget_closed()
         before = _workers(self.client)
         retired = self.client.retire_workers(list(workers), close_workers=True)
         after = _workers(self.client)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
 from distributed import Client, Future
@@ -28,6 +28,7 @@ from dagsel.errors import (
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
+from dagsel.execution.seams import Message
 from dagsel.execution.spec import RunSpec, plugin_name
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.planning.budget import Bill
@@ -38,7 +39,6 @@ from dagsel.trial_record import Place
 #: A cluster that has fewer workers than it should is asked for them again after so long.
 ASK_AGAIN_S = 10.0
 
-Message: TypeAlias = dict[str, Any]
 logger = logging.getLogger("dagsel")
 
 
@@ -78,6 +78,7 @@ class Engine:
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
     _leaving: set[str] = field(default_factory=set)
     _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
+    _found: set[str] = field(default_factory=set)  # workers that were there before the run
     _n_before: int | None = None  # workers that the cluster was to have before we changed it
     _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
     _n_asked: int | None = None  # workers that were asked for again
@@ -114,7 +115,8 @@ class Engine:
         run = self.spec.run
         node_size = 1 if self.driver is None else self.driver.node_size
         self._bill = Bill(node_size, at=self.now())
-        if not self._workers_there():  # a flow begins once there is one
+        self._found = self._workers_there()
+        if not self._found:  # a flow begins once there is one
             self._ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
@@ -141,6 +143,7 @@ class Engine:
         except OSError:  # a worker was lost in the middle of it; the others have been told
             registered = self._workers_there()
         refusals: list[str] = []
+        notes: list[Message] = []
         while not self.workers or not registered <= self.workers:
             left_s = deadline - time.monotonic()
             try:
@@ -151,6 +154,8 @@ class Engine:
                 registered &= self._workers_there()
                 continue
             match message["op"]:
+                case "note":
+                    notes.append(message)
                 case "left":
                     registered.discard(message["worker"])
                 case "refused":
@@ -158,6 +163,8 @@ class Engine:
                     refusals.append(message["reason"])
                     if not registered:
                         break
+        for note in notes:  # for whoever listens from now on
+            self._messages.put(note)
         if refusals:
             kinds = (WorkerMemoryError, VersionMismatchError)
             kind = next((k for k in kinds if k.__name__ in refusals[0]), ClusterError)
@@ -195,12 +202,17 @@ class Engine:
             return
         if self._n_before is not None:
             self.driver.grow(self._n_before)
-            if self.driver.close():  # now none is closing any more
-                n_over = self.driver.wanted - self._n_before
-                leaving = sorted(self._workers_there(), key=lambda w: (w not in self._leaving, w))
-                self.driver.retire(leaving[: max(0, n_over)])
-        if not self.driver.close():
+        is_done = self.driver.close()
+        if is_done and self._n_before is not None:  # now none is closing any more
+            n_over = self.driver.wanted - self._n_before
+            self.driver.retire(sorted(self._workers_there(), key=self._stays)[: max(0, n_over)])
+            is_done = self.driver.close()
+        if not is_done:
             logger.warning("the cluster is still being scaled")
+
+    def _stays(self, worker: str) -> tuple[bool, bool, str]:
+        """Rank a worker: those that leave anyway go first, those that were there before last."""
+        return worker not in self._leaving, worker in self._found, worker
 
     def _hear(self, event: tuple[float, Message]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""
@@ -221,6 +233,7 @@ class Engine:
             case "left":
                 self.workers.discard(message["worker"])
                 self._leaving.discard(message["worker"])
+                self._retiring.discard(message["worker"])
                 self._asked_at = -math.inf
                 self._write(lambda bill, at: bill.leave(message["worker"], at=at))
             case "draining":
@@ -333,10 +346,12 @@ class Engine:
 
     def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
         """Let a trial train on so many workers, for so long; one that rests goes on."""
+        self._checks.pop(trial, None)  # nobody waits for it, and the state that it scores may go
         self._command("allow", trial=trial, gang=gang, seconds=seconds, number=number)
 
     def hold(self, trial: int, number: int) -> None:
         """Let a trial rest from its next batch on; a message says when it does."""
+        self._checks.pop(trial, None)
         self._command("hold", trial=trial, number=number)
 
     def check(
@@ -374,13 +389,19 @@ class Engine:
             self._command("shrink", n_workers=self._n_wanted)
 
     def _grow(self, n_workers: int) -> None:
-        assert self.driver is not None
+        driver = self.driver
+        assert driver is not None
         self._asked_at = time.monotonic()
         if self._n_before is None:
-            self._n_before = self.driver.wanted
+            self._n_before = driver.wanted
+
+        def on_grown() -> None:  # a cluster may have taken fewer
+            n_taken = min(n_workers, driver.wanted)
+            self._write(lambda bill, at: bill.ask(n_taken, at=at))
+
         self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
-        self.driver.on_grown = lambda: self._write(lambda bill, at: bill.ask(n_workers, at=at))
-        self.driver.grow(n_workers, besides=self._leaving)
+        driver.on_grown = on_grown
+        driver.grow(n_workers, besides=self._leaving)
 
     def _ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.

@@ -44,7 +44,7 @@ class Farewell:
     ) -> None:
         self._worker = worker
         self._stop_all, self._is_idle, self._tell = stop_all, is_idle, tell
-        self._has_begun = False
+        self._has_begun = self._has_ended = False
         self._before: Any = None
         self._listens = threading.current_thread() is threading.main_thread()
         if self._listens:  # not so for workers that are threads of the driver
@@ -74,11 +74,19 @@ class Farewell:
 
     async def end(self) -> None:
         """Give the process its handler back; wait for the running unit if the worker closes."""
+        self._has_ended = True
         is_ours = signal.getsignal(signal.SIGTERM) == self._on_signal  # not a later run's
         if self._listens and is_ours and not self._has_begun:
-            signal.signal(signal.SIGTERM, self._before)
+            signal.signal(signal.SIGTERM, self._lasting())
         if self._worker.status in (Status.closing, Status.closing_gracefully):
             await self._quiet(PATIENCE_S)
+
+    def _lasting(self) -> Any:
+        """Give the handler of before that is of no run that has ended meanwhile."""
+        before = self._before
+        while isinstance(owner := getattr(before, "__self__", None), Farewell) and owner._has_ended:
+            before = owner._before
+        return before
 
     async def _quiet(self, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s

@@ -251,6 +251,9 @@ class DispatchPlugin(SchedulerPlugin):
             case "leaving":  # it was told to end, and stores what it runs
                 self._report("draining", worker=worker, retire=False)
                 self._push(events.DrainRequested(worker))
+                for unit, binding in self.dispatcher.bindings.items():
+                    if worker in binding.members:  # a gang ends where its leader does
+                        self._preempt(unit, binding.worker)
             case "started":
                 unit = Unit(*msg["unit"])
                 self._push(events.UnitStarted(unit, worker))
@@ -408,6 +411,9 @@ class DispatchPlugin(SchedulerPlugin):
         binding = self.dispatcher.bindings.get(unit)
         if binding is None or binding.worker != leader or attempt != self._attempts.get(unit):
             return
+        if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
+            self._send(leader, "abandon", unit=list(unit), attempt=attempt)
+            return
         host, size = get_address_host(leader), len(binding.workers)
         for rank, member in enumerate(binding.members, start=1):
             call = {"unit": list(unit), "attempt": attempt, "shard": binding.shard}
@@ -446,9 +452,12 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _send(self, worker: str, verb: str, **message: Any) -> None:
         # One that has not joined, such as a restarted one at the same address, does not listen.
-        if self.dispatcher.knows(worker) and worker in self.scheduler.stream_comms:
+        if self._is_there(worker):
             told = {"op": CHANNEL, "run": self.run, "verb": verb, "message": message}
             self.scheduler.worker_send(worker, told)
+
+    def _is_there(self, worker: str) -> bool:
+        return self.dispatcher.knows(worker) and worker in self.scheduler.stream_comms
 
     def _restart(self, worker: str, reason: str) -> None:
         self._report("restarted", worker=worker, reason=reason)

@@ -25,7 +25,7 @@ from dagsel.execution.engine import check_versions, pack_workload
 from dagsel.execution.timed_rank import Rank, make_ready, time_rank
 from dagsel.storage import ShardedDataset
 from dagsel.workloads.base import Config, Workload
-from dagsel.workloads.gang import GangWorkload
+from dagsel.workloads.gang import gang_workload
 
 #: So long the other ranks have to say why a gang broke.
 _GRACE_S = 5.0
@@ -273,9 +273,4 @@ def few_hosts_first(addresses: Sequence[str]) -> list[str]:
 
 
 def _check_gangs(workload: Workload, config: Config, n_workers: int) -> None:
-    if not isinstance(workload, GangWorkload):
-        raise WorkloadError(
-            f"a {type(workload).__name__} cannot train on several workers: it has no train_gang; "
-            "give gangs=(1,)"
-        )
-    workload.validate_gang(config, n_workers)
+    gang_workload(workload, instead="give gangs=(1,)").validate_gang(config, n_workers)

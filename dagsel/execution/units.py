@@ -87,6 +87,7 @@ class UnitRunner:
         self._stops: dict[Unit, threading.Event] = {}
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
+        self._assists: set[tuple[Unit, int]] = set()  # parts in gangs that others lead
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
@@ -229,6 +230,7 @@ class UnitRunner:
 
     def assist(self, **call: Any) -> None:
         """Train in a gang that another worker leads, in a thread of its own."""
+        self._assists.add((call["unit"], call["attempt"]))
         threading.Thread(target=self._assist, kwargs=call, name="dagsel-gang", daemon=True).start()
 
     def _assist(
@@ -254,6 +256,8 @@ class UnitRunner:
                 )
         except Exception:  # the leader has it too, and says what became of the unit
             logger.debug("rank %d of the gang of %s", rank, unit, exc_info=True)
+        finally:
+            self._assists.discard((unit, attempt))
 
     def abandon(self, unit: Unit, attempt: int) -> None:
         """End the wait of a gang's leader: one of the others will not come."""
@@ -272,8 +276,8 @@ class UnitRunner:
         return self._workload
 
     def is_idle(self) -> bool:
-        """Whether no training unit runs."""
-        return not self._stops
+        """Whether no training unit runs, nor a part of a gang's."""
+        return not self._stops and not self._assists
 
     def stop(self, unit: Unit, attempt: int) -> None:
         """Tell a unit to stop at its next batch, or before its first."""

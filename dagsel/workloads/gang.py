@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dagsel.errors import GangBrokenError, TrainingError
+from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.state import State
 from dagsel.workloads._rendezvous import Guest, Host, Meeting, seconds_left
 from dagsel.workloads.base import Config, Trained, Visit, never
@@ -155,6 +155,29 @@ class GangWorkload(Protocol):
             Rank 0's counts. The others give what they have.
         """
         ...
+
+
+def gang_workload(workload: object, *, instead: str) -> GangWorkload:
+    """Give a workload as one that several workers can train at once.
+
+    Parameters
+    ----------
+    workload
+        Any.
+    instead
+        What to do if it is none.
+
+    Raises
+    ------
+    WorkloadError
+        If it is none.
+    """
+    if not isinstance(workload, GangWorkload):
+        raise WorkloadError(
+            f"a {type(workload).__name__} trains on one worker alone, as it has no train_gang; "
+            f"{instead}"
+        )
+    return workload
 
 
 @contextmanager

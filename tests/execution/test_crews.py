@@ -29,7 +29,7 @@ from dagsel.planning.rounds import Unit
 from dagsel.planning.small_population import RESTART_S
 from dagsel.profiling import Profile, architecture_of
 from dagsel.record import Record, UnitRecord
-from dagsel.storage import ShardedDataset
+from dagsel.storage import ShardedDataset, profiles
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
 from dagsel.trial_record import TrialRecord
 
@@ -137,6 +137,16 @@ def test_of_itself_only_what_a_profile_says_is_faster(
     run = search(trains(3), workload, data, client=client, run_dir=run_dir)
     assert gangs(run, 0)[-1] == gang
     assert len(run.record.notes) == (gang > 1)
+
+
+def test_a_damaged_profile_is_left_aside(
+    client: Client, data: ShardedDataset, run_dir: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = SyntheticWorkload()
+    profiles.keep(data, architecture_of(workload, {"x": 0.5}), b"{")
+    run = search(trains(3), workload, data, client=client, run_dir=run_dir)
+    assert set(gangs(run, 0)) == {1}
+    assert "trial 0: its profile is not used" in caplog.text
 
 
 def test_what_the_run_has_seen_counts_more_than_the_profile(

@@ -44,6 +44,12 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalCluster]]:
         cluster.close()
 
 
+def test_it_is_not_made_beside_a_client(made: list[LocalCluster]) -> None:
+    with pytest.raises(ClusterError, match="give no client"), connect("127.0.0.1:1", "cuda"):
+        pass
+    assert made == []
+
+
 def test_a_search_runs_on_it_and_closes_it(
     made: list[LocalCluster], digits: ShardedDataset, study: optuna.Study, run_dir: str
 ) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
 
@@ -197,6 +198,22 @@ def test_a_lost_worker_that_is_retired_does_not_come_back() -> None:
         assert there(client) == [stays]
 
 
+def test_one_that_is_still_to_come_stays_wanted_when_a_lost_worker_is_retired() -> None:
+    workers = {name: {"cls": Worker, "options": {"nthreads": 1}} for name in range(2)}
+    with (
+        SpecCluster(scheduler=SCHEDULER, workers=workers, worker={"cls": Queued}) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.scale(3)
+        lost = lose(cluster, client)
+        cluster.sync(
+            until, lambda: any(w.status == Status.closed for w in cluster.workers.values())
+        )
+        with driving(client) as driver:
+            driver.retire([lost])
+        assert driver.wanted == 2
+
+
 def test_a_worker_whose_data_nobody_takes_stays() -> None:
     with cluster_of(1) as (_, client):
         data = client.scatter("held")
@@ -254,6 +271,56 @@ def test_a_cluster_grows_as_far_as_it_can() -> None:
         client.wait_for_workers(2, timeout=TIMEOUT_S)
         assert "beyond visible devices" in driver.troubles()[0]
         assert driver.wanted == 2
+
+
+def test_workers_that_the_cluster_refuses_are_not_billed(
+    digits: ShardedDataset, run_dir: str
+) -> None:
+    with cluster_of(1, kind=TwoDevices) as (_, client):
+        driver = elastic_for(client)
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            engine.scale(4)
+            heard: list[Any] = []
+            while not any("beyond visible devices" in m.get("reason", "") for m in heard):
+                heard += engine.messages(timeout_s=0.1)
+            assert engine.bill.n_billed == 2
+
+
+def test_workers_that_were_there_before_the_run_are_there_after_it(
+    digits: ShardedDataset, run_dir: str
+) -> None:
+    with cluster_of(1) as (_, client):
+        before = there(client)
+        driver = elastic_for(client)
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            engine.scale(3)
+            while engine.n_workers < 3:
+                assert list(engine.messages(timeout_s=TIMEOUT_S))
+        assert there(client) == before
+
+
+class Hasty(ClusterDriver):
+    """Waits for nothing."""
+
+    def close(self, *, timeout_s: float = 0.0) -> bool:
+        return ClusterDriver.close(self, timeout_s=0.0)
+
+
+def test_a_cluster_that_is_still_being_scaled_as_the_run_ends_is_warned_of(
+    digits: ShardedDataset, run_dir: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_begin = threading.Event()
+
+    class Slow(_ByName):
+        def fill(self, n_workers: int, besides: Collection[str]) -> None:
+            may_begin.wait(TIMEOUT_S)
+
+    with cluster_of(1) as (cluster, client):
+        driver = Hasty(Slow(client, cluster))
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            engine.scale(2)
+        may_begin.set()
+    assert "the cluster is still being scaled" in caplog.text
 
 
 class Job:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from distributed import Client
+from distributed import Client, Status
 
+from dagsel.execution.farewell import Farewell
 from dagsel.planning.rounds import Chain, Round
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -51,3 +55,13 @@ def test_notice_costs_no_more_than_a_batch(
         assert len(seen(state)) == 4 * 40
     last = [message for message in heard if message["op"] == "done"][-1]
     assert last["worker"] != told
+
+
+def test_runs_that_overlap_leave_the_handler_of_before() -> None:
+    worker: Any = SimpleNamespace(status=Status.running)
+    before = signal.getsignal(signal.SIGTERM)
+    runs = [Farewell(worker, lambda: None, lambda: True, lambda op: None) for _ in range(3)]
+    for k in (1, 0, 2):
+        assert signal.getsignal(signal.SIGTERM) != before
+        asyncio.run(runs[k].end())
+    assert signal.getsignal(signal.SIGTERM) == before

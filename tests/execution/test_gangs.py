@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import optuna
 import pytest
 import torch
@@ -21,7 +25,7 @@ from dagsel.script import read_turns
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 
-from .helpers import client_of, engine_for, final_state
+from .helpers import client_of, done, engine_for, final_state, listen
 from .scripted import Scripted
 
 N_GANGS, N_SHARDS = 200, 4
@@ -67,6 +71,71 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
     counts = Counter(seen(state))
     assert set(counts.values()) == {1}
     assert len(counts) == N_GANGS * 3
+
+
+def is_over(heard: list[dict[str, Any]]) -> bool:
+    return len(done(heard)) == N_SHARDS or any(message["op"] == "failed" for message in heard)
+
+
+class LeavesOnce(SyntheticWorkload):
+    """Has a gang's member told, once, that its machine is taken back."""
+
+    def train_gang(self, state: Any, shard: Any, config: Any, **rest: Any) -> Any:
+        if rest["gang"].rank == 1 and not Path(config["told"]).exists():
+            Path(config["told"]).touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().train_gang(state, shard, config, **rest)
+
+
+def test_notice_to_a_member_costs_no_more_than_a_batch(
+    three: Client, digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    workload = LeavesOnce(seconds=2.0, n_batches=40)
+    with engine_for(three, digits, workload, run_dir, dispatch={"max_strikes": 1}) as engine:
+        engine.allow(0, 2, None, 1)
+        engine.submit(
+            Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)),
+            {0: {"told": str(tmp_path / "told")}},
+        )
+        heard = listen(engine, until=is_over)
+        assert [message for message in heard if message["op"] == "failed"] == []
+        state = final_state(engine, 0, 1, N_SHARDS)
+    pieces = [message for message in heard if message["op"] == "preempted"]
+    assert [0 < piece["share"] < 1 for piece in pieces] == [True]
+    counts = Counter(seen(state))
+    assert set(counts.values()) == {1}
+    assert len(counts) == N_SHARDS * 40
+    last = [message for message in heard if message["op"] == "done"][-1]
+    assert not {last["worker"], *last["members"]} & {*pieces[0]["members"]}
+
+
+class LosesTheOther(SyntheticWorkload):
+    """Kills the other workers as the leader makes its state, and lets it go on when told to."""
+
+    def init(self, config: Any, seed: int) -> Any:
+        go = Path(config["go"])
+        if not go.exists():
+            for pid in {*config["pids"]} - {os.getpid()}:
+                os.kill(pid, signal.SIGKILL)
+        while not go.exists():
+            time.sleep(0.01)
+        return super().init(config, seed)
+
+
+def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
+    digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    config = {"go": str(tmp_path / "go")}
+    patience = {"gang_timeout_s": 600.0}  # `listen` waits 60
+    with client_of(2) as two:
+        config |= {"pids": [*two.run(os.getpid).values()]}
+        with engine_for(two, digits, LosesTheOther(), run_dir, spec=patience) as engine:
+            engine.allow(0, 2, None, 1)
+            engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: config})
+            listen(engine, until=lambda heard: any(m["op"] == "left" for m in heard))
+            Path(config["go"]).touch()
+            heard = listen(engine, until=is_over)
+            assert [message for message in heard if message["op"] == "failed"] == []
 
 
 def net(config: dict[str, Any]) -> torch.nn.Module:
@@ -258,3 +327,6 @@ def test_a_gang_is_suspended_and_scored(
     assert len(heard) == 1
     assert heard[0].epochs < 50
     assert (heard[0].value is None) == (run.record.best is None)
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])

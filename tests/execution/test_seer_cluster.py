@@ -223,13 +223,19 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
 
 
 def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Any) -> None:
-    flow = SEER("6 s", 16, reduction_factor=2, max_workers=1, min_stage=1.2, mode="paper")
+    flow = SEER(
+        "6 s", "4 USD", reduction_factor=2, max_workers=1, min_stage=1.2, mode="paper",
+        price_per_worker_hour=900.0,
+    )  # fmt: skip
     assert flow.plan.stages[0].n_workers > 2
     run = search(flow, client=cluster.scheduler_address)
     assert len(cluster.worker_spec) == 2
     assert any("workers were wanted, and 2 are there" in note for note in run.record.notes)
     assert all("pass cluster=" in note for note in run.record.notes)
     assert run.record.seconds <= 6 + OVERSHOOT_S
+    about = run.run_dir.about()  # the flow's own limits are the run's
+    limits = (about["deadline_s"], about["budget_s"], about["price_per_worker_hour"])
+    assert limits == (6.0, 16.0, 900.0)
     check_best(run)
 
 

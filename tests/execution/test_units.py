@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -23,11 +24,14 @@ from helpers import done, engine_for, final_state, listen
 
 import dagsel
 from dagsel.execution.cluster import close
+from dagsel.execution.engine import Engine
 from dagsel.execution.spec import CHANNEL
+from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from dagsel.trial_record import Place
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 
@@ -128,6 +132,43 @@ def test_results_that_were_heard_are_let_go(
         assert client.run_on_scheduler(scored) == {1, 2}
         engine.release(0, 1)
         while client.run_on_scheduler(scored) != {2}:
+            pass
+
+
+def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
+    client: Any = SimpleNamespace(register_plugin=lambda plugin: ["a", "b"])
+    spec: Any = SimpleNamespace(run="0")
+    engine = Engine(client, spec, DispatchConfig(n_shards=1))
+    for worker, threads in (("a", 1), ("b", 2)):
+        joined = {"op": "joined", "worker": worker, "name": worker, "threads": threads}
+        engine._hear((0.0, joined))
+    engine._hear((0.0, {"op": "left", "worker": "b"}))
+    engine._wait_for_workers()
+    (note,) = engine.messages(timeout_s=0.0)
+    assert "train with 1 and 2 threads" in note["reason"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
+    client: Client, digits: ShardedDataset, run_dir: str, goes_on: bool
+) -> None:
+    def checks(dask_scheduler: Any) -> set[int]:
+        return {key[2] for key in dask_scheduler.tasks if key[0].startswith("check")}
+
+    workload = SyntheticWorkload(seconds=0.1, n_batches=10)
+    with engine_for(client, digits, workload, run_dir) as engine:
+        engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
+        listen(engine, until=done)
+        engine.hold(0, 1)
+        listen(engine, until=lambda heard: any(m["op"] == "rests" for m in heard))
+        engine.check(0, 1, Place(1, 0), {0: {}})
+        while not client.run_on_scheduler(checks):
+            pass
+        if goes_on:
+            engine.allow(0, 1, None, 2)
+        else:
+            engine.hold(0, 2)
+        while client.run_on_scheduler(checks):
             pass
 
 
