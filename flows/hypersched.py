@@ -146,7 +146,7 @@ class HyperSched(WithinBudget):
             case Reported(trial) if trial in state.candidates:
                 return self._note(event)
             case Paused(trial, value=value) if trial in state.pausing:
-                if value is not None and state.candidates[trial].epochs:
+                if value is not None:
                     state.candidates[trial].loss = state.context.loss(value)
                 return self._let_go(trial)
             case TrialFailed(trial) if trial in state.candidates:
@@ -171,14 +171,14 @@ class HyperSched(WithinBudget):
             state.n_timed += 1
             state.timed_s += event.seconds - candidate.since
         candidate.since = event.seconds
-        if event.trial in state.pausing:
-            return []
         if event.epoch == self.max_epochs:
             result = (candidate.loss, event.trial)
             state.best = result if state.best is None else min(state.best, result)
             del state.candidates[event.trial]
             reason = f"trained to the end, {event.epoch} epochs"
             return [Stop(event.trial, reason, "complete"), *self._let_go(event.trial)]
+        if event.trial in state.pausing:
+            return []
         if state.explores and event.epoch < candidate.n_given:
             return []
         if state.explores:
@@ -314,6 +314,10 @@ class HyperSched(WithinBudget):
     def _finish(self, reason: str) -> list[Decision]:
         state = self.state
         state.finished = True
-        scored = [(one.loss, trial) for trial, one in state.candidates.items() if one.epochs]
+        scored = [
+            (one.loss, trial)
+            for trial, one in state.candidates.items()
+            if one.epochs or one.loss < math.inf
+        ]
         _, best = min([*scored, *([] if state.best is None else [state.best])], default=(0.0, None))
         return end_all(state.candidates, best, reason)

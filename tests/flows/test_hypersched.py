@@ -94,6 +94,26 @@ def test_no_trial_has_more_than_max_workers() -> None:
     assert set(gangs(flow.handle(Tick(90.0))).values()) <= {2}
 
 
+def test_what_the_last_pause_tells_counts_for_a_trial_without_a_whole_epoch() -> None:
+    flow = begun()
+    assert len(flow.handle(Tick(99.9))) == 4
+    for trial, value in enumerate([0.5, 0.3, 0.4]):
+        assert flow.handle(Paused(trial, 0.5, 99.95, value=value)) == []
+    decisions = flow.handle(Paused(3, 0.5, 99.95, value=0.6))
+    ended = {d.trial: d.outcome for d in decisions if isinstance(d, Stop)}
+    assert ended == {0: "pruned", 1: "complete", 2: "pruned", 3: "pruned"}
+
+
+def test_a_trial_that_ends_in_the_last_pause_is_complete() -> None:
+    flow = HyperSched(100, 200, max_epochs=2)
+    flow.start(Context(2))
+    flow.handle(Asked((0,)))
+    flow.handle(Reported(0, 1, 0.5, {}, 60.0))
+    flow.handle(Tick(99.9))
+    decisions = flow.handle(Reported(0, 2, 0.4, {}, 99.95))
+    assert decisions == [Stop(0, "trained to the end, 2 epochs", "complete"), Finish()]
+
+
 def test_lost_workers_are_asked_for_again() -> None:
     flow = begun()
     assert flow.handle(WorkersChanged(3)) == [Scale(4)]
