@@ -64,6 +64,32 @@ def test_deadline_and_budget_hold(name: str, trouble: dict[str, Any]) -> None:
     assert not [trial for trial in run.record.trials.values() if trial.is_live]
 
 
+@pytest.mark.parametrize("share", [0.02, 0.05])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        ElasticGrid(DEADLINE_S, 2400, sampling="study"),
+        HyperSched(DEADLINE_S, 2400),
+        SEER(DEADLINE_S, 2400, min_stage=DEADLINE_S),
+        SEER(DEADLINE_S, 2400, min_stage=60),
+    ],
+)
+def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
+    flow: Flow, share: float
+) -> None:
+    run = simulate(
+        flow,
+        PowerLaw(epoch_s=900.0, evaluation_share=share),
+        SimulatedCluster(n_workers=4, max_workers=50),
+        space=space,
+        deadline=DEADLINE_S,
+        budget=2400,
+    )
+    assert run.record.best is not None
+    assert run.record.best.is_complete
+    assert run.cost <= 2400 + 1e-6
+
+
 def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
