@@ -20,7 +20,7 @@ from dagsel.flow import (
     Train,
     Wake,
 )
-from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched
+from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched, RandomSearch
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from tests.execution.scripted import Scripted
@@ -88,6 +88,16 @@ def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
     assert run.record.best is not None
     assert run.record.best.is_complete
     assert run.cost <= 2400 + 1e-6
+
+
+def test_an_elastic_cluster_replaces_a_worker_that_dies_for_any_flow() -> None:
+    flow = RandomSearch(max_epochs=3, n_trials=4)
+    cluster = SimulatedCluster(2, max_workers=2, startup_s=5.0, failures=((10.0, 0),))
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
+    assert set(run.timeline()["worker"]) == {"worker-1", "worker-2"}
+    # 720 s of training, the unit that was lost, and the time in which a worker was to come.
+    assert run.cost == pytest.approx(2 * (5.0 + run.seconds))
+    assert run.seconds < 420.0
 
 
 def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
