@@ -119,3 +119,10 @@ def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
     assert set(run.timeline()["worker"]) == {"worker-0"}
     # One worker all the time, three more from the beginning until they were given up.
     assert run.cost == 80 + 8 * 60 + 3 * 50
+
+
+def test_a_budget_in_money_ends_a_simulation_at_its_price() -> None:
+    flow, cluster = RandomSearch(max_epochs=9, n_trials=8), SimulatedCluster(n_workers=4)
+    options: dict[str, Any] = {"space": space, "price_per_worker_hour": 3.0}
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, budget="1 EUR", **options)
+    assert run.cost == pytest.approx(1200.0)
