@@ -21,7 +21,8 @@ def makespans(record: Record) -> pd.DataFrame:
     """
     by_epoch: dict[tuple[int, int], list[UnitRecord]] = {}
     for unit in record.units:
-        by_epoch.setdefault((unit.unit.trial, unit.unit.epoch), []).append(unit)
+        if unit.unit.kind != "check":  # it is of no round: it scores a trial that is paused
+            by_epoch.setdefault((unit.unit.trial, unit.unit.epoch), []).append(unit)
     rows = []
     for round_ in record.rounds:
         units = [unit for epoch in round_.epochs for unit in by_epoch.get(epoch, ())]

@@ -65,8 +65,8 @@ def preview(
     direction
         Whether smaller or larger values of the curves are better.
     deadline, budget, price_per_worker_hour
-        As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price no
-        money is shown.
+        As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price,
+        here or in the flow, no money is shown.
     seed
         Seeds the flow and the draws of configurations.
 
@@ -101,13 +101,17 @@ def preview(
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
-    limit = read_budget(1.0 if budget is None else budget, price_per_worker_hour)
+    if price_per_worker_hour is None:
+        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
+    own = getattr(flow, "budget", 1.0) if hasattr(flow, "budget_worker_s") else 1.0
+    limit = read_budget(own if budget is None else budget, price_per_worker_hour)
     budget_s = math.inf if budget is None else limit.worker_seconds
     price = (limit.price_per_worker_hour, limit.currency)
     name, plan = type(flow).__name__, getattr(flow, "plan", None)
     told = (cluster, curves, epoch_seconds, n_workers)
     if isinstance(plan, StagePlan) and all(value is None for value in told):
         rows, ends_early = _planned(plan, deadline_s, budget_s)
+        _check_any(rows)
         return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
     cluster = _cluster(cluster, n_workers)
     arguments: dict[str, Any] = {"seed": seed, "direction": direction}
@@ -115,11 +119,15 @@ def preview(
     curves = _curves(curves, epoch_seconds)
     run = _simulated(flow, curves, cluster, deadline_s, budget_s, arguments)
     rows = _spans(run)
-    if not rows:
-        raise SearchError("there is nothing to show: the search ends as soon as it begins")
+    _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
     n_trials = len({unit.unit.trial for unit in _trained(run)})
     return Preview(name, "simulation", rows, n_trials, ends_early, *price)
+
+
+def _check_any(rows: Sequence[Row]) -> None:
+    if not rows:
+        raise SearchError("there is nothing to show: the search ends as soon as it begins")
 
 
 def _planned(plan: StagePlan, deadline_s: float, budget_s: float) -> tuple[tuple[Row, ...], bool]:
@@ -179,6 +187,8 @@ def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | No
         return space
     if getattr(flow, "sampling", "study") == "grid":
         raise SearchError("space is missing: how many trials a grid has depends on it")
+    if hasattr(flow, "scaling"):
+        raise SearchError("space is missing: the flow reads the architecture off configurations")
     if hasattr(flow, "mutations"):
         raise SearchError("space is missing: the flow changes parameters of the configurations")
     return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
@@ -216,7 +226,8 @@ def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
 
 
 def _trained(run: SimulatedRun) -> list[UnitRecord]:
-    return [unit for unit in run.record.units if unit.unit.kind == "train"]
+    ran = (*run.record.units, *run.record.pieces)  # many a trial is stopped in its first unit
+    return [unit for unit in ran if unit.unit.kind == "train"]
 
 
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:

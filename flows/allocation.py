@@ -50,7 +50,7 @@ class Job:
         Workers that it has now; 0 while it waits.
     least, most
         It may not have fewer, nor more: a job that has begun keeps a worker, and one that is about
-        to stop, or trains for a stated time, is not disturbed.
+        to stop, or trains for a stated time, is not disturbed; the latter unless workers were lost.
     scaling
         λ of its architecture.
     left_s
@@ -283,7 +283,8 @@ class Allocator(Wrapper):
         live = self.own.live
         queue = [trial for trial, work in live.items() if work.gang or work.wants]
         queue.sort(key=lambda trial: (-live[trial].priority, live[trial].place))
-        gangs = self.divide([self._job(trial) for trial in queue], self.own.n_workers)
+        is_short = sum(work.gang for work in live.values()) > self.own.n_workers
+        gangs = self.divide([self._job(trial, is_short) for trial in queue], self.own.n_workers)
         for trial, gang in gangs.items():
             live[trial].is_told &= gang == live[trial].gang
         # Who gives workers up comes before who gets them.
@@ -300,11 +301,12 @@ class Allocator(Wrapper):
         work.gang, work.owed, work.is_told = gang, 0, True
         return train
 
-    def _job(self, trial: int) -> Job:
+    def _job(self, trial: int, is_short: bool) -> Job:
         own = self.own
         work = own.live[trial]
-        least = min(work.gang, 1) if work.wants else work.gang
-        is_fixed = work.gang and (work.seconds is not None or not work.wants)
+        is_timed = work.seconds is not None
+        least = min(work.gang, 1) if work.wants and (is_short or not is_timed) else work.gang
+        is_fixed = work.gang and (is_timed or not work.wants)
         most = work.gang if is_fixed else own.n_workers
         architecture = work.architecture
         known = (self.profile(architecture), self._left_s(work), self._switch_s(architecture))

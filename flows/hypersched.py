@@ -34,7 +34,8 @@ class Candidate:
 
     epochs: int = 0
     n_given: int = 0
-    gang: int = 0  # 0 while it pauses
+    gang: int = 0  # 0 while it stands on a rung
+    rests: bool = False  # in a pause of all
     rung: int = 0  # how many it has passed
     loss: float = math.inf
     since: float = 0.0  # when its present epoch began
@@ -51,6 +52,8 @@ class HyperSchedState(Drawing):
     rungs: list[list[tuple[float, int]]] = field(default_factory=list)  # loss and trial, sorted
     best: tuple[float, int] | None = None  # loss and trial, of those that are complete
     pausing: set[int] = field(default_factory=set)
+    paused_at: float = 0.0  # when they were told to
+    pause_s: float | None = None  # how long a pause and its evaluation took
     n_timed: int = 0  # epochs on one worker, and what they took
     timed_s: float = 0.0
 
@@ -68,7 +71,9 @@ class HyperSched(WithinBudget):
       trial is now, at the mean time of an epoch so far;
     - from then on there are no rungs: the best trials, as many as there are workers, go on,
       wherever they stand; each time half of the time that was left has gone, the worse half of them
-      is stopped, and the workers are shared equally among the others.
+      is stopped, and the workers are shared equally among the others;
+    - once, halfway, all pause and are evaluated: the last pause begins as much before the deadline
+      as that one took.
 
     Parameters
     ----------
@@ -91,7 +96,7 @@ class HyperSched(WithinBudget):
     >>> from dagsel.flow import Asked, Context
     >>> flow = HyperSched(deadline="10 min", budget="40 worker-minutes")
     >>> flow.start(Context(n_workers=4))
-    [Scale(n_workers=4), Wake(seconds=599.4), Ask(n=4, sampling='study')]
+    [Scale(n_workers=4), Wake(seconds=299.7), Ask(n=4, sampling='study')]
     >>> flow.handle(Asked(trials=(0, 1)))[0]
     Train(trial=0, epochs=1)
     """
@@ -119,7 +124,7 @@ class HyperSched(WithinBudget):
     @property
     def end_s(self) -> float:
         """When the trials that are left are evaluated for the last time."""
-        return self.deadline_s * (1 - LAST_WORD)
+        return self.deadline_s - max(LAST_WORD * self.deadline_s, self.state.pause_s or 0.0)
 
     @cached_property
     def n_workers(self) -> int:
@@ -129,7 +134,7 @@ class HyperSched(WithinBudget):
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers, and for a trial for each that is there."""
         self.state.context, self.state.n_workers = context, context.n_workers
-        return [Scale(self.n_workers), Wake(self.end_s), *self._explore()]
+        return [Scale(self.n_workers), Wake(self.end_s / 2), *self._explore()]
 
     def handle(self, event: Event) -> list[Decision]:
         """Judge what stands on a rung; from some time on only who keeps its workers."""
@@ -146,7 +151,8 @@ class HyperSched(WithinBudget):
             case Reported(trial) if trial in state.candidates:
                 return self._note(event)
             case Paused(trial, value=value) if trial in state.pausing:
-                if value is not None and state.candidates[trial].epochs:
+                state.candidates[trial].rests = True
+                if value is not None:
                     state.candidates[trial].loss = state.context.loss(value)
                 return self._let_go(trial)
             case TrialFailed(trial) if trial in state.candidates:
@@ -156,9 +162,10 @@ class HyperSched(WithinBudget):
                 before, state.n_workers = state.n_workers, n_workers
                 is_lost = n_workers < min(before, self.n_workers)
                 again: list[Decision] = [Scale(self.n_workers)] if is_lost else []
-                return again if state.pausing else [*again, *self._go_on()]
+                return [*again, *self._go_on()]
             case Tick(seconds) if not state.pausing:
-                return self._end() if seconds >= self.end_s else self._reallocate()
+                is_due = state.pause_s is None or seconds >= self.end_s
+                return self._pause() if is_due else self._reallocate()
             case DeadlineReached():
                 return self._finish("the time is over")
             case _:
@@ -171,14 +178,14 @@ class HyperSched(WithinBudget):
             state.n_timed += 1
             state.timed_s += event.seconds - candidate.since
         candidate.since = event.seconds
-        if event.trial in state.pausing:
-            return []
         if event.epoch == self.max_epochs:
             result = (candidate.loss, event.trial)
             state.best = result if state.best is None else min(state.best, result)
             del state.candidates[event.trial]
             reason = f"trained to the end, {event.epoch} epochs"
             return [Stop(event.trial, reason, "complete"), *self._let_go(event.trial)]
+        if event.trial in state.pausing:
+            return []
         if state.explores and event.epoch < candidate.n_given:
             return []
         if state.explores:
@@ -190,8 +197,8 @@ class HyperSched(WithinBudget):
         state = self.state
         if trial in state.pausing:
             state.pausing.discard(trial)
-            return [] if state.pausing else self._finish("the deadline is there")
-        return [] if state.pausing else self._go_on()
+            return [] if state.pausing else self._resume()
+        return self._go_on()
 
     # ---- exploring
 
@@ -214,6 +221,8 @@ class HyperSched(WithinBudget):
 
     def _go_on(self) -> list[Decision]:
         state = self.state
+        if state.pausing:
+            return []
         if state.explores and not self._has_time():
             return self._reallocate()
         decisions = self._explore() if state.explores else self._share()
@@ -294,26 +303,47 @@ class HyperSched(WithinBudget):
         if self.max_epochs is not None:
             until = min(until, self.max_epochs)
         n = max(0, until - candidate.n_given)
-        if not n and gang == candidate.gang:
+        if not (n or candidate.rests or gang != candidate.gang):
             return []
+        candidate.rests = False
         candidate.n_given += n
         candidate.gang = gang
         return [Train(trial, n, gang=gang)]
 
-    # ---- the end
+    # ---- pauses of all
 
-    def _end(self) -> list[Decision]:
+    def _pause(self) -> list[Decision]:
         """Evaluate what has trained on since its last epoch."""
         state = self.state
         running = sorted(trial for trial, candidate in state.candidates.items() if candidate.gang)
-        state.pausing = set(running)
-        if not running:
+        state.pausing, state.paused_at = set(running), state.seconds
+        return [Pause(trial, evaluate=True) for trial in running] or self._resume()
+
+    def _resume(self) -> list[Decision]:
+        """Go on after the first pause, which tells how long the last one takes; then end."""
+        state = self.state
+        state.pause_s = max(state.pause_s or 0.0, state.seconds - state.paused_at)
+        if state.seconds >= self.end_s:
             return self._finish("the deadline is there")
-        return [Pause(trial, evaluate=True) for trial in running]
+        for trial, candidate in state.candidates.items():
+            if state.explores and candidate.gang and candidate.epochs == candidate.n_given:
+                self._stand(trial, candidate)  # its last epoch ended in the pause
+        if not state.explores or not self._has_time():
+            return self._reallocate()
+        decisions: list[Decision] = [Wake(self.end_s)]
+        for trial, candidate in state.candidates.items():
+            if candidate.gang and candidate.rests:
+                decisions.append(Train(trial, 0))
+            candidate.rests = False
+        return [*decisions, *self._go_on()]
 
     def _finish(self, reason: str) -> list[Decision]:
         state = self.state
         state.finished = True
-        scored = [(one.loss, trial) for trial, one in state.candidates.items() if one.epochs]
+        scored = [
+            (one.loss, trial)
+            for trial, one in state.candidates.items()
+            if one.epochs or one.loss < math.inf
+        ]
         _, best = min([*scored, *([] if state.best is None else [state.best])], default=(0.0, None))
         return end_all(state.candidates, best, reason)

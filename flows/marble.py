@@ -48,6 +48,8 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
     gangs = keep(jobs, n_workers)
     free = max(n_workers - sum(gangs.values()), 0)
     for job in sorted(jobs, key=lambda job: not job.gang):
+        if not free:
+            break
         gang = gangs[job.trial]
         cost_s = job.switch_s if switch_s is None else switch_s
         more = min(job.scaling.best(n_workers), job.most, gang + free)

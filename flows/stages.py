@@ -49,13 +49,13 @@ class Contender:
     epochs: int = 0
     n_given: int = 0
     loss: float = math.inf
-    is_evaluated: bool = False  # where it rests
+    is_evaluated: bool = False  # at a pause
     rests: bool = True
     is_done: bool = False  # trained to its last epoch, and stopped
 
     @property
     def has_value(self) -> bool:
-        """Whether its state, or that of its last epoch, was scored."""
+        """Whether it was scored, after an epoch or at a pause."""
         return self.epochs > 0 or self.is_evaluated
 
 
@@ -69,8 +69,11 @@ class StagedState:
     stage: int = 0
     contenders: dict[int, Contender] = field(default_factory=dict)
     pausing: set[int] = field(default_factory=set)
-    paused_at: float = 0.0  # when the last pause began
+    paused_at: float | None = None  # when the last pause began
+    is_rehearsal: bool = False  # that pause is to tell how long one takes
     pause_s: float = 0.0  # how long a pause and its evaluation took, at most
+    trial_s: float = 0.0  # the same for one trial on one worker
+    n_pausing: int = 0  # trials of that pause
     seconds: float = 0.0
     n_billed: int = 0  # the most that were asked for since then
     spent: float = 0.0  # worker-seconds that were asked for so far
@@ -103,8 +106,10 @@ class StagedSearch(WithinBudget):
 
     A subclass is a frozen dataclass with the fields below; it gives the plan. The ends of the
     stages are counted from the beginning of the run, and a pause begins as much before as the
-    longest one took so far: what goes slower than planned shortens a stage, it moves no end. A
-    trial that has reached `max_epochs` is complete; its value counts in the rankings on.
+    longest one took so far: what goes slower than planned shortens a stage, it moves no end. With
+    more trials on a worker than then it counts as longer, and a search of one stage pauses halfway
+    to see how long it takes. A trial that has reached `max_epochs` is complete; its value counts in
+    the rankings on.
     """
 
     max_epochs: int | None
@@ -174,10 +179,13 @@ class StagedSearch(WithinBudget):
     def _end(self) -> float:
         """When the trials of this stage have to pause."""
         state = self.state
-        end, pause_s = self.plan.ends[state.stage], state.pause_s
+        end, n_trials = self.plan.ends[state.stage], len(self._training())
+        pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
         if self._is_last:  # what the stages before have cost too much has to be saved now
             left = self.budget_worker_s - state.spent
             end = min(end, state.seconds + left / max(1, state.n_wanted))
+            if state.paused_at is None:  # nobody knows how long a pause takes: this one tells
+                return (state.seconds + end) / 2
             pause_s = max(pause_s, LAST_WORD * self.deadline_s)
         return max(state.seconds, end - pause_s)
 
@@ -227,7 +235,7 @@ class StagedSearch(WithinBudget):
         if not (n or one.rests or gang != one.gang):
             return []
         one.n_given, one.gang = until, gang
-        one.rests = one.is_evaluated = False
+        one.rests = False
         return [Train(trial, n, gang=gang)]
 
     # ---- trials
@@ -286,6 +294,7 @@ class StagedSearch(WithinBudget):
 
     def _pause(self) -> list[Decision]:
         state = self.state
+        state.is_rehearsal = self._is_last and state.paused_at is None
         state.paused_at = state.seconds
         keep = None if self._is_last else self.plan.stages[state.stage + 1].n_trials
         now = self._stage.n_trials
@@ -294,13 +303,16 @@ class StagedSearch(WithinBudget):
             for trial, one in self._training().items()
             if self.across or keep is None or keep[one.bracket] < now[one.bracket]
         }
+        state.n_pausing = len(state.pausing)
         pauses: list[Decision] = [Pause(trial, evaluate=True) for trial in sorted(state.pausing)]
         return pauses or self._rank()
 
     def _rank(self) -> list[Decision]:
         """End a stage; begin the next one with the best of each bracket."""
         state = self.state
-        state.pause_s = max(state.pause_s, state.seconds - state.paused_at)
+        self._time_pause()
+        if state.is_rehearsal and self._training() and self._end() > state.seconds:
+            return [*self._train(), Wake(self._end())]
         if self._is_last:
             return self._finish("the last stage is over")
         keep = self.plan.stages[state.stage + 1].n_trials
@@ -321,6 +333,14 @@ class StagedSearch(WithinBudget):
         if not self._training():
             return [*decisions, *self._finish("no trial is left to train")]
         return [*decisions, *self._release(), *self._train(), Wake(self._end())]
+
+    def _time_pause(self) -> None:
+        state = self.state
+        took_s = 0.0 if state.paused_at is None else state.seconds - state.paused_at
+        state.pause_s = max(state.pause_s, took_s)
+        n_workers = max(1, min(state.n_workers, state.n_wanted))
+        trial_s = took_s * n_workers / max(1, state.n_pausing)
+        state.trial_s = max(state.trial_s, trial_s)
 
     def _seat(self, survivors: list[int]) -> None:
         state = self.state

@@ -35,6 +35,7 @@ class Job:
     """A live trial; a quantum is one turn of it, the paper's i."""
 
     begun: bool = False
+    is_short: bool = False  # its last turn was one batch, longer than the quantum
     leaves: bool = False  # it is to pause, for its worker is gone
     n_waited: int = 0  # turns of others on its worker since its own
     first_loss: float | None = None  # of its first quantum
@@ -318,9 +319,12 @@ class RoundRobin(TimeSharing):
         return self.migrate
 
     def _learn(self, paused: Paused) -> None:
-        quantum_s = self._quantum_s(self.state.jobs[paused.trial])
-        is_short = paused.losses.n == 1 and paused.trained_s > 2 * quantum_s
-        if is_short and not self.state.has_warned:
+        job = self.state.jobs[paused.trial]
+        quantum_s, was_short = self._quantum_s(job), job.is_short
+        job.is_short = paused.losses.n == 1 and paused.trained_s > quantum_s
+        # Once, something else than the batch may have taken the time: a shard that was loaded.
+        is_sure = was_short or paused.trained_s > 2 * quantum_s
+        if job.is_short and is_sure and not self.state.has_warned:
             self.state.has_warned = True
             warnings.warn(
                 f"a batch of trial {paused.trial} took {paused.trained_s:.3g} s, longer than the "

@@ -9,8 +9,8 @@ from typing import Any
 from dagsel.errors import SearchError
 from dagsel.flow import Context, Decision, Event, Flow
 
-#: What the study reads off a search, where it has it.
-_TRAITS = ("max_epochs", "pruner", "sampling")
+#: What study and run read off a search, where it has it.
+_TRAITS = ("max_epochs", "pruner", "sampling", "deadline_s", "budget_worker_s")
 
 
 @dataclass(frozen=True)

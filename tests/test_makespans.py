@@ -71,6 +71,17 @@ def test_a_round_that_was_found_in_the_store_has_no_bound() -> None:
     assert math.isnan(ratio)
 
 
+def test_what_scores_a_paused_trial_is_of_no_round() -> None:
+    record = Record("3f9a")
+    record.units = [
+        UnitRecord(Unit("train", 0, 1, 0), "w", 0, 1.0, 3.0, False, False, 1),
+        UnitRecord(Unit("check", 0, 1, 0), "w", 0, 9.0, 10.0, False, False, 0),
+    ]
+    record.rounds = [RoundRecord(1, frozenset({(0, 1)}), 1.0)]
+    (row,) = makespans(record).itertuples()
+    assert (row.units, row.makespan, row.bound) == (1, 2.0, 2.0)
+
+
 def test_a_worker_that_takes_half_the_time_of_each_trial_is_twice_as_fast() -> None:
     units = [
         UnitRecord(Unit("train", trial, 1, p), worker, p, 0.0, cost / speed, False, False, 1)

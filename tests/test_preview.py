@@ -17,13 +17,16 @@ from dagsel.flows import (
     ASHA,
     PBT,
     SEER,
+    ByConvergence,
     ElasticGrid,
     ElasticHyperband,
     Grid,
     HyperSched,
+    Marble,
     RandomSearch,
     Range,
 )
+from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.views.preview import Preview
 
@@ -150,7 +153,7 @@ def test_a_run_that_costs_too_much_is_ended(name: str, budget: str) -> None:
     if cluster is not None:
         known |= {"epoch_seconds": 30, "cluster": cluster}
     limit = {"10 worker-minutes": 600.0, "60 worker-minutes": 3600.0, "1.25 USD": 1800.0}[budget]
-    whole = dagsel.preview(flow, **known)
+    whole = dagsel.preview(flow, **known, budget="1000 worker-h")  # else the flow's own ends it
     told = dagsel.preview(flow, **known, budget=budget)
     assert told.ends_early == (whole.worker_seconds > limit)
     assert told.worker_seconds == pytest.approx(min(limit, whole.worker_seconds), rel=0.01)
@@ -187,6 +190,30 @@ def test_money_is_shown_with_a_price_only() -> None:
     amounts = [float(row.split()[-1]) for row in rows]
     assert sum(amounts) == pytest.approx(told.money, abs=0.02)
     assert "EUR" in repr(dagsel.preview(flow, price_per_worker_hour=3.0, budget="5 EUR"))
+
+
+def test_the_price_and_the_currency_may_be_the_flows() -> None:
+    told = dagsel.preview(SEER("10 min", "12 USD", price_per_worker_hour=2.5))
+    assert told.money == pytest.approx(told.worker_minutes / 60 * 2.5)
+    assert (told.currency, round(told.money or 0)) == ("USD", 12)
+    assert dagsel.preview(PLANNED["SEER"]).money is None
+
+
+def test_trials_that_ended_no_unit_are_shown() -> None:
+    flow = SEER("10 min", "80 worker-minutes", **EXAMPLE, mode="paper")
+    told = dagsel.preview(flow, epoch_seconds=1200, cluster=SimulatedCluster(1, max_workers=50))
+    assert told.n_trials == 12
+    assert [row.n_trials for row in told.rows][:2] == [12, 6]
+
+
+def test_a_flows_own_deadline_and_budget_end_a_simulation() -> None:
+    flow = ASHA(max_epochs=9, n_trials=32)
+    slow = SimulatedCluster(n_workers=4, startup_s=60.0, max_workers=64)
+    for limited in (SMALL, ByConvergence(SMALL)):
+        told = dagsel.preview(limited, epoch_seconds=30, cluster=slow)
+        assert told.ends_early
+        assert told.worker_minutes == pytest.approx(60)
+    assert not dagsel.preview(flow, epoch_seconds=30, cluster=slow).ends_early
 
 
 def test_the_drawing_is_as_high_as_the_workers_are_many() -> None:
@@ -244,6 +271,12 @@ def test_nothing_is_started() -> None:
             {"n_workers": 4, "epoch_seconds": 1},
             "space is missing: the flow changes",
         ),
+        (
+            Marble(RandomSearch(3, 8), {"resnet": Scaling({2: 1.7})}),
+            {"n_workers": 4, "epoch_seconds": 1},
+            "space is missing: the flow reads the architecture off configurations",
+        ),
+        (PLANNED["SEER"], {"deadline": 1e-12}, "there is nothing to show"),
         (RandomSearch(3, 8), {"n_workers": 4, "epoch_seconds": "soon"}, "epoch_seconds='soon'"),
         (PLANNED["SEER"], {"deadline": 0}, "deadline must be above 0 and finite, got 0"),
         (PLANNED["SEER"], {"budget": "5 USD"}, "what a worker costs is not known"),

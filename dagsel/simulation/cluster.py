@@ -35,7 +35,7 @@ class SimulatedCluster:
         follows that of the last one.
     max_workers
         Up to how many the flow may let it grow (`dagsel.flow.Scale`), down to one; None if it
-        cannot.
+        cannot. A cluster that can also replaces the workers that die.
 
     Raises
     ------

@@ -308,8 +308,11 @@ class VirtualEngine:
                 self._bill = self._bill.ask(self._bill.asked - 1, at=self.now())
         for worker in set(there) - set(self._there):
             self._bill = self._bill.join(worker, at=self.now())
+        lost = set(self._there) - set(there) - self._leaving
         self._there = there
         self._is_news = True
+        if lost and self._max_workers is not None:  # such a cluster replaces what it loses
+            self.scale(self._bill.asked)
 
     def _trained(self, op: str, ran: Ran, **told: Any) -> Message:
         """Tell of a training unit that is over, or was stopped."""

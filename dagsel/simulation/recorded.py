@@ -12,6 +12,7 @@ import pandas as pd
 
 from dagsel.errors import SearchError, TrainingError
 from dagsel.makespans import relative_speeds
+from dagsel.planning.rounds import Kind, Unit
 from dagsel.record import Record
 from dagsel.result import Result
 from dagsel.simulation.curves import Config, scalars
@@ -61,20 +62,25 @@ class Recorded:
 
     @classmethod
     def from_run(cls, run: Result) -> Recorded:
-        """Take what a run has recorded: its metrics, its configurations and its units' times."""
+        """Take what a run has recorded: its metrics, its configurations and its units' times.
+
+        Of a trial that trained in gangs alone the time on one worker is not known: its gangs count
+        as many times as fast as they had workers.
+        """
         record = run.record
+        trained, scored = _work(record, "train"), _work(record, "evaluate")
         curves = cls.from_metrics(
             run.metrics,
             {number: trial.config for number, trial in record.trials.items()},
             metric=run.metric,
-            epoch_s=_epoch_s(record),
+            epoch_s=_epoch_s(record, trained),
         )
         return cls(
             curves.configs,
             curves.values,
             curves.epoch_s,
             {trial.number: trial.reason for trial in record.failures},
-            _evaluation_share(record),
+            fmean(scored.values()) / fmean(trained.values()) if trained and scored else 0.0,
             frozenset(number for number, trial in record.trials.items() if trial.adoptions),
         )
 
@@ -168,21 +174,28 @@ class Recorded:
         )
 
 
-def _epoch_s(record: Record) -> dict[int, float]:
-    trained = [unit for unit in record.units if unit.unit.kind == "train" and not unit.recovered]
-    speeds = relative_speeds(trained)
+def _work(record: Record, kind: Kind) -> dict[Unit, float]:
+    """Give the seconds that a worker of speed 1 needs for each unit, all its pieces together.
+
+    Of a trial that trained alone as well, what gangs trained is left out. Of another one a gang
+    counts as it does in a simulation without a profile: as so many times as fast.
+    """
+    speeds = relative_speeds([done for done in record.timed() if done.gang == 1])
+    ran = [done for done in (*record.units, *record.pieces) if done.unit.kind == kind]
+    found = {done.unit for done in ran if done.recovered}
+    ended = [done.unit for done in record.units if done.unit.kind == kind]
+    work = {unit: 0.0 for unit in ended if unit not in found}
+    for done in ran:
+        if done.unit in work:
+            speed = speeds.get(done.worker, 1.0)
+            work[done.unit] += (done.stop - done.start) * speed * done.gang
+    by_gangs = {done.unit for done in ran if done.gang > 1}
+    alone = {unit.trial for unit in work.keys() - by_gangs}
+    return {u: s for u, s in work.items() if u not in by_gangs or u.trial not in alone}
+
+
+def _epoch_s(record: Record, trained: Mapping[Unit, float]) -> dict[int, float]:
     seconds: dict[int, list[float]] = {}
-    for unit in trained:
-        work = (unit.stop - unit.start) * speeds[unit.worker]
-        seconds.setdefault(unit.unit.trial, []).append(work)
+    for unit, unit_s in trained.items():
+        seconds.setdefault(unit.trial, []).append(unit_s)
     return {trial: record.n_shards * fmean(times) for trial, times in seconds.items()}
-
-
-def _evaluation_share(record: Record) -> float:
-    seconds: dict[str, list[float]] = {"train": [], "evaluate": []}
-    for unit in record.units:
-        if not unit.recovered:
-            seconds[unit.unit.kind].append(unit.stop - unit.start)
-    if not seconds["train"] or not seconds["evaluate"]:
-        return 0.0
-    return fmean(seconds["evaluate"]) / fmean(seconds["train"])

@@ -73,6 +73,7 @@ def simulate(
     metric: str = "value",
     deadline: float | str | None = None,
     budget: float | str | None = None,
+    price_per_worker_hour: float | None = None,
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
     """Search in virtual time, to see what a flow would find on a cluster, when and at what cost.
@@ -101,10 +102,12 @@ def simulate(
         What to call the metric.
     deadline
         When the search ends with what it has: virtual seconds, or a text like ``"10 min"``; None
-        for no limit.
+        for the flow's own, if it has one.
     budget
-        What the workers may cost: worker-seconds, or a text like ``"30 worker-minutes"``; None for
-        no limit.
+        What the workers may cost: worker-seconds, or a text like ``"30 worker-minutes"`` or
+        ``"12.50 USD"``; None for the flow's own, if it has one.
+    price_per_worker_hour
+        What an hour of a worker costs, if the budget is money.
     order
         Journal of another run of the flow, on a cluster or simulated: trials report in its order,
         each epoch being kept back until those before it are trained.
@@ -136,8 +139,12 @@ def simulate(
     """
     if not isinstance(flow, Flow):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    deadline_s = None if deadline is None else to_seconds("deadline", deadline)
-    budget_s = None if budget is None else read_budget(budget).worker_seconds
+    deadline_s = getattr(flow, "deadline_s", None)
+    if deadline is not None:
+        deadline_s = to_seconds("deadline", deadline)
+    budget_s = getattr(flow, "budget_worker_s", None)
+    if budget is not None:
+        budget_s = read_budget(budget, price_per_worker_hour).worker_seconds
     flow = copy.deepcopy(flow)
     name = f"simulated-{seed}"
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)

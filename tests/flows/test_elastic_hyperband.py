@@ -11,6 +11,7 @@ from dagsel.flow import (
     Ask,
     Asked,
     Context,
+    DeadlineReached,
     Decision,
     Pause,
     Paused,
@@ -77,7 +78,7 @@ def test_brackets_halve_at_their_own_times_and_their_workers_go() -> None:
 
 def test_a_grid_gives_back_the_workers_of_a_trial_that_ends() -> None:
     flow = ElasticGrid(20, 160, n_trials=4, max_epochs=1)
-    assert flow.start(Context(8)) == [Scale(8), Wake(19.98), Ask(4, "grid")]
+    assert flow.start(Context(8)) == [Scale(8), Wake(10.0), Ask(4, "grid")]
     assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1, gang=2) for trial in range(4)]
     stop, scale = flow.handle(Reported(2, 1, 0.5, {}, 3.0))
     assert (stop, scale) == (Stop(2, "trained to the end, 1 epochs", "complete"), Scale(6))
@@ -85,8 +86,23 @@ def test_a_grid_gives_back_the_workers_of_a_trial_that_ends() -> None:
 
 def test_a_large_grid_keeps_to_the_workers_that_the_budget_pays_for() -> None:
     flow = ElasticGrid(20, 80, n_trials=7)
-    assert flow.start(Context(4)) == [Scale(4), Wake(19.98), Ask(7, "grid")]
+    assert flow.start(Context(4)) == [Scale(4), Wake(10.0), Ask(7, "grid")]
     assert flow.handle(Asked(tuple(range(7)))) == [Train(trial, 2) for trial in range(7)]
+
+
+def test_a_pause_halfway_tells_how_early_the_last_one_has_to_begin() -> None:
+    flow = ElasticGrid(20, 80, n_trials=4)
+    flow.start(Context(4))
+    flow.handle(Asked((0, 1, 2, 3)))
+    pauses = [Pause(trial, evaluate=True) for trial in range(4)]
+    assert flow.handle(Tick(10.0)) == pauses
+    for trial in (3, 2, 1, 0):
+        decisions = flow.handle(Paused(trial, 0.25, 12.5, value=0.1 * trial))
+    assert decisions == [*(Train(trial, 0) for trial in range(4)), Wake(17.5)]
+    assert flow.handle(Tick(17.5)) == pauses
+    # The deadline comes before any of them is evaluated: what they were worth halfway counts.
+    ended = [d.outcome for d in flow.handle(DeadlineReached(20.0)) if isinstance(d, Stop)]
+    assert ended == ["complete", "pruned", "pruned", "pruned"]
 
 
 def test_bad_input_is_refused() -> None:

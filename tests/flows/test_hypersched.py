@@ -39,9 +39,21 @@ class TestToTheEnd(FlowSuite):
 
 def begun(max_workers: int | None = None) -> HyperSched:
     flow = HyperSched(100, 400, reduction_factor=2, max_workers=max_workers)
-    assert flow.start(Context(4)) == [Scale(4), Wake(99.9), Ask(4)]
+    assert flow.start(Context(4)) == [Scale(4), Wake(49.95), Ask(4)]
     assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1) for trial in range(4)]
     return flow
+
+
+def rehearse(flow: HyperSched, at: float, until: float) -> Sequence[Decision]:
+    """Let all pause for the first time; nothing is told of what they are worth."""
+    pauses = flow.handle(Tick(at))
+    trials = [d.trial for d in pauses if isinstance(d, Pause)]
+    assert pauses == [Pause(trial, evaluate=True) for trial in trials]
+    assert trials
+    for trial in trials:
+        decisions = flow.handle(Paused(trial, 0.5, until))
+        assert not decisions or trial == trials[-1]
+    return decisions
 
 
 def gangs(decisions: Sequence[Decision]) -> dict[int, int]:
@@ -64,6 +76,8 @@ def test_when_nothing_new_can_catch_up_the_workers_go_to_the_best() -> None:
         for decision in flow.handle(Reported(trial, 1, loss, {}, 10.0)):
             if isinstance(decision, Ask):
                 flow.handle(Asked((4 + trial,)))
+    again = [Train(trial, 0) for trial in (1, 3, 4, 6)]
+    assert rehearse(flow, 49.95, 49.95) == [Wake(99.9), *again]
     # At 27.5 s an epoch a new trial cannot reach the second epoch of trial 1 by 100 s.
     decisions = flow.handle(Reported(1, 2, 0.3, {}, 90.0))
     stopped = [d.trial for d in decisions if isinstance(d, Stop)]
@@ -90,8 +104,44 @@ def test_no_trial_has_more_than_max_workers() -> None:
     flow = begun(max_workers=2)
     for trial in range(4):
         flow.handle(Reported(trial, 1, 0.1 * trial, {}, 60.0))
-    assert flow.handle(Tick(80.0))
+    assert set(gangs(rehearse(flow, 80.0, 80.0)).values()) == {2}
     assert set(gangs(flow.handle(Tick(90.0))).values()) <= {2}
+
+
+def test_what_the_last_pause_tells_counts_for_a_trial_without_a_whole_epoch() -> None:
+    flow = begun()
+    rehearse(flow, 49.95, 49.95)
+    assert len(flow.handle(Tick(99.9))) == 4
+    for trial, value in enumerate([0.5, 0.3, 0.4]):
+        assert flow.handle(Paused(trial, 0.5, 99.95, value=value)) == []
+    decisions = flow.handle(Paused(3, 0.5, 99.95, value=0.6))
+    ended = {d.trial: d.outcome for d in decisions if isinstance(d, Stop)}
+    assert ended == {0: "pruned", 1: "complete", 2: "pruned", 3: "pruned"}
+
+
+def test_a_trial_that_ends_in_the_last_pause_is_complete() -> None:
+    flow = HyperSched(100, 200, max_epochs=2)
+    flow.start(Context(2))
+    flow.handle(Asked((0,)))
+    flow.handle(Reported(0, 1, 0.5, {}, 60.0))
+    flow.handle(Tick(99.9))
+    decisions = flow.handle(Reported(0, 2, 0.4, {}, 99.95))
+    assert decisions == [Stop(0, "trained to the end, 2 epochs", "complete"), Finish()]
+
+
+def test_the_last_pause_begins_as_early_as_the_first_one_took_long() -> None:
+    flow = begun()
+    assert flow.handle(Reported(0, 1, 0.5, {}, 10.0)) == [Ask(1)]
+    flow.handle(Asked((4,)))
+    assert flow.handle(Tick(49.95)) == [Pause(trial, evaluate=True) for trial in (1, 2, 3, 4)]
+    assert flow.handle(Reported(1, 1, 0.4, {}, 50.0)) == []  # from now on it stands on its rung
+    assert flow.handle(WorkersChanged(5)) == []
+    for trial in (1, 2, 3):
+        assert flow.handle(Paused(trial, 0.5, 55.0, value=0.4)) == []
+    again = flow.handle(Paused(4, 0.5, 59.95, value=0.4))
+    assert again == [Wake(90.0), *(Train(trial, 0) for trial in (2, 3, 4)), Train(1, 1)]
+    pauses = flow.handle(Tick(90.0))
+    assert pauses == [Pause(trial, evaluate=True) for trial in (1, 2, 3, 4)]
 
 
 def test_lost_workers_are_asked_for_again() -> None:

@@ -30,8 +30,11 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows import ASHA, PBT, JobQueue, Lsf, Marble, Optimus, RandomSearch, Range
+from dagsel.flows.allocation import Job
+from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from dagsel.testing import FlowSuite
+from tests.execution.scripted import Scripted
 
 SCALING: dict[str, ScalingModel] = {
     "narrow": Scaling({2: 1.2, 3: 1.2}),
@@ -247,6 +250,32 @@ def test_a_clone_may_bring_another_architecture() -> None:
     flow.handle(Reported(0, 1, 0.5, {}, 1.0))
     assert flow.handle(Reported(1, 1, 0.5, {}, 1.0))[1:] == [Train(1, 1, gang=4)]
     assert flow.handle(Reported(1, 2, 0.5, {}, 1.0))[1:] == [Train(1, 1, gang=4)]  # none is taken
+
+
+def test_a_job_that_trains_for_a_stated_time_is_disturbed_only_where_workers_were_lost() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked((0,)):
+                return [Train(0, 5, seconds=1000.0)]
+            case Asked((1,)):
+                return [Train(1, 5)]
+        return []
+
+    flow = Optimus(Scripted([Ask(2)], answer), SCALING, interval_s=100.0)
+    flow.start(Context(4))
+    assert flow.handle(Asked((0,), configs=(WIDE,))) == [Train(0, 5, gang=4, seconds=1000.0)]
+    assert flow.handle(Asked((1,), configs=(WIDE,))) == []
+    assert flow.handle(Tick(100.0)) == [Wake(200.0)]
+    assert flow.handle(WorkersChanged(3))[0] == Train(0, 0, gang=2, seconds=1000.0)
+
+
+def test_marble_asks_no_profile_while_nothing_is_free() -> None:
+    class Silent(Scaling):
+        def best(self, most: int) -> int:
+            raise AssertionError("nothing is free")
+
+    jobs = [Job(0, gang=4, least=1), Job(1, scaling=Silent({}))]
+    assert marble(jobs, 4) == {0: 4, 1: 0}
 
 
 def test_optimus_waits_for_its_interval() -> None:

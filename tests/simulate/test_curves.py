@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.errors import SearchError, TrainingError
-from dagsel.flows import Grid, RandomSearch
+from dagsel.flow import Flow
+from dagsel.flows import SEER, Grid, Lsf, RandomSearch, RoundRobin
 from dagsel.simulation import Curves, PowerLaw, Recorded, SimulatedCluster, decision_log, simulate
-from tests.simulate.test_simulate import CLUSTER, CURVES, search, small_space
+from tests.simulate.test_simulate import CLUSTER, CURVES, search, small_space, space
 
 CONFIGS = [{"lr": k / 20, "layers": k % 3} for k in range(20)]
 
@@ -107,6 +108,26 @@ def test_times_are_measured_as_on_a_worker_of_average_speed() -> None:
     assert max(curves.epoch_s.values()) < 1.1 * min(curves.epoch_s.values())
     assert fmean(curves.epoch_s.values()) == pytest.approx(40.0 / fmean(speeds), rel=0.2)
     assert curves.evaluation_share == pytest.approx(0.25, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "flow", [RoundRobin(3, 12, quantum=10), SEER("20 min", 4800, min_stage=60)]
+)
+def test_times_are_those_of_whole_units_however_often_a_trial_was_stopped(flow: Flow) -> None:
+    curves = PowerLaw(epoch_s=60.0, evaluation_share=0.25)
+    told = simulate(flow, curves, SimulatedCluster(4, max_workers=8), space=space)
+    assert told.record.pieces
+    recorded = Recorded.from_run(told)
+    assert list(recorded.epoch_s.values()) == pytest.approx([60.0] * len(recorded.epoch_s))
+    assert recorded.evaluation_share == pytest.approx(0.25)
+
+
+def test_a_gang_counts_as_many_times_as_fast_where_a_trial_never_trained_alone() -> None:
+    told = simulate(Lsf(RandomSearch(2, 2)), PowerLaw(epoch_s=60.0), CLUSTER, space=space)
+    curves = Recorded.from_run(told)
+    assert curves.epoch_s == pytest.approx({0: 60.0, 1: 60.0})
+    again = simulate(Lsf(RandomSearch(2, 2)), curves, CLUSTER)
+    assert again.seconds == pytest.approx(told.seconds)
 
 
 def test_what_was_not_recorded_is_refused_and_what_failed_fails() -> None:

@@ -20,7 +20,7 @@ from dagsel.flow import (
     Train,
     Wake,
 )
-from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched
+from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched, RandomSearch
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from tests.execution.scripted import Scripted
@@ -64,6 +64,42 @@ def test_deadline_and_budget_hold(name: str, trouble: dict[str, Any]) -> None:
     assert not [trial for trial in run.record.trials.values() if trial.is_live]
 
 
+@pytest.mark.parametrize("share", [0.02, 0.05])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        ElasticGrid(DEADLINE_S, 2400, sampling="study"),
+        HyperSched(DEADLINE_S, 2400),
+        SEER(DEADLINE_S, 2400, min_stage=DEADLINE_S),
+        SEER(DEADLINE_S, 2400, min_stage=60),
+    ],
+)
+def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
+    flow: Flow, share: float
+) -> None:
+    run = simulate(
+        flow,
+        PowerLaw(epoch_s=900.0, evaluation_share=share),
+        SimulatedCluster(n_workers=4, max_workers=50),
+        space=space,
+        deadline=DEADLINE_S,
+        budget=2400,
+    )
+    assert run.record.best is not None
+    assert run.record.best.is_complete
+    assert run.cost <= 2400 + 1e-6
+
+
+def test_an_elastic_cluster_replaces_a_worker_that_dies_for_any_flow() -> None:
+    flow = RandomSearch(max_epochs=3, n_trials=4)
+    cluster = SimulatedCluster(2, max_workers=2, startup_s=5.0, failures=((10.0, 0),))
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
+    assert set(run.timeline()["worker"]) == {"worker-1", "worker-2"}
+    # 720 s of training, the unit that was lost, and the time in which a worker was to come.
+    assert run.cost == pytest.approx(2 * (5.0 + run.seconds))
+    assert run.seconds < 420.0
+
+
 def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
@@ -83,3 +119,10 @@ def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
     assert set(run.timeline()["worker"]) == {"worker-0"}
     # One worker all the time, three more from the beginning until they were given up.
     assert run.cost == 80 + 8 * 60 + 3 * 50
+
+
+def test_a_budget_in_money_ends_a_simulation_at_its_price() -> None:
+    flow, cluster = RandomSearch(max_epochs=9, n_trials=8), SimulatedCluster(n_workers=4)
+    options: dict[str, Any] = {"space": space, "price_per_worker_hour": 3.0}
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, budget="1 EUR", **options)
+    assert run.cost == pytest.approx(1200.0)
