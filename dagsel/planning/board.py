@@ -205,10 +205,8 @@ class Board:
         binding = self.bindings.pop(unit, None)
         if binding is None:
             return None
-        for worker in binding.workers:
-            seat = self.holdings.workers.get(worker)
-            if seat is None:  # a member that was lost
-                continue
+        for worker in binding.there:
+            seat = self.holdings.workers[worker]
             seat.bound.remove(unit)
             if seat.bound and self.bindings[seat.bound[0]].began_s is None:
                 self.bindings[seat.bound[0]].began_s = self.now

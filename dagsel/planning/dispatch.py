@@ -361,8 +361,11 @@ class Dispatcher:
             return
         suspect = culprit(self.board, seat, expected=event.expected)
         for unit in list(seat.bound):
-            if self.bindings[unit].worker == event.worker:  # else its leader finds out
+            binding = self.bindings[unit]
+            if binding.worker == event.worker:
                 self.board.give_back(unit)
+            else:  # its leader finds out
+                binding.lost += (event.worker,)
         del self.holdings.workers[event.worker]
         self.times.forget_worker(event.worker)
         self.shop.remove_worker(event.worker)

@@ -14,6 +14,7 @@ from dagsel.planning.events import (
     DropShard,
     FailRun,
     FailTrial,
+    GangBroke,
     LoadShard,
     Preempt,
     PriorityChanged,
@@ -427,3 +428,33 @@ def strikes_until_failure(n_others: int) -> int:
 def test_strikes_weigh_less_where_workers_die_under_other_units_too():
     assert strikes_until_failure(n_others=0) == 3
     assert 3 < strikes_until_failure(n_others=1) <= 6
+
+
+def gang_of_two(tell):
+    """Let trial 0 train with shard 0 on the workers a, which leads, and b; c, the third, goes."""
+    for worker, shard in (("a", 0), ("b", 0), ("c", 1)):
+        tell(WorkerAdded(worker, frozenset({shard}), max_shards=1))
+    out = tell(RoundAdded(round_of(1, 2)), TrialAllowed(0, gang=2), *ready(0))
+    assert binds(out) == [Bind(train(0), "a", 0, ("b",))]
+    return tell(WorkerRemoved("c"))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_gangs_member_may_come_back_under_its_old_address(is_known):
+    tell = Driver(n_shards=2)
+    gang_of_two(tell)
+    if not is_known:
+        tell(WorkerRemoved("b"))
+    tell(WorkerAdded("b", frozenset({0, 1})), RoundAdded(round_of(1, 2, number=1, first=1)))
+    (other,) = binds(tell(*ready(1)))
+    assert other.worker == "b", "it is free: it knows nothing of the gang"
+    tell(GangBroke(train(0), "it lost b"), UnitReturned(train(0)), UnitReady(train(0)))
+    assert tell.dispatcher.worker_of(other.unit) == "b"
+
+
+def test_a_shard_that_a_gangs_member_trains_on_is_not_dropped():
+    tell = Driver(n_shards=2)
+    assert gang_of_two(tell) == []
+    out = tell(UnitDone(train(0), 1.0, 0), UnitReady(train(0, 1)), at=1.0)
+    (drop,) = [i for i in out if isinstance(i, DropShard)]
+    assert LoadShard(drop.worker, 1) in out
