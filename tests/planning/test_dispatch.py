@@ -24,6 +24,7 @@ from dagsel.planning.events import (
     ShardLoaded,
     Tick,
     TrialAllowed,
+    TrialRests,
     TrialStopped,
     UnitDone,
     UnitFailed,
@@ -458,3 +459,19 @@ def test_a_shard_that_a_gangs_member_trains_on_is_not_dropped():
     out = tell(UnitDone(train(0), 1.0, 0), UnitReady(train(0, 1)), at=1.0)
     (drop,) = [i for i in out if isinstance(i, DropShard)]
     assert LoadShard(drop.worker, 1) in out
+
+
+@pytest.mark.parametrize("seconds", [5.0, 95.0])
+def test_a_trial_that_runs_trains_so_many_seconds_from_when_it_was_told(seconds):
+    rests_at = []
+
+    def watch(instructions):
+        rests_at.extend(cluster.now_s for i in instructions if isinstance(i, TrialRests))
+
+    dispatcher = Dispatcher(DispatchConfig(n_shards=1))
+    cluster = VirtualCluster(dispatcher, lambda *_: 100.0, batches=lambda _: 100, watch=watch)
+    cluster.add_workers({"a": 1.0}, shards={"a": [0]})
+    cluster.add_round(round_of(1, 1, n_epochs=2, evaluate=False))
+    cluster.at(10.0, TrialAllowed(0, seconds=seconds))
+    cluster.run()
+    assert rests_at == [pytest.approx(10.0 + seconds, abs=1.0)]

@@ -147,9 +147,17 @@ class World:
         self.gangs[trial] = gang
         self.left_s.pop(trial, None)
         if seconds is not None:
-            self.left_s[trial] = seconds
+            self.left_s[trial] = seconds + self.trained_s(trial)
         self.held.discard(trial)
         self.tell(TrialAllowed(trial, gang, seconds, self.n_terms))
+
+    def trained_s(self, trial):
+        """How long the trial's running unit, which tells it at its end, has trained before."""
+        bindings = self.dispatcher.board.bindings.values()
+        began = (b.began_s for b in bindings
+                 if b.unit.kind == "train" and b.unit.trial == trial
+                 and b.began_s is not None)  # fmt: skip
+        return self.now - next(began, self.now)
 
     def hold(self, trial):
         self.n_terms += 1
