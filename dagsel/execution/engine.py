@@ -364,7 +364,8 @@ class Engine:
             return
         self._n_wanted = max(1, n_workers)
         self._grow(self._n_wanted)
-        self._command("shrink", n_workers=self._n_wanted)
+        nodes = {worker: node for node, workers in self.bill.nodes.items() for worker in workers}
+        self._command("shrink", n_workers=self._n_wanted, nodes=nodes)
 
     def _grow(self, n_workers: int) -> None:
         assert self.driver is not None

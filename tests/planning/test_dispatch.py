@@ -475,3 +475,28 @@ def test_a_trial_that_runs_trains_so_many_seconds_from_when_it_was_told(seconds)
     cluster.at(10.0, TrialAllowed(0, seconds=seconds))
     cluster.run()
     assert rests_at == [pytest.approx(10.0 + seconds, abs=1.0)]
+
+
+def test_a_gang_waits_for_workers_as_any_trial_does_when_all_are_away():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0))
+    assert tell(Tick(), at=1000.0) == []
+    tell(WorkerAdded("a", frozenset({0})))
+    assert tell(Tick(), at=1059.0) == []
+    assert binds(tell(WorkerAdded("b", frozenset({0})))) == [Bind(train(0), "a", 0, ("b",))]
+
+
+def test_a_gang_that_is_too_large_for_the_workers_that_are_there_fails():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0))
+    tell(WorkerAdded("a", frozenset({0})), at=1000.0)
+    (failure,) = tell(Tick(), at=1060.0)
+    assert "a gang of 2 was wanted, and there are 1 workers" in failure.reason
+
+
+def test_workers_that_are_billed_together_go_together():
+    tell = Driver(n_shards=1, replicas=4)
+    tell(*(WorkerAdded(worker, frozenset({0})) for worker in "abcd"))
+    assert tell.dispatcher.cheapest(2) == ("a", "b")
+    assert tell.dispatcher.cheapest(2, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")
+    assert tell.dispatcher.cheapest(3, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")
