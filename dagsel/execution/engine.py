@@ -386,7 +386,9 @@ class Engine:
     def _shrink(self) -> None:
         """Let those go that are too many; one may have come after it was given up."""
         if self._n_wanted is not None and self.n_workers > self._n_wanted:
-            self._command("shrink", n_workers=self._n_wanted)
+            billed = self.bill.nodes.items()
+            nodes = {worker: node for node, workers in billed for worker in workers}
+            self._command("shrink", n_workers=self._n_wanted, nodes=nodes)
 
     def _grow(self, n_workers: int) -> None:
         driver = self.driver

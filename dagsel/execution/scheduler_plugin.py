@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, assert_never
 
@@ -301,16 +301,16 @@ class DispatchPlugin(SchedulerPlugin):
             case "horizon":
                 self._push(events.HorizonSet(time.monotonic() + msg["in_s"]))
             case "shrink":
-                self._shrink(msg["n_workers"])
+                self._shrink(msg["n_workers"], msg["nodes"])
             case "drain":
                 self._push(events.DrainRequested(msg["worker"]))
             case "end":
                 self.end()
 
-    def _shrink(self, n_workers: int) -> None:
-        """Let workers go whose loss costs least, until no more than so many stay."""
+    def _shrink(self, n_workers: int, nodes: Mapping[str, str]) -> None:
+        """Let nodes go whose loss costs least, as long as no fewer than so many workers stay."""
         dispatcher = self.dispatcher
-        for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers):
+        for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers, nodes=nodes):
             self._report("draining", worker=worker, retire=True)
             self._push(events.DrainRequested(worker))
 

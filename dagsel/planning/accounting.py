@@ -35,6 +35,8 @@ class Binding:
         Whether it was told so because of its time limit.
     members
         The other workers of its gang.
+    lost
+        Those of them that have gone since, even if one of that address has come back.
     """
 
     unit: Unit
@@ -47,11 +49,17 @@ class Binding:
     preempted_s: float | None = None
     timed_out: bool = False
     members: tuple[Worker, ...] = ()
+    lost: tuple[Worker, ...] = ()
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers that it is on."""
+        """All workers that it was bound to."""
         return (self.worker, *self.members)
+
+    @property
+    def there(self) -> tuple[Worker, ...]:
+        """All workers that it is on."""
+        return (self.worker, *(member for member in self.members if member not in self.lost))
 
 
 class Accounts:

@@ -14,12 +14,12 @@ from math import inf
 from dagsel.planning.accounting import Accounts, Binding
 from dagsel.planning.config import DispatchConfig, Tally
 from dagsel.planning.costs import UnitTimes
-from dagsel.planning.events import Bind, Instruction, Preempt, Worker
+from dagsel.planning.events import Bind, Instruction, Worker
 from dagsel.planning.holdings import Holdings, Seated
 from dagsel.planning.ledger import Trial
 from dagsel.planning.rounds import Unit
 from dagsel.planning.rule import Shop, bits
-from dagsel.planning.terms import FREE, Terms
+from dagsel.planning.terms import FREE, Terms, preempt
 
 # A binding that is made early is made with less knowledge. At 10% of a unit before its end it costs
 # 1.5% of the makespan (hetC 16×8); where the end is not known, 1% however late it is made, since
@@ -205,10 +205,8 @@ class Board:
         binding = self.bindings.pop(unit, None)
         if binding is None:
             return None
-        for worker in binding.workers:
-            seat = self.holdings.workers.get(worker)
-            if seat is None:  # a member that was lost
-                continue
+        for worker in binding.there:
+            seat = self.holdings.workers[worker]
             seat.bound.remove(unit)
             if seat.bound and self.bindings[seat.bound[0]].began_s is None:
                 self.bindings[seat.bound[0]].began_s = self.now
@@ -284,10 +282,9 @@ class Board:
         self.shop.forget(number)
         if trial is None:
             return
-        for unit, binding in self.bindings.items():
-            if unit.trial == number and binding.preempted_s is None:
-                binding.preempted_s = self.now
-                self.out.append(Preempt(unit, binding.worker))
+        for unit in self.bindings:
+            if unit.trial == number:
+                preempt(self, unit)
         for waiting in self.evaluations:
             for unit in [unit for unit in waiting if unit.trial == number]:
                 self.drop_evaluation(unit)

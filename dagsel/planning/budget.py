@@ -156,11 +156,6 @@ class Bill:
         """Give what is billed up to a time, if nothing changes between the last event and then."""
         return self._until(now).node_seconds * self.node_size
 
-    def spent_by(self, until: float, *, now: float, n_workers: int) -> float:
-        """Predict the worker-seconds at a time if so many workers are billed from now on."""
-        rest = (until - now) * self._n_nodes(n_workers) * self.node_size
-        return self.worker_seconds(now) + rest
-
     def runs_out_at(self, worker_seconds: float) -> float:
         """Predict when so much is billed if nothing changes; infinity for never.
 

@@ -13,7 +13,8 @@ trials and units. Which unit a worker gets is decided by `dagsel.planning.rule.S
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import assert_never
 
 from dagsel.planning import invariants
@@ -150,11 +151,20 @@ class Dispatcher:
         """Workers that are there and were not told to go."""
         return sum(not seat.draining for seat in self.holdings.workers.values())
 
-    def cheapest(self, n: int, *, but: Collection[Worker] = ()) -> tuple[Worker, ...]:
-        """Choose at most n workers whose loss costs least, besides those that go anyway."""
+    def cheapest(
+        self,
+        n: int,
+        *,
+        but: Collection[Worker] = (),
+        nodes: Mapping[Worker, str] = MappingProxyType({}),
+    ) -> tuple[Worker, ...]:
+        """Choose at most n workers whose loss costs least, besides those that go anyway.
+
+        `nodes` says with what a worker is billed; others are billed alone.
+        """
         seats = [s for s in self.holdings.workers.values() if s.worker not in but]
         there = [
-            Candidate(s.worker, bool(s.bound), frozenset(bits(s.held)))
+            Candidate(s.worker, bool(s.bound), frozenset(bits(s.held)), nodes.get(s.worker))
             for s in seats
             if not s.draining
         ]
@@ -361,8 +371,11 @@ class Dispatcher:
             return
         suspect = culprit(self.board, seat, expected=event.expected)
         for unit in list(seat.bound):
-            if self.bindings[unit].worker == event.worker:  # else its leader finds out
+            binding = self.bindings[unit]
+            if binding.worker == event.worker:
                 self.board.give_back(unit)
+            else:  # its leader finds out
+                binding.lost += (event.worker,)
         del self.holdings.workers[event.worker]
         self.times.forget_worker(event.worker)
         self.shop.remove_worker(event.worker)

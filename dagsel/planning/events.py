@@ -181,7 +181,8 @@ class TrialStopped:
 class TrialAllowed:
     """The trial may train on these terms from now on; one that rests goes on.
 
-    A running unit of another gang is preempted. It may come before the trial's first round.
+    A running unit is preempted if its gang is another one, or if there is a limit, which it was
+    bound without. It may come before the trial's first round.
 
     Parameters
     ----------
@@ -190,7 +191,7 @@ class TrialAllowed:
     gang
         Workers that train it together.
     seconds
-        Time that it may train before it has to rest; None for no limit.
+        Time that it may train from now on before it has to rest; None for no limit.
     number
         Of the terms of this trial; `TrialRests` repeats that of the last ones.
     """

@@ -178,6 +178,8 @@ class Gangs:
         """Whether there would be workers enough if all were free and shards were loaded."""
         size, need = self.board.terms[trial.number].gang, trial.need(trial.ready[0])
         stay = [seat for seat in self.board.holdings.workers.values() if not seat.draining]
+        if not stay:
+            return True  # if none comes, it is the run that ends, not the trial
         return any(
             sum((seat.held | seat.loading | seat.wanted) >> shard & 1 for seat in stay) >= size
             for shard in bits(need)

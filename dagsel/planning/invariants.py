@@ -25,12 +25,7 @@ def check(board: Board) -> None:
 def _check_exclusivity(board: Board) -> None:
     seats = board.holdings.workers.values()
     placed = [(unit, seat.worker) for seat in seats for unit in seat.bound]
-    bound = [
-        (unit, worker)
-        for unit, binding in board.bindings.items()
-        for worker in binding.workers
-        if worker in board.holdings.workers
-    ]
+    bound = [(unit, worker) for unit, binding in board.bindings.items() for worker in binding.there]
     assert sorted(placed) == sorted(bound), "workers and bindings disagree"
     for seat in board.holdings.workers.values():
         assert len(seat.bound) <= 2, f"exclusivity: {seat.worker} has {len(seat.bound)} units"
@@ -54,19 +49,13 @@ def _check_isolation(board: Board) -> None:
 
 def _check_binding(board: Board, binding: Binding) -> None:
     unit, shard = binding.unit, binding.shard
-    seat = board.holdings.workers.get(binding.worker)
-    assert seat is not None, f"{unit} is bound to {binding.worker}, which is gone"
-    for worker in binding.workers:
-        member = board.holdings.workers.get(worker)
-        assert member is None or member.held >> shard & 1, (
-            f"{worker} does not hold shard {shard} of {unit}"
+    for worker in binding.there:
+        seat = board.holdings.workers.get(worker)
+        assert seat is not None, f"{unit} is bound to {worker}, which is gone"
+        assert seat.held >> shard & 1, f"{worker} does not hold shard {shard} of {unit}"
+        assert not binding.members or seat.bound == [unit], (
+            f"a worker of the gang of {unit} has another unit"
         )
-    if binding.members:
-        assert all(
-            board.holdings.workers[w].bound == [unit]
-            for w in binding.workers
-            if w in board.holdings.workers
-        ), f"a worker of the gang of {unit} has another unit"
     if unit.kind == "check":
         assert shard == unit.position, f"{unit} is bound to shard {shard}"
         return

@@ -102,7 +102,8 @@ class Moves:
         board, shop, workers = self.board, self.board.shop, self.board.holdings.workers
         in_use: dict[Worker, int] = {}
         for binding in board.bindings.values():
-            in_use[binding.worker] = in_use.get(binding.worker, 0) | 1 << binding.shard
+            for worker in binding.there:
+                in_use[worker] = in_use.get(worker, 0) | 1 << binding.shard
         board.out.extend(board.holdings.moves(in_use))
         for worker, seat in workers.items():
             offered = 0 if seat.draining else seat.held

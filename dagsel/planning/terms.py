@@ -42,8 +42,8 @@ FREE = Terms()
 
 
 def allow(board: Board, event: TrialAllowed) -> None:
-    """Give a trial new terms; its running unit ends if it is another gang's."""
-    board.terms[event.trial] = Terms(event.gang, event.seconds, number=event.number)
+    """Give a trial new terms; its running unit ends if it was bound on others."""
+    terms = board.terms[event.trial] = Terms(event.gang, event.seconds, number=event.number)
     board.coming_to_rest.pop(event.trial, None)
     trial = board.trials.get(event.trial)
     if trial is None:
@@ -51,7 +51,10 @@ def allow(board: Board, event: TrialAllowed) -> None:
     if trial.active is None:
         board.requeue(trial)
         return
-    is_other = len(board.bindings[trial.active].workers) != event.gang
+    binding = board.bindings[trial.active]
+    if terms.seconds_left is not None and binding.began_s is not None:
+        terms.seconds_left += board.now - binding.began_s  # its unit tells all its seconds at once
+    is_other = terms.seconds_left is not None or len(binding.workers) != event.gang
     if is_other and not trial.is_repeat(trial.active):
         preempt(board, trial.active)
 

@@ -389,3 +389,22 @@ def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> Non
                 list(engine.messages(timeout_s=TIMEOUT_S))
             assert engine.bill.n_billed == 2  # its other half is there
             assert engine.bill.node_size == 2
+
+
+def test_the_workers_of_a_job_go_together(digits: ShardedDataset, run_dir: str) -> None:
+    worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
+    with (
+        SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        cluster.scale(3)  # jobs
+        client.wait_for_workers(6, timeout=TIMEOUT_S)
+        driver = elastic_for(client)
+        with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
+            jobs = set(engine.bill.nodes.values())
+            engine.scale(3)  # one job goes; half of another one would save nothing
+            while len(engine.workers) > 4:
+                list(engine.messages(timeout_s=TIMEOUT_S))
+            assert engine.n_workers == 4
+            assert set(engine.bill.nodes.values()) < jobs
+            assert engine.bill.n_billed == 2

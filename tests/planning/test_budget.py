@@ -71,8 +71,8 @@ def test_the_bill_never_falls_and_an_event_costs_nothing_by_itself(events, size)
         assert after.worker_seconds(after.at) >= before.worker_seconds(before.at)
 
 
-@given(EVENTS, SIZES, st.integers(1, 400), st.integers(0, 8), st.integers(0, 40))
-def test_predictions_are_what_comes_when_they_come_true(events, size, budget, n, seconds):
+@given(EVENTS, SIZES, st.integers(1, 400))
+def test_a_budget_runs_out_when_it_was_said_to(events, size, budget):
     bill = bill_of(events, size)
     end = bill.runs_out_at(budget)
     assert end >= bill.at
@@ -82,11 +82,6 @@ def test_predictions_are_what_comes_when_they_come_true(events, size, budget, n,
         assert bill.worker_seconds(end) == pytest.approx(budget)
     else:
         assert bill.worker_seconds(bill.at) >= budget
-    now = bill.at + 1
-    then = bill.ask(n, at=now)
-    if len(then.nodes) <= math.ceil(n / size):
-        said = bill.spent_by(now + seconds, now=now, n_workers=n)
-        assert said == then.worker_seconds(now + seconds)
 
 
 def test_a_node_is_billed_until_its_last_worker_goes():

@@ -14,6 +14,7 @@ from dagsel.planning.events import (
     DropShard,
     FailRun,
     FailTrial,
+    GangBroke,
     LoadShard,
     Preempt,
     PriorityChanged,
@@ -23,6 +24,7 @@ from dagsel.planning.events import (
     ShardLoaded,
     Tick,
     TrialAllowed,
+    TrialRests,
     TrialStopped,
     UnitDone,
     UnitFailed,
@@ -427,3 +429,74 @@ def strikes_until_failure(n_others: int) -> int:
 def test_strikes_weigh_less_where_workers_die_under_other_units_too():
     assert strikes_until_failure(n_others=0) == 3
     assert 3 < strikes_until_failure(n_others=1) <= 6
+
+
+def gang_of_two(tell):
+    """Let trial 0 train with shard 0 on the workers a, which leads, and b; c, the third, goes."""
+    for worker, shard in (("a", 0), ("b", 0), ("c", 1)):
+        tell(WorkerAdded(worker, frozenset({shard}), max_shards=1))
+    out = tell(RoundAdded(round_of(1, 2)), TrialAllowed(0, gang=2), *ready(0))
+    assert binds(out) == [Bind(train(0), "a", 0, ("b",))]
+    return tell(WorkerRemoved("c"))
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_gangs_member_may_come_back_under_its_old_address(is_known):
+    tell = Driver(n_shards=2)
+    gang_of_two(tell)
+    if not is_known:
+        tell(WorkerRemoved("b"))
+    tell(WorkerAdded("b", frozenset({0, 1})), RoundAdded(round_of(1, 2, number=1, first=1)))
+    (other,) = binds(tell(*ready(1)))
+    assert other.worker == "b", "it is free: it knows nothing of the gang"
+    tell(GangBroke(train(0), "it lost b"), UnitReturned(train(0)), UnitReady(train(0)))
+    assert tell.dispatcher.worker_of(other.unit) == "b"
+
+
+def test_a_shard_that_a_gangs_member_trains_on_is_not_dropped():
+    tell = Driver(n_shards=2)
+    assert gang_of_two(tell) == []
+    out = tell(UnitDone(train(0), 1.0, 0), UnitReady(train(0, 1)), at=1.0)
+    (drop,) = [i for i in out if isinstance(i, DropShard)]
+    assert LoadShard(drop.worker, 1) in out
+
+
+@pytest.mark.parametrize("seconds", [5.0, 95.0])
+def test_a_trial_that_runs_trains_so_many_seconds_from_when_it_was_told(seconds):
+    rests_at = []
+
+    def watch(instructions):
+        rests_at.extend(cluster.now_s for i in instructions if isinstance(i, TrialRests))
+
+    dispatcher = Dispatcher(DispatchConfig(n_shards=1))
+    cluster = VirtualCluster(dispatcher, lambda *_: 100.0, batches=lambda _: 100, watch=watch)
+    cluster.add_workers({"a": 1.0}, shards={"a": [0]})
+    cluster.add_round(round_of(1, 1, n_epochs=2, evaluate=False))
+    cluster.at(10.0, TrialAllowed(0, seconds=seconds))
+    cluster.run()
+    assert rests_at == [pytest.approx(10.0 + seconds, abs=1.0)]
+
+
+def test_a_gang_waits_for_workers_as_any_trial_does_when_all_are_away():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0))
+    assert tell(Tick(), at=1000.0) == []
+    tell(WorkerAdded("a", frozenset({0})))
+    assert tell(Tick(), at=1059.0) == []
+    assert binds(tell(WorkerAdded("b", frozenset({0})))) == [Bind(train(0), "a", 0, ("b",))]
+
+
+def test_a_gang_that_is_too_large_for_the_workers_that_are_there_fails():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0))
+    tell(WorkerAdded("a", frozenset({0})), at=1000.0)
+    (failure,) = tell(Tick(), at=1060.0)
+    assert "a gang of 2 was wanted, and there are 1 workers" in failure.reason
+
+
+def test_workers_that_are_billed_together_go_together():
+    tell = Driver(n_shards=1, replicas=4)
+    tell(*(WorkerAdded(worker, frozenset({0})) for worker in "abcd"))
+    assert tell.dispatcher.cheapest(2) == ("a", "b")
+    assert tell.dispatcher.cheapest(2, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")
+    assert tell.dispatcher.cheapest(3, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")

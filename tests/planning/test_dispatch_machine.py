@@ -2,7 +2,7 @@
 
 Gangs begin whole or not at all, trials that have to rest run nothing, and say so once.
 
-Ten bugs are planted to see that the machine would notice:
+Eleven bugs are planted to see that the machine would notice:
 
 1. a visited shard is not removed from what is left to visit;
 2. isolation is not enforced: a trial with a bound unit is offered again;
@@ -13,7 +13,8 @@ Ten bugs are planted to see that the machine would notice:
 7. a gang begins on a worker that is busy;
 8. a trial that was told to rest is offered again;
 9. a trial is said to rest while its unit runs;
-10. a result that is lost while its trial rests is not made again.
+10. a result that is lost while its trial rests is not made again;
+11. a gang's member that went is not told from one that came under its address.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from hypothesis.stateful import (
 )
 
 from dagsel.planning import dispatch, seating
+from dagsel.planning.accounting import Binding
 from dagsel.planning.board import Board
 from dagsel.planning.dispatch import DispatchConfig, Dispatcher
 from dagsel.planning.events import (
@@ -60,8 +62,9 @@ class DispatchMachine(RuleBasedStateMachine):
         failures=st.integers(1, 2),
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),
+        limit=st.none() | st.integers(1, 3),
     )
-    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1):
+    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1, limit=None):
         config = DispatchConfig(
             n_shards, replicas, max_failures=failures, unit_timeout_s=timeout, lookahead_s=1.0,
             overhead_s=0.1,
@@ -70,7 +73,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.epochs: dict[int, int] = {}
         self.world = World(config, self.dispatcher_type)
         for _ in range(n_workers):
-            self.world.add_worker((), 1.0, None)
+            self.world.add_worker((), 1.0, limit)
         self.add_round(2, n_epochs, True, None)
 
     def add_round(self, n_trials, n_epochs, evaluate, random):
@@ -122,18 +125,23 @@ class DispatchMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(names)) if names else None
 
     @precondition(lambda self: len(self.world.machines) < 5)
-    @rule(data=st.data(), speed=st.sampled_from([0.5, 1.0, 4.0]), limited=st.booleans())
-    def worker_comes(self, data, speed, limited):
+    @rule(
+        data=st.data(),
+        speed=st.sampled_from([0.5, 1.0, 4.0]),
+        limited=st.booleans(),
+        again=st.booleans(),
+    )
+    def worker_comes(self, data, speed, limited, again):
         n = self.world.config.n_shards
         limit = data.draw(st.integers(0, n)) if limited else None
         most = n if limit is None else limit
         shards = data.draw(st.sets(st.integers(0, n - 1), max_size=min(most, 2)))
-        self.world.add_worker(shards, speed, limit)
+        self.world.add_worker(shards, speed, limit, again)
 
     @precondition(lambda self: self.world.machines)
-    @rule(data=st.data(), expected=st.booleans(), finished=st.booleans())
-    def worker_dies(self, data, expected, finished):
-        self.world.kill(self.some_worker(data), expected, finished)
+    @rule(data=st.data(), expected=st.booleans(), finished=st.booleans(), noticed=st.booleans())
+    def worker_dies(self, data, expected, finished, noticed):
+        self.world.kill(self.some_worker(data), expected, finished, noticed)
 
     @precondition(lambda self: sum(not m.draining for m in self.world.machines.values()) > 1)
     @rule(data=st.data())
@@ -226,6 +234,13 @@ class DispatchMachine(RuleBasedStateMachine):
         trial = data.draw(st.sampled_from(sorted(self.world.chains)))
         if trial not in self.world.gone:
             self.world.allow(trial, gang, seconds)
+
+    @rule(n=st.integers(1, 3))
+    def gangs_begin(self, n):
+        """Shards come to where gangs can train, and those of 2 do."""
+        for trial in sorted(self.world.chains.keys() - self.world.gone)[:n]:
+            self.world.allow(trial, 2, None)
+        self.shards_arrive(5)
 
     @rule(data=st.data())
     def trial_has_to_rest(self, data):
@@ -361,6 +376,10 @@ def rests_too_early(monkeypatch):
     monkeypatch.setattr(dispatch, "tell_rests", broken)
 
 
+def forgets_that_members_went(monkeypatch):
+    monkeypatch.setattr(Binding, "there", Binding.workers)
+
+
 @pytest.mark.parametrize(
     "plant",
     [
@@ -374,6 +393,7 @@ def rests_too_early(monkeypatch):
         offers_trials_that_rest,
         leaves_lost_results_of_trials_that_rest,
         rests_too_early,
+        forgets_that_members_went,
     ],
 )
 def test_planted_bug_is_caught(plant, monkeypatch):

@@ -66,6 +66,7 @@ class World:
         self.failed: dict[int, str] = {}
         self.run_failed: str | None = None
         self.n_workers = 0
+        self.addresses: list[str] = []  # of workers that are gone
         self.gangs: dict[int, int] = {}  # what each trial was allowed
         self.held: set[int] = set()
         self.left_s: dict[int, float] = {}
@@ -146,9 +147,17 @@ class World:
         self.gangs[trial] = gang
         self.left_s.pop(trial, None)
         if seconds is not None:
-            self.left_s[trial] = seconds
+            self.left_s[trial] = seconds + self.trained_s(trial)
         self.held.discard(trial)
         self.tell(TrialAllowed(trial, gang, seconds, self.n_terms))
+
+    def trained_s(self, trial):
+        """How long the trial's running unit, which tells it at its end, has trained before."""
+        bindings = self.dispatcher.board.bindings.values()
+        began = (b.began_s for b in bindings
+                 if b.unit.kind == "train" and b.unit.trial == trial
+                 and b.began_s is not None)  # fmt: skip
+        return self.now - next(began, self.now)
 
     def hold(self, trial):
         self.n_terms += 1
@@ -282,19 +291,28 @@ class World:
                 for position, shard in enumerate(chain.done(epoch).visits):
                     self.visits[Unit("train", chain.trial, epoch, position)] = shard
 
-    def add_worker(self, shards, speed, max_shards):
-        name = f"w{self.n_workers}"
-        self.n_workers += 1
+    def add_worker(self, shards, speed, max_shards, again=False):
+        """A worker comes, under an address of its own or that of one that is gone."""
+        if again and self.addresses:
+            name = self.addresses.pop()
+        else:
+            name = f"w{self.n_workers}"
+            self.n_workers += 1
         self.machines[name] = Machine(set(shards), max_shards)
         self.tell(WorkerAdded(name, frozenset(shards), speed, max_shards))
 
-    def kill(self, worker, expected, finished):
-        """The worker goes; what it ran may have been finished and stored."""
+    def kill(self, worker, expected, finished, noticed=True):
+        """The worker goes; what it ran may have been finished and stored.
+
+        A leader of whose gang it was has not noticed yet, or never will: it may be past its last
+        batch.
+        """
         machine = self.machines.pop(worker)
+        self.addresses.append(worker)
         for unit, _ in machine.queue:
             self.part(unit)
         broken = [(u, m) for m in self.machines.values() for u, _ in m.queue
-                  if u == machine.member_of]  # fmt: skip
+                  if u == machine.member_of and noticed]  # fmt: skip
         for unit, leader in broken:  # its gang cannot go on
             leader.queue = [(u, s) for u, s in leader.queue if u != unit]
             leader.started = False
