@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -148,6 +150,21 @@ class _Distributed(DistributedDataParallel):
                 raise
             return getattr(self.module, name)
 
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Tell a reduction that was never finished from a gang that broke."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "finished reduction" in str(error):  # PyTorch's word for an unused parameter
+                raise WorkloadError(_unused(self.module, str(error))) from error
+            self.gang.broken = True
+            raise
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self.reducing():  # the second one agrees on the buckets
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
     def _sync_buffers(self) -> None:
         with self.gang.exchange():
             super()._sync_buffers()  # type: ignore[no-untyped-call]
@@ -185,22 +202,26 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
     model.register_comm_hook(None, reduce)
 
     def check() -> None:
-        if not complete and any(parameter.grad is not None for parameter in module.parameters()):
-            raise WorkloadError(_incomplete(module))
+        with model.reducing():
+            model.reducer._rebuild_buckets()  # also says whether the last reduction was whole
+        put_off = not model.require_forward_param_sync  # by the loop's own no_sync()
+        if not (complete or put_off) and any(p.grad is not None for p in module.parameters()):
+            raise WorkloadError(
+                "gradients came about that no other rank has seen: in a gang train_fn must call "
+                "the model itself, not a method of its own"
+            )
 
     batches.check = check
     return model
 
 
-def _incomplete(module: torch.nn.Module) -> str:
-    idle = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
-    if not idle:
-        return (
-            "gradients came about that no other rank has seen: in a gang train_fn must call the "
-            "model itself, not a method of its own"
-        )
+def _unused(module: torch.nn.Module, said: str) -> str:
+    # The gradients themselves do not tell: a loop may have cleared them, or kept earlier ones.
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    first = re.search(r"did not receive grad for rank \d+: (\d+)", said)
+    which = repr(names[int(first[1])]) if first else "some parameter"
     return (
-        f"the loss does not depend on {idle[0]!r}: in a gang every parameter must have a gradient "
+        f"the loss does not depend on {which}: in a gang every parameter must have a gradient "
         "from every batch; freeze it by requires_grad=False or train with gangs of 1"
     )
 

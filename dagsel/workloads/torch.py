@@ -308,6 +308,8 @@ class TorchWorkload:
                 model = distribute(model, batches)
             with multiplying(self.precision, device):
                 self._loop(model, optimizer, schedule, batches, config)
+            if isinstance(batches, GangBatches):
+                batches.check()  # the last batch too, if train_fn has left the loop there
             ends_epoch = visit.ends_epoch and not batches.stopped
             if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
                 schedule.step()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,18 @@ def own_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
         batches.log(loss)
         if number % 2 or number == len(batches) - 1:
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def no_sync_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches):
+        waits = number == 0 and len(batches) > 1 and hasattr(model, "no_sync")
+        with model.no_sync() if waits else nullcontext():
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+        batches.log(loss)
+        if number or len(batches) == 1:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -147,6 +160,7 @@ CASES: dict[str, dict[str, Any]] = {
     "drop last": {"drop_last": True},
     "odd batch": {"batch_size": 7},
     "own loop": {"train_fn": own_loop},
+    "own no_sync": {"train_fn": no_sync_loop},
     "pieces": {"max_batch": 3},
     "one by one": {"max_batch": 1, "optimizer": adam},
 }
@@ -231,12 +245,24 @@ def test_a_batch_smaller_than_the_gang_is_refused() -> None:
     workload().validate_gang({}, 8)
 
 
-def test_a_parameter_without_a_gradient_is_named() -> None:
+def leaving_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches):
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == len(batches) - 1:
+            break
+
+
+@pytest.mark.parametrize("train_fn", [None, own_loop, leaving_loop])
+@pytest.mark.parametrize("idle_in", [{0, 1, 2}, {1}, {2}], ids=str)
+def test_a_parameter_without_a_gradient_is_named(idle_in: set[int], train_fn: Any) -> None:
     class Idle(Net):
         def forward(self, x: torch.Tensor) -> Any:
-            return self.first(x)[:, :3]
+            self.n_seen = getattr(self, "n_seen", -1) + 1
+            return self.first(x)[:, :3] if self.n_seen in idle_in else super().forward(x)
 
-    work = workload(model=lambda config: Idle())
+    work = workload(model=lambda config: Idle(), train_fn=train_fn)
     with pytest.raises(WorkloadError, match=r"does not depend on 'norm.weight'"):
         train(work, work.init({}, 0), work.prepare(data(0)), Visit(0, 0, 1, 0), 2, None)
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -225,9 +226,9 @@ def shard() -> dict[str, Any]:
     return {"x": x, "y": (x[:, 0] > 0).astype("int64")}
 
 
-def dying_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+def dying_loop(model: Any, optimizer: Any, batches: Any, config: Any, at: int) -> None:
     for number, (inputs, targets) in enumerate(batches):
-        if number == 2 and os.environ.get("RANK_OF_TEST") == "1":
+        if number == at and os.environ.get("RANK_OF_TEST") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
@@ -312,10 +313,11 @@ def test_two_processes_give_what_one_gives() -> None:
             np.testing.assert_allclose(value, tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_a_killed_rank_breaks_the_gang_in_time() -> None:
+@pytest.mark.parametrize("at", [0, 1, 2])  # the ranks agree on their buckets after the first one
+def test_a_killed_rank_breaks_the_gang_in_time(at: int) -> None:
     began = time.monotonic()
     with pytest.raises(GangBrokenError, match="gang two broke") as caught:
-        train_with_a_process(workload(train_fn=dying_loop), 1, timeout_s=60.0)
+        train_with_a_process(workload(train_fn=partial(dying_loop, at=at)), 1, timeout_s=60.0)
     assert time.monotonic() - began < 45
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
     assert in_gang(2, add_ranks) == [3.0, 3.0]
