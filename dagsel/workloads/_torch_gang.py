@@ -17,8 +17,11 @@ from dagsel.workloads._torch_loop import _FOLD, Batches, Cursor, MakeBatch
 from dagsel.workloads.gang import Gang
 
 
-def share(part: torch.Tensor, rank: int, size: int, *, whole: bool) -> torch.Tensor:
+def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Take a rank's share of a batch.
+
+    A batch that has less than two samples for each rank is trained on whole by each of them: there
+    may be none for a rank, and batch normalisation cannot do with one.
 
     Parameters
     ----------
@@ -26,33 +29,29 @@ def share(part: torch.Tensor, rank: int, size: int, *, whole: bool) -> torch.Ten
         Indices of the samples of the batch.
     rank, size
         Whose share, and of how many ranks.
-    whole
-        Whether it is as large as a batch is to be. A smaller one that has less than two samples
-        for each rank is trained on whole by each of them: there may be none for a rank, and batch
-        normalisation cannot do with one.
 
     Examples
     --------
     >>> part = torch.arange(5)
-    >>> share(part, 0, 2, whole=True), share(part, 1, 2, whole=True)
+    >>> share(part, 0, 2), share(part, 1, 2)
     (tensor([0, 1, 2]), tensor([3, 4]))
-    >>> share(part, 1, 3, whole=False)
+    >>> share(part, 1, 3)
     tensor([0, 1, 2, 3, 4])
     """
-    if not whole and part.numel() < 2 * size:
+    if part.numel() < 2 * size:
         return part
     return part.tensor_split(size)[rank]
 
 
-def weight(n_samples: int, rank: int, size: int, *, whole: bool) -> float:
+def weight(n_samples: int, rank: int, size: int) -> float:
     """Give the weight of a rank's share in the mean over the batch.
 
     Examples
     --------
-    >>> weight(5, 0, 2, whole=True), weight(1, 0, 2, whole=False)
+    >>> weight(5, 0, 2), weight(1, 0, 2)
     (0.6, 0.5)
     """
-    if not whole and n_samples < 2 * size:
+    if n_samples < 2 * size:
         return 1 / size
     return (n_samples // size + (rank < n_samples % size)) / n_samples
 
@@ -76,23 +75,13 @@ class GangBatches(Batches):
         make: MakeBatch,
         *,
         gang: Gang,
-        batch_size: int,
         should_stop: Callable[[], bool],
         **options: Any,
     ) -> None:
-        super().__init__(
-            order, make, batch_size=batch_size, should_stop=self._agree_to_stop, **options
-        )
+        super().__init__(order, make, should_stop=self._agree_to_stop, **options)
         rank, size = gang.rank, gang.size
-        whole = [n == batch_size for n in self._sizes]
-        self._parts = tuple(
-            share(part, rank, size, whole=is_whole)
-            for part, is_whole in zip(self._parts, whole, strict=True)
-        )
-        self._weights = [
-            weight(n, rank, size, whole=is_whole)
-            for n, is_whole in zip(self._sizes, whole, strict=True)
-        ]
+        self._parts = tuple(share(part, rank, size) for part in self._parts)
+        self._weights = [weight(n, rank, size) for n in self._sizes]
         self.gang, self._wants_to_stop = gang, should_stop
         self._n_collected, self._has_collected = self._done, False
         self.check: Callable[[], object] = lambda: None

@@ -133,11 +133,12 @@ class TorchWorkload:
     -----
     Several workers may train a trial together (`GangWorkload`): by PyTorch's
     ``DistributedDataParallel``, each on its share of every batch, its gradients weighted by the
-    share. Their number changes a result by rounding alone, with three exceptions. Random numbers
+    share. Their number changes a result by rounding alone, with four exceptions. Random numbers
     drawn in training are the trial's own on rank 0 and derived ones on the others. Batch
     normalisation in training mode sees each rank's share, and rank 0's running statistics are kept;
-    with its statistics fixed it changes nothing. And a ``train_fn`` must do the same on all ranks
-    whatever the numbers of its own share are.
+    with its statistics fixed it changes nothing. A loss must be a mean over samples: one with class
+    weights or an ``ignore_index`` divides by something else. And a ``train_fn`` must do the same on
+    all ranks whatever the numbers of its own share are.
 
     Examples
     --------
@@ -277,7 +278,8 @@ class TorchWorkload:
     ) -> Trained:
         """Train as ``train`` does, on this rank's share of every batch."""
         self.validate_gang(config, gang.size)
-        gang.group.reach(_device_of(shard))
+        with gang.exchange():
+            gang.group.reach(_device_of(shard))
         return self._train(gang.broadcast(state), shard, config, visit, should_stop, gang)
 
     def _train(

@@ -159,6 +159,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "drop last": {"drop_last": True},
     "odd batch": {"batch_size": 7},
+    "less than two samples for each": {"batch_size": 3},
     "own loop": {"train_fn": own_loop},
     "own no_sync": {"train_fn": no_sync_loop},
     "pieces": {"max_batch": 3},
@@ -207,11 +208,12 @@ def test_pieces_of_a_batch_are_the_batch() -> None:
     assert_equal(curve(work, [None], stop_after=1), curve(workload(), [None]))
 
 
-def test_batch_normalisation_in_training_sees_no_share_of_one_sample() -> None:
-    # 17 samples: the last batch has one; with 8 of a batch per rank all else has two or more.
-    work = workload(model=lambda config: Net(nn.BatchNorm1d), batch_size=7)
-    state, shard = work.init({}, seed=0), work.prepare(data(1))
-    trained = train(work, state, shard, Visit(0, 0, 1, 1), 3, None)
+@pytest.mark.parametrize("batch_size", [3, 5, 7])
+def test_batch_normalisation_in_training_sees_no_share_of_one_sample(batch_size: int) -> None:
+    # 23 samples: the last batch has two or three, less than two for each of three ranks.
+    work = workload(model=lambda config: Net(nn.BatchNorm1d), batch_size=batch_size)
+    state, shard = work.init({}, seed=0), work.prepare(data(0))
+    trained = train(work, state, shard, Visit(0, 0, 1, 0), 3, None)
     assert trained.finished
     assert np.isfinite(trained.loss)
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -200,6 +201,43 @@ def test_a_gang_for_gpus_needs_gpus() -> None:
 
     with pytest.raises(WorkloadError, match="this process has no such device"):
         in_gang(2, body)
+
+
+def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u")
+    )
+    monkeypatch.setattr("dagsel.workloads.torch._device_of", lambda shard: torch.device("cuda", 0))
+    monkeypatch.setattr("dagsel.workloads.gang.seconds_left", lambda deadline: 9.0)
+    work = workload()
+
+    def body(gang: Gang) -> None:
+        if gang.rank == 1:
+            raise SystemExit
+        visit = Visit(1, 2, 1, 0, ends_epoch=True)
+        work.train_gang(work.init({}, seed=0), shard(), {}, visit=visit, gang=gang)
+
+    with pytest.raises(GangBrokenError, match=r"nothing of gpu 1 in 1\.0 s"):
+        in_gang(2, body, timeout_s=1.0)
+
+
+def test_only_a_gang_that_is_whole_is_shut_down() -> None:
+    told: list[str] = []
+
+    def body(gang: Gang) -> None:
+        gang.group.process_group = SimpleNamespace(
+            shutdown=lambda: told.append("shutdown"), abort=lambda: told.append("abort")
+        )
+        if gang.name == "broken":
+            raise ValueError("mine")
+
+    in_gang(2, body)
+    with pytest.raises(ValueError, match="mine"):
+        in_gang(2, body, name="broken")
+    assert told == ["shutdown"] * 2 + ["abort"] * 2
 
 
 class Net(nn.Module):
