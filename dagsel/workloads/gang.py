@@ -179,8 +179,8 @@ def lead_gang(
     name
         For errors; those that join must give the same one.
     timeout_s
-        How long the others have to come, and how long a rank waits for the others in each exchange:
-        longer than a batch may take.
+        How long the others have to come, and how long a rank waits for the slowest one in each
+        exchange.
     gather
         Called with the port to which the others are to come.
     secret

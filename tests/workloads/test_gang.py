@@ -17,6 +17,7 @@ from torch.optim import lr_scheduler as schedules
 from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import State
+from dagsel.testing import WorkloadSuite
 from dagsel.testing.gangs import in_gang
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
@@ -180,6 +181,23 @@ def test_an_optimizer_that_asks_for_the_loss_is_told_that_of_the_whole_batch() -
     for name in ("model.first.weight", "model.second.bias"):
         ours, theirs = state.tensors[name].numpy(), other.tensors[name].numpy()
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+class Suite(WorkloadSuite):
+    def make_workload(self) -> TorchWorkload:
+        return workload(optimizer=adam)
+
+    def make_arrays(self, seed: int) -> dict[str, Any]:
+        return data(seed)
+
+
+def test_the_suite_finds_a_gang_whose_ranks_train_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Suite().test_a_gang_goes_through_the_same_samples()
+    monkeypatch.setattr("dagsel.workloads.torch.distribute", lambda module, batches: module)
+    with pytest.raises(AssertionError, match="gang_tolerance"):
+        Suite().test_a_gang_goes_through_the_same_samples()
 
 
 def test_each_rank_trains_on_its_share_in_pieces_that_fit() -> None:
