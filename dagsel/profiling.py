@@ -92,6 +92,9 @@ class Profile:
     device: str = ""
     fit: Fit | None = None
 
+    def __post_init__(self) -> None:
+        self.scaling.best(1, within=self.within)  # says so if it cannot be
+
     @classmethod
     def given(
         cls, speedups: Mapping[int, float], *, architecture: str = "given", within: float = 0.03
@@ -281,7 +284,7 @@ def profile(
     """
     data = _open(data)
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
-    Scaling({}).best(1, within=within)
+    Scaling({}).best(1, within=within)  # before anything is measured
     workload.validate(config)
     architecture = architecture or architecture_of(workload, config)
     kept = None if remeasure else _find(data, architecture)

@@ -207,7 +207,8 @@ def lead_gang(
         gather(meeting.port)
         for rank in range(1, size):
             if meeting.get(f"rank {rank}", seconds_left(deadline)) is None:
-                raise _lost(name, 0, size, f"rank {rank} did not come within {timeout_s:g} s")
+                late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
+                raise _lost(name, 0, size, f"rank {rank} did not come {late}")
         meeting.put("all", b"")
         with _together(meeting, meeting.address, 0, size, name, deadline, timeout_s) as gang:
             yield gang

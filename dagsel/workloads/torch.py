@@ -190,10 +190,9 @@ class TorchWorkload:
         if lr_scheduler_interval not in ("epoch", "step"):
             raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
                                 "'epoch' or 'step'")  # fmt: skip
-        if eval_batch_size < 1:
-            raise WorkloadError(f"eval_batch_size is {eval_batch_size}; it must be at least 1")
-        if max_batch is not None and max_batch < 1:
-            raise WorkloadError(f"max_batch is {max_batch}; it must be at least 1")
+        _checked_size("eval_batch_size", eval_batch_size)
+        if max_batch is not None:
+            _checked_size("max_batch", max_batch)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -377,9 +376,7 @@ class TorchWorkload:
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise WorkloadError(f"batch_size is {size!r}; it must be an integer of at least 1")
-        return int(size)
+        return _checked_size("batch_size", size)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         # Always from the trial's first random numbers: a factory may draw more than its weights.
@@ -520,6 +517,12 @@ class TorchWorkload:
             return None
         may = can_record(optimizer) and not needs_closure(type(optimizer).step)
         return accelerator() if may else None
+
+
+def _checked_size(name: str, size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
+    return int(size)
 
 
 def _device_of(shard: Shard) -> torch.device:

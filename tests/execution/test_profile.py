@@ -294,6 +294,12 @@ def test_bad_input_is_told_before_anything_is_trained(
         dagsel.profile(workload(), {}, data, gangs, cluster=pair, **options)
 
 
+@pytest.mark.parametrize("within", [2, -0.1, 1.0, float("nan")])
+def test_a_profile_gives_up_a_share_of_the_speed(within: float) -> None:
+    with pytest.raises(SearchError, match="within must be"):
+        Profile.given({1: 1, 2: 1.5}, within=within)
+
+
 def test_a_visit_of_one_batch_cannot_be_timed(pair: LocalCluster, data: ShardedDataset) -> None:
     with pytest.raises(WorkloadError, match="too few batches"):
         dagsel.profile(SyntheticWorkload(), {}, data, (1,), cluster=pair)

@@ -75,6 +75,16 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_gang_works() -> None:
     assert in_gang(2, add_ranks, name="a") == [3.0, 3.0]
 
 
+def test_a_wait_that_is_given_up_is_not_said_to_have_lasted() -> None:
+    waits: list[Callable[[], None]] = []
+    with pytest.raises(GangBrokenError, match="rank 1 did not come in time"):
+        with lead_gang(
+            HERE, size=2, name="a", timeout_s=60, gather=lambda port: waits[0](),
+            waits=waits.append,
+        ):  # fmt: skip
+            raise AssertionError("a gang without its rank 1")
+
+
 def test_who_came_is_let_go_when_another_does_not_come() -> None:
     ports: queue.Queue[int] = queue.Queue()
 
