@@ -33,9 +33,9 @@ def check_options(
     for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
         if not isinstance(flag, bool):
             raise WorkloadError(f"{name} is {flag!r}, not True or False")
-    most = 1 if isinstance(device_memory, float) else 1 << 60
-    is_number = isinstance(device_memory, Real) and not isinstance(device_memory, bool)
-    if not is_number or not 0 <= device_memory <= most:
+    room: Any = device_memory
+    is_number = isinstance(room, Real) and not isinstance(room, bool)
+    if not is_number or not 0 <= room <= (1 if isinstance(room, float) else 1 << 60):
         raise WorkloadError(f"device_memory is {device_memory!r}, not a share such as 0.5 or a "
                             "number of bytes")  # fmt: skip
 
