@@ -18,8 +18,8 @@
     ├── SearchError               (ValueError) study, space, flow and metric do not fit together
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
-    ├── TrainingError             a unit's training went wrong: the trial is at fault
-    │   ├── DivergedError         a loss or a metric became NaN
+    ├── TrainingError             a unit's training went wrong
+    │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
     │   └── GangBrokenError       a worker of a gang went away, or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
@@ -121,7 +121,7 @@ class WorkloadTransportError(WorkloadError):
 
 
 class TrainingError(DagselError):
-    """The training of a unit went wrong, and the trial is at fault."""
+    """The training of a unit went wrong."""
 
 
 class DivergedError(TrainingError):

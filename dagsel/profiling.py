@@ -92,6 +92,9 @@ class Profile:
     device: str = ""
     fit: Fit | None = None
 
+    def __post_init__(self) -> None:
+        self.scaling.best(1, within=self.within)  # says so if it cannot be
+
     @classmethod
     def given(
         cls, speedups: Mapping[int, float], *, architecture: str = "given", within: float = 0.03
@@ -237,7 +240,8 @@ def profile(
 
     A few batches of the data set's first shard are trained on each number of workers and timed. The
     result is kept with the data set under the architecture's name, and is not measured again unless
-    a number of workers is missing in it.
+    a number of workers is missing in it. What it has of other numbers stays, if it was given by
+    hand or measured on the same device.
 
     Parameters
     ----------
@@ -249,7 +253,7 @@ def profile(
         A data set, or its URL.
     gangs
         Numbers of workers; 1 is always among them. By default 1, 2, 4 and so on, up to the
-        cluster's workers.
+        cluster's workers; without a cluster those of the profile that is kept.
     client, cluster
         As for `dagsel.optimize`.
     n_batches
@@ -259,7 +263,8 @@ def profile(
     within
         The best number of workers is the smallest within this share of the top speed.
     remeasure
-        Measure in any case: needed where the profile is of other hardware.
+        Measure in any case and keep nothing of before: needed where the profile is of other
+        hardware.
     architecture
         Name to keep it under; by default `architecture_of` the workload with this configuration.
 
@@ -279,28 +284,34 @@ def profile(
     """
     data = _open(data)
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
-    Scaling({}).best(1, within=within)
+    Scaling({}).best(1, within=within)  # before anything is measured
     workload.validate(config)
     architecture = architecture or architecture_of(workload, config)
     kept = None if remeasure else _find(data, architecture)
-    if kept is not None and set(plan.gangs or ()) <= kept.scaling.speedups.keys():
+    needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
+    if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
     measured = []
-    with (
-        Waiting(f"profiling {architecture}") as waiting,
-        connect(client, cluster) as here,
-        GangTimer(here, workload, config, data, plan) as timer,
-    ):
-        for n in timer.gangs:
-            waiting.say(f"profiling {architecture} on {n} of {max(timer.gangs)} workers")
-            measured.append(timer.measure(n))
+    with Waiting(f"profiling {architecture}") as waiting, connect(client, cluster) as here:
+        n_workers = len(here.scheduler_info(n_workers=-1)["workers"])
+        if kept is not None and plan.gangs is None and _has(kept, plan.on(n_workers)):
+            return replace(kept, within=within)
+        with GangTimer(here, workload, config, data, plan) as timer:
+            for n in timer.gangs:
+                waiting.say(f"profiling {architecture} on {n} of {max(timer.gangs)} workers")
+                measured.append(timer.measure(n))
     one = measured[0].batch_s
     speedups = {m.n_workers: one / m.batch_s for m in measured}
     timings = tuple(
         Timing(m.n_workers, m.batch_s, m.batch_samples / m.batch_s, m.memory_bytes)
         for m in measured
     )
-    result = Profile(architecture, Scaling(speedups), within, timings, measured[0].device)
+    device = measured[0].device
+    if kept is not None and kept.device in ("", device):
+        older = [timing for timing in kept.timings if timing.n_workers not in speedups]
+        timings = tuple(sorted((*older, *timings), key=lambda timing: timing.n_workers))
+        speedups = {**kept.scaling.speedups, **speedups}
+    result = Profile(architecture, Scaling(speedups), within, timings, device)
     try:
         result.save(data)
     except OSError as error:
@@ -339,9 +350,13 @@ def architecture_of(workload: Workload, config: Config) -> str:
 
 def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> Scaling | None:
     """Find how a configuration scales in the profiles that are kept with a data set."""
-    if not profiles.names(data):
+    try:
+        if not profiles.names(data):
+            return None
+        found = _find(data, architecture_of(workload, config))
+    except (OSError, DatasetFormatError) as error:
+        logger.warning("profiles beside %s are not used: %s", data.url, error)
         return None
-    found = _find(data, architecture_of(workload, config))
     return None if found is None else found.scaling
 
 
@@ -369,6 +384,10 @@ def _name(workload: Workload, config: Config, by: str | None) -> str:
             "of its names, or leave it out"
         )
     return str(config[by])
+
+
+def _has(kept: Profile, gangs: Iterable[int]) -> bool:
+    return set(gangs) <= kept.scaling.speedups.keys()
 
 
 def _find(data: ShardedDataset, architecture: str) -> Profile | None:

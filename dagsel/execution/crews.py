@@ -289,5 +289,5 @@ def _say(few: str, gang: int, efficiency: Efficiency | None) -> str:
     known = "" if efficiency is None else f", at e({gang}) = {efficiency(gang):.2f}"
     return (
         f"{few}: each trains in a gang of {gang} from here on{known}; results differ from those "
-        "of one worker in their last bits"
+        "of one worker in their last bits, or by more where the loss is no mean over samples"
     )

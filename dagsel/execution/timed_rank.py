@@ -16,7 +16,8 @@ import psutil
 from distributed import get_worker
 from distributed.comm.addressing import get_address_host
 
-from dagsel.execution.process import give_back_memory
+from dagsel.execution.gpus import check_gpu_resource, gpus_seen
+from dagsel.execution.process import give_back_memory, keep_freed_memory
 from dagsel.storage import ShardedDataset
 from dagsel.workloads.base import Config, Visit, Workload, never
 from dagsel.workloads.gang import join_gang, lead_gang
@@ -99,7 +100,9 @@ def make_ready(
     workload: bytes, config: bytes, data: ShardedDataset, warmup: int, n_boundaries: int
 ) -> Ready:
     """Task that loads a shard, trains a few batches and repeats the shard if it has too few."""
+    keep_freed_memory()  # as in a run
     work, settings = cloudpickle.loads(workload), cloudpickle.loads(config)
+    check_gpu_resource(get_worker().state.total_resources, gpus_seen())
     arrays = data.shard(_SHARD)
     n_samples = len(next(iter(arrays.values())))
     shard = work.prepare(arrays)

@@ -26,6 +26,13 @@ class WorkloadSuite:
     Give `make_workload` and `make_arrays`, and a `config` if your workload reads one. For the laws
     about stopping to mean something, let the arrays hold several batches.
 
+    Attributes
+    ----------
+    gang_tolerance
+        How far, relatively and absolutely, numbers of a state that a gang has trained may be from
+        those of one worker. None if they may be anything: with dropout, or with batch normalisation
+        in training mode.
+
     Examples
     --------
     >>> import torch
@@ -46,6 +53,7 @@ class WorkloadSuite:
     """
 
     config: Mapping[str, Any] = {}
+    gang_tolerance: float | None = 1e-4
 
     def make_workload(self) -> Workload:
         """Make the workload under test."""
@@ -124,7 +132,7 @@ class WorkloadSuite:
             assert _same(pieces.loss, whole.loss)
 
     def test_a_gang_goes_through_the_same_samples(self) -> None:
-        """Two workers that stop after a batch, and one that goes on, have seen what one has."""
+        """Two workers that stop after a batch, and one that goes on, come to what one comes to."""
         workload = self.make_workload()
         if not isinstance(workload, GangWorkload):
             return
@@ -146,6 +154,8 @@ class WorkloadSuite:
             first = self._train(workload, first.state)
             n_batches += first.losses.n
         assert (first.n_samples, n_batches) == (whole.n_samples, whole.losses.n)
+        if self.gang_tolerance is not None:
+            _assert_near(first.state, whole.state, self.gang_tolerance)
 
     def test_a_state_hops_and_is_stored(self) -> None:
         """A state that was pickled, in either way, goes on as the one that stayed."""
@@ -246,6 +256,14 @@ def _visit(epoch: int) -> Visit:
 
 def _content(state: State) -> tuple[dict[str, bytes], dict[str, Any]]:
     return {name: t.data.tobytes() for name, t in state.tensors.items()}, state.meta
+
+
+def _assert_near(first: State, second: State, tolerance: float) -> None:
+    assert first.tensors.keys() == second.tensors.keys()
+    for name, tensor in first.tensors.items():
+        if tensor.dtype in ("F64", "F32", "F16"):
+            other, about = second.tensors[name].numpy(), f"{name}, by gang_tolerance"
+            np.testing.assert_allclose(tensor.numpy(), other, tolerance, tolerance, err_msg=about)
 
 
 def _same(first: float, second: float) -> bool:

@@ -24,8 +24,8 @@ def metrics(record: Record) -> pd.DataFrame:
 def timeline(record: Record) -> pd.DataFrame:
     """Give a row for each unit that ran, in the order in which they ended."""
     rows = [
-        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered, u.save_seconds)
+        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered, u.save_seconds, u.gang)
         for u in record.units
     ]
     columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
-    return pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds"])
+    return pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds", "gang"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,11 @@ from dagsel.workloads._torch_loop import _FOLD, Batches, Cursor, MakeBatch
 from dagsel.workloads.gang import Gang
 
 
-def share(part: torch.Tensor, rank: int, size: int, *, whole: bool) -> torch.Tensor:
+def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Take a rank's share of a batch.
+
+    A batch that has less than two samples for each rank is trained on whole by each of them: there
+    may be none for a rank, and batch normalisation cannot do with one.
 
     Parameters
     ----------
@@ -24,33 +29,29 @@ def share(part: torch.Tensor, rank: int, size: int, *, whole: bool) -> torch.Ten
         Indices of the samples of the batch.
     rank, size
         Whose share, and of how many ranks.
-    whole
-        Whether it is as large as a batch is to be. A smaller one that has less than two samples
-        for each rank is trained on whole by each of them: there may be none for a rank, and batch
-        normalisation cannot do with one.
 
     Examples
     --------
     >>> part = torch.arange(5)
-    >>> share(part, 0, 2, whole=True), share(part, 1, 2, whole=True)
+    >>> share(part, 0, 2), share(part, 1, 2)
     (tensor([0, 1, 2]), tensor([3, 4]))
-    >>> share(part, 1, 3, whole=False)
+    >>> share(part, 1, 3)
     tensor([0, 1, 2, 3, 4])
     """
-    if not whole and part.numel() < 2 * size:
+    if part.numel() < 2 * size:
         return part
     return part.tensor_split(size)[rank]
 
 
-def weight(n_samples: int, rank: int, size: int, *, whole: bool) -> float:
+def weight(n_samples: int, rank: int, size: int) -> float:
     """Give the weight of a rank's share in the mean over the batch.
 
     Examples
     --------
-    >>> weight(5, 0, 2, whole=True), weight(1, 0, 2, whole=False)
+    >>> weight(5, 0, 2), weight(1, 0, 2)
     (0.6, 0.5)
     """
-    if not whole and n_samples < 2 * size:
+    if n_samples < 2 * size:
         return 1 / size
     return (n_samples // size + (rank < n_samples % size)) / n_samples
 
@@ -74,23 +75,13 @@ class GangBatches(Batches):
         make: MakeBatch,
         *,
         gang: Gang,
-        batch_size: int,
         should_stop: Callable[[], bool],
         **options: Any,
     ) -> None:
-        super().__init__(
-            order, make, batch_size=batch_size, should_stop=self._agree_to_stop, **options
-        )
+        super().__init__(order, make, should_stop=self._agree_to_stop, **options)
         rank, size = gang.rank, gang.size
-        whole = [n == batch_size for n in self._sizes]
-        self._parts = tuple(
-            share(part, rank, size, whole=is_whole)
-            for part, is_whole in zip(self._parts, whole, strict=True)
-        )
-        self._weights = [
-            weight(n, rank, size, whole=is_whole)
-            for n, is_whole in zip(self._sizes, whole, strict=True)
-        ]
+        self._parts = tuple(share(part, rank, size) for part in self._parts)
+        self._weights = [weight(n, rank, size) for n in self._sizes]
         self.gang, self._wants_to_stop = gang, should_stop
         self._n_collected, self._has_collected = self._done, False
         self.check: Callable[[], object] = lambda: None
@@ -148,6 +139,21 @@ class _Distributed(DistributedDataParallel):
                 raise
             return getattr(self.module, name)
 
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Tell a reduction that was never finished from a gang that broke."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "finished reduction" in str(error):  # PyTorch's word for an unused parameter
+                raise WorkloadError(_unused(self.module, str(error))) from error
+            self.gang.broken = True
+            raise
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self.reducing():  # the second one agrees on the buckets
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
     def _sync_buffers(self) -> None:
         with self.gang.exchange():
             super()._sync_buffers()  # type: ignore[no-untyped-call]
@@ -185,22 +191,26 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
     model.register_comm_hook(None, reduce)
 
     def check() -> None:
-        if not complete and any(parameter.grad is not None for parameter in module.parameters()):
-            raise WorkloadError(_incomplete(module))
+        with model.reducing():
+            model.reducer._rebuild_buckets()  # also says whether the last reduction was whole
+        put_off = not model.require_forward_param_sync  # by the loop's own no_sync()
+        if not (complete or put_off) and any(p.grad is not None for p in module.parameters()):
+            raise WorkloadError(
+                "gradients came about that no other rank has seen: in a gang train_fn must call "
+                "the model itself, not a method of its own"
+            )
 
     batches.check = check
     return model
 
 
-def _incomplete(module: torch.nn.Module) -> str:
-    idle = [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None]
-    if not idle:
-        return (
-            "gradients came about that no other rank has seen: in a gang train_fn must call the "
-            "model itself, not a method of its own"
-        )
+def _unused(module: torch.nn.Module, said: str) -> str:
+    # The gradients themselves do not tell: a loop may have cleared them, or kept earlier ones.
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    first = re.search(r"did not receive grad for rank \d+: (\d+)", said)
+    which = repr(names[int(first[1])]) if first else "some parameter"
     return (
-        f"the loss does not depend on {idle[0]!r}: in a gang every parameter must have a gradient "
+        f"the loss does not depend on {which}: in a gang every parameter must have a gradient "
         "from every batch; freeze it by requires_grad=False or train with gangs of 1"
     )
 

@@ -23,16 +23,16 @@ class _Store(_Base):  # type: ignore[misc]
     # What gloo asks of a store while it connects.
     def __init__(self, meeting: Meeting, seconds: float) -> None:
         super().__init__()
-        self._meeting, self._seconds = meeting, seconds
+        self._meeting, self.seconds = meeting, seconds
 
     def set(self, key: str, value: Any) -> None:
         self._meeting.put(key, bytes(value))
 
     def get(self, key: str) -> bytes:
-        return self._wait(key, self._seconds)
+        return self._wait(key, self.seconds)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        seconds = self._seconds if timeout is None else timeout.total_seconds()
+        seconds = self.seconds if timeout is None else timeout.total_seconds()
         for key in keys:
             self._wait(key, seconds)
 
@@ -88,6 +88,7 @@ class Group:
         self.process_group._set_default_backend(_Kind.GLOO)
         self._register("cpu", _Kind.GLOO, self._gloo)
         self._kinds = {"cpu"}
+        self._store.seconds = timeout_s  # from here on it is asked in exchanges
 
     def reach(self, device: torch.device) -> None:
         """Make the group fit for tensors on a device; all ranks must ask for the same kind."""
@@ -116,8 +117,10 @@ class Group:
         broken
             Whether others may still wait for this rank.
         """
-        if broken and self._size > 1:
-            self.process_group.abort()  # NCCL's part; gloo has no such thing
+        if not broken:
+            self.process_group.shutdown()  # NCCL's part; gloo has no such thing
+        elif self._size > 1:
+            self.process_group.abort()
             # A receive that is given up ends all connections of its rank.
             with suppress(RuntimeError):
                 never_sent = torch.empty(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -32,8 +33,9 @@ def check_options(
     for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
         if not isinstance(flag, bool):
             raise WorkloadError(f"{name} is {flag!r}, not True or False")
-    share = isinstance(device_memory, float)
-    if isinstance(device_memory, bool) or not 0 <= device_memory <= (1 if share else 1 << 60):
+    room: Any = device_memory
+    is_number = isinstance(room, Real) and not isinstance(room, bool)
+    if not is_number or not 0 <= room <= (1 if isinstance(room, float) else 1 << 60):
         raise WorkloadError(f"device_memory is {device_memory!r}, not a share such as 0.5 or a "
                             "number of bytes")  # fmt: skip
 

@@ -202,8 +202,8 @@ def lead_gang(
     name
         For errors; those that join must give the same one.
     timeout_s
-        How long the others have to come, and how long a rank waits for the others in each exchange:
-        longer than a batch may take.
+        How long the others have to come, and how long a rank waits for the slowest one in each
+        exchange.
     gather
         Called with the port to which the others are to come.
     secret
@@ -230,7 +230,8 @@ def lead_gang(
         gather(meeting.port)
         for rank in range(1, size):
             if meeting.get(f"rank {rank}", seconds_left(deadline)) is None:
-                raise _lost(name, 0, size, f"rank {rank} did not come within {timeout_s:g} s")
+                late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
+                raise _lost(name, 0, size, f"rank {rank} did not come {late}")
         meeting.put("all", b"")
         with _together(meeting, meeting.address, 0, size, name, deadline, timeout_s) as gang:
             yield gang

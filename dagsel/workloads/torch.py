@@ -133,11 +133,12 @@ class TorchWorkload:
     -----
     Several workers may train a trial together (`GangWorkload`): by PyTorch's
     ``DistributedDataParallel``, each on its share of every batch, its gradients weighted by the
-    share. Their number changes a result by rounding alone, with three exceptions. Random numbers
+    share. Their number changes a result by rounding alone, with four exceptions. Random numbers
     drawn in training are the trial's own on rank 0 and derived ones on the others. Batch
     normalisation in training mode sees each rank's share, and rank 0's running statistics are kept;
-    with its statistics fixed it changes nothing. And a ``train_fn`` must do the same on all ranks
-    whatever the numbers of its own share are.
+    with its statistics fixed it changes nothing. A loss must be a mean over samples: one with class
+    weights or an ``ignore_index`` divides by something else. And a ``train_fn`` must do the same on
+    all ranks whatever the numbers of its own share are.
 
     Examples
     --------
@@ -189,10 +190,9 @@ class TorchWorkload:
         if lr_scheduler_interval not in ("epoch", "step"):
             raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
                                 "'epoch' or 'step'")  # fmt: skip
-        if eval_batch_size < 1:
-            raise WorkloadError(f"eval_batch_size is {eval_batch_size}; it must be at least 1")
-        if max_batch is not None and max_batch < 1:
-            raise WorkloadError(f"max_batch is {max_batch}; it must be at least 1")
+        _checked_size("eval_batch_size", eval_batch_size)
+        if max_batch is not None:
+            _checked_size("max_batch", max_batch)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -277,7 +277,8 @@ class TorchWorkload:
     ) -> Trained:
         """Train as ``train`` does, on this rank's share of every batch."""
         self.validate_gang(config, gang.size)
-        gang.group.reach(_device_of(shard))
+        with gang.exchange():
+            gang.group.reach(_device_of(shard))
         return self._train(gang.broadcast(state), shard, config, visit, should_stop, gang)
 
     def _train(
@@ -308,6 +309,8 @@ class TorchWorkload:
                 model = distribute(model, batches)
             with multiplying(self.precision, device):
                 self._loop(model, optimizer, schedule, batches, config)
+            if isinstance(batches, GangBatches):
+                batches.check()  # the last batch too, if train_fn has left the loop there
             ends_epoch = visit.ends_epoch and not batches.stopped
             if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
                 schedule.step()
@@ -373,9 +376,7 @@ class TorchWorkload:
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise WorkloadError(f"batch_size is {size!r}; it must be an integer of at least 1")
-        return int(size)
+        return _checked_size("batch_size", size)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         # Always from the trial's first random numbers: a factory may draw more than its weights.
@@ -516,6 +517,12 @@ class TorchWorkload:
             return None
         may = can_record(optimizer) and not needs_closure(type(optimizer).step)
         return accelerator() if may else None
+
+
+def _checked_size(name: str, size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
+    return int(size)
 
 
 def _device_of(shard: Shard) -> torch.device:

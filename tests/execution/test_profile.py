@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from dagsel.errors import (
     SearchError,
     WorkloadError,
 )
+from dagsel.execution import timed_rank
 from dagsel.execution.cluster import close
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Reported, Stop, Train
 from dagsel.flows import JobQueue, Marble
-from dagsel.profiling import Profile, architecture_of
-from dagsel.storage import ShardedDataset
+from dagsel.planning.scaling import Scaling
+from dagsel.profiling import Profile, architecture_of, stored_scaling
+from dagsel.storage import ShardedDataset, profiles
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
 from dagsel.workloads.gang import Gang
@@ -185,6 +187,65 @@ def test_what_is_kept_is_measured_again_only_where_it_does_not_do(
         Profile.load(write(tmp_path), name)
 
 
+def test_what_is_missing_joins_what_is_kept(pair: LocalCluster, data: ShardedDataset) -> None:
+    workload = SyntheticWorkload(n_batches=30)
+
+    def profile(gangs: tuple[int, ...] | None, **where: Any) -> Profile:
+        return dagsel.profile(workload, {}, data, gangs, architecture="mine", n_batches=4, **where)
+
+    Profile.given({1: 1, 4: 3.0}, architecture="mine").save(data)
+    assert profile(None).scaling.speedups == {1: 1, 4: 3.0}  # as no cluster is there to ask
+    by_default = profile(None, cluster=pair)
+    assert by_default.scaling.speedups.keys() == {1, 2, 4}
+    assert by_default.scaling.speedups[4] == 3.0
+    assert [timing.n_workers for timing in by_default.timings] == [1, 2]
+    assert profile(None, cluster=pair) == by_default  # to the last bit: nothing was measured
+
+    replace(by_default, scaling=Scaling({1: 1, 4: 3.0}), timings=by_default.timings[:1]).save(data)
+    measured = profile((2,), cluster=pair)
+    assert measured.scaling.speedups.keys() == {1, 2, 4}
+    assert [timing.n_workers for timing in measured.timings] == [1, 2]
+    replace(measured, scaling=Scaling({1: 1, 4: 3.0}), device="another").save(data)
+    assert profile((2,), cluster=pair).scaling.speedups.keys() == {1, 2}
+
+
+def test_workers_are_timed_as_those_of_a_run(
+    data: ShardedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(timed_rank, "keep_freed_memory", lambda: told.append(True))
+    with Client(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
+        set_as_default=False,
+    ) as client:  # fmt: skip
+        dagsel.profile(SyntheticWorkload(n_batches=30), {}, data, (1,), client=client)
+        assert told == [True]
+        monkeypatch.setattr(timed_rank, "gpus_seen", lambda: 2)
+        with pytest.raises(ClusterError, match="sees 2 GPUs and has no resource GPU"):
+            dagsel.profile(SyntheticWorkload(), {}, data, (1,), client=client, remeasure=True)
+
+
+def test_a_search_goes_on_without_a_profile_that_it_cannot_read(
+    data: ShardedDataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    workload = SyntheticWorkload()
+    name = architecture_of(workload, {})
+    Profile.given({1: 1, 2: 1.5}, architecture=name).save(data)
+    found = stored_scaling(data, workload, {})
+    assert found is not None
+    assert found.speedups == {1: 1, 2: 1.5}
+    profiles.keep(data, name, b'{"format": "dagsel.profile", "version": 2, "profile": {}}')
+    assert stored_scaling(data, workload, {}) is None
+    assert "are not used" in caplog.text
+
+    def denied(data: ShardedDataset) -> list[str]:
+        raise PermissionError("not for you")
+
+    monkeypatch.setattr(profiles, "names", denied)
+    assert stored_scaling(data, workload, {}) is None
+    assert "not for you" in caplog.text
+
+
 def test_architectures_are_told_apart_by_shapes_and_batch() -> None:
     plain = architecture_of(torch_workload(), {})
     assert architecture_of(torch_workload(), {"lr": 0.3}) == plain
@@ -231,6 +292,12 @@ def test_bad_input_is_told_before_anything_is_trained(
 ) -> None:
     with pytest.raises(error, match=says):
         dagsel.profile(workload(), {}, data, gangs, cluster=pair, **options)
+
+
+@pytest.mark.parametrize("within", [2, -0.1, 1.0, float("nan")])
+def test_a_profile_gives_up_a_share_of_the_speed(within: float) -> None:
+    with pytest.raises(SearchError, match="within must be"):
+        Profile.given({1: 1, 2: 1.5}, within=within)
 
 
 def test_a_visit_of_one_batch_cannot_be_timed(pair: LocalCluster, data: ShardedDataset) -> None:

@@ -104,6 +104,13 @@ def search(name: str, **options: Any) -> SimulatedRun:
     return simulate(FLOWS[name](), curves, cluster, **options)
 
 
+def test_the_timeline_has_the_gang_of_each_unit() -> None:
+    run = search("marble")
+    gangs = list(run.timeline()["gang"])
+    assert gangs == [unit.gang for unit in run.record.units]
+    assert max(gangs) > 1
+
+
 def units_of(run: SimulatedRun) -> Counter[tuple[int, int, int]]:
     timeline = run.timeline()
     trained = timeline[timeline["kind"] == "train"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.optim import lr_scheduler as schedules
 from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import State
+from dagsel.testing import WorkloadSuite
 from dagsel.testing.gangs import in_gang
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
@@ -63,6 +65,18 @@ def own_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
         batches.log(loss)
         if number % 2 or number == len(batches) - 1:
             nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def no_sync_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches):
+        waits = number == 0 and len(batches) > 1 and hasattr(model, "no_sync")
+        with model.no_sync() if waits else nullcontext():
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+        batches.log(loss)
+        if number or len(batches) == 1:
             optimizer.step()
             optimizer.zero_grad()
 
@@ -146,7 +160,9 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "drop last": {"drop_last": True},
     "odd batch": {"batch_size": 7},
+    "less than two samples for each": {"batch_size": 3},
     "own loop": {"train_fn": own_loop},
+    "own no_sync": {"train_fn": no_sync_loop},
     "pieces": {"max_batch": 3},
     "one by one": {"max_batch": 1, "optimizer": adam},
 }
@@ -165,6 +181,23 @@ def test_an_optimizer_that_asks_for_the_loss_is_told_that_of_the_whole_batch() -
     for name in ("model.first.weight", "model.second.bias"):
         ours, theirs = state.tensors[name].numpy(), other.tensors[name].numpy()
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+class Suite(WorkloadSuite):
+    def make_workload(self) -> TorchWorkload:
+        return workload(optimizer=adam)
+
+    def make_arrays(self, seed: int) -> dict[str, Any]:
+        return data(seed)
+
+
+def test_the_suite_finds_a_gang_whose_ranks_train_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Suite().test_a_gang_goes_through_the_same_samples()
+    monkeypatch.setattr("dagsel.workloads.torch.distribute", lambda module, batches: module)
+    with pytest.raises(AssertionError, match="gang_tolerance"):
+        Suite().test_a_gang_goes_through_the_same_samples()
 
 
 def test_each_rank_trains_on_its_share_in_pieces_that_fit() -> None:
@@ -193,11 +226,12 @@ def test_pieces_of_a_batch_are_the_batch() -> None:
     assert_equal(curve(work, [None], stop_after=1), curve(workload(), [None]))
 
 
-def test_batch_normalisation_in_training_sees_no_share_of_one_sample() -> None:
-    # 17 samples: the last batch has one; with 8 of a batch per rank all else has two or more.
-    work = workload(model=lambda config: Net(nn.BatchNorm1d), batch_size=7)
-    state, shard = work.init({}, seed=0), work.prepare(data(1))
-    trained = train(work, state, shard, Visit(0, 0, 1, 1), 3, None)
+@pytest.mark.parametrize("batch_size", [3, 5, 7])
+def test_batch_normalisation_in_training_sees_no_share_of_one_sample(batch_size: int) -> None:
+    # 23 samples: the last batch has two or three, less than two for each of three ranks.
+    work = workload(model=lambda config: Net(nn.BatchNorm1d), batch_size=batch_size)
+    state, shard = work.init({}, seed=0), work.prepare(data(0))
+    trained = train(work, state, shard, Visit(0, 0, 1, 0), 3, None)
     assert trained.finished
     assert np.isfinite(trained.loss)
 
@@ -231,12 +265,24 @@ def test_a_batch_smaller_than_the_gang_is_refused() -> None:
     workload().validate_gang({}, 8)
 
 
-def test_a_parameter_without_a_gradient_is_named() -> None:
+def leaving_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches):
+        F.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if number == len(batches) - 1:
+            break
+
+
+@pytest.mark.parametrize("train_fn", [None, own_loop, leaving_loop])
+@pytest.mark.parametrize("idle_in", [{0, 1, 2}, {1}, {2}], ids=str)
+def test_a_parameter_without_a_gradient_is_named(idle_in: set[int], train_fn: Any) -> None:
     class Idle(Net):
         def forward(self, x: torch.Tensor) -> Any:
-            return self.first(x)[:, :3]
+            self.n_seen = getattr(self, "n_seen", -1) + 1
+            return self.first(x)[:, :3] if self.n_seen in idle_in else super().forward(x)
 
-    work = workload(model=lambda config: Idle())
+    work = workload(model=lambda config: Idle(), train_fn=train_fn)
     with pytest.raises(WorkloadError, match=r"does not depend on 'norm.weight'"):
         train(work, work.init({}, 0), work.prepare(data(0)), Visit(0, 0, 1, 0), 2, None)
 

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -71,6 +73,16 @@ def test_a_rank_that_does_not_come_is_named_and_the_next_gang_works() -> None:
         with lead_gang(HERE, size=2, name="a", timeout_s=0.2, gather=lambda port: None):
             raise AssertionError("a gang without its rank 1")
     assert in_gang(2, add_ranks, name="a") == [3.0, 3.0]
+
+
+def test_a_wait_that_is_given_up_is_not_said_to_have_lasted() -> None:
+    waits: list[Callable[[], None]] = []
+    with pytest.raises(GangBrokenError, match="rank 1 did not come in time"):
+        with lead_gang(
+            HERE, size=2, name="a", timeout_s=60, gather=lambda port: waits[0](),
+            waits=waits.append,
+        ):  # fmt: skip
+            raise AssertionError("a gang without its rank 1")
 
 
 def test_who_came_is_let_go_when_another_does_not_come() -> None:
@@ -201,6 +213,43 @@ def test_a_gang_for_gpus_needs_gpus() -> None:
         in_gang(2, body)
 
 
+def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u")
+    )
+    monkeypatch.setattr("dagsel.workloads.torch._device_of", lambda shard: torch.device("cuda", 0))
+    monkeypatch.setattr("dagsel.workloads.gang.seconds_left", lambda deadline: 9.0)
+    work = workload()
+
+    def body(gang: Gang) -> None:
+        if gang.rank == 1:
+            raise SystemExit
+        visit = Visit(1, 2, 1, 0, ends_epoch=True)
+        work.train_gang(work.init({}, seed=0), shard(), {}, visit=visit, gang=gang)
+
+    with pytest.raises(GangBrokenError, match=r"nothing of gpu 1 in 1\.0 s"):
+        in_gang(2, body, timeout_s=1.0)
+
+
+def test_only_a_gang_that_is_whole_is_shut_down() -> None:
+    told: list[str] = []
+
+    def body(gang: Gang) -> None:
+        gang.group.process_group = SimpleNamespace(
+            shutdown=lambda: told.append("shutdown"), abort=lambda: told.append("abort")
+        )
+        if gang.name == "broken":
+            raise ValueError("mine")
+
+    in_gang(2, body)
+    with pytest.raises(ValueError, match="mine"):
+        in_gang(2, body, name="broken")
+    assert told == ["shutdown"] * 2 + ["abort"] * 2
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -225,9 +274,9 @@ def shard() -> dict[str, Any]:
     return {"x": x, "y": (x[:, 0] > 0).astype("int64")}
 
 
-def dying_loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+def dying_loop(model: Any, optimizer: Any, batches: Any, config: Any, at: int) -> None:
     for number, (inputs, targets) in enumerate(batches):
-        if number == 2 and os.environ.get("RANK_OF_TEST") == "1":
+        if number == at and os.environ.get("RANK_OF_TEST") == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         F.cross_entropy(model(inputs), targets).backward()
         optimizer.step()
@@ -312,10 +361,11 @@ def test_two_processes_give_what_one_gives() -> None:
             np.testing.assert_allclose(value, tensor.numpy(), rtol=1e-4, atol=1e-6, err_msg=name)
 
 
-def test_a_killed_rank_breaks_the_gang_in_time() -> None:
+@pytest.mark.parametrize("at", [0, 1, 2])  # the ranks agree on their buckets after the first one
+def test_a_killed_rank_breaks_the_gang_in_time(at: int) -> None:
     began = time.monotonic()
     with pytest.raises(GangBrokenError, match="gang two broke") as caught:
-        train_with_a_process(workload(train_fn=dying_loop), 1, timeout_s=60.0)
+        train_with_a_process(workload(train_fn=partial(dying_loop, at=at)), 1, timeout_s=60.0)
     assert time.monotonic() - began < 45
     assert pickle.loads(pickle.dumps(caught.value)).args == caught.value.args
     assert in_gang(2, add_ranks) == [3.0, 3.0]
