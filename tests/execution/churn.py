@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import Engine
-from dagsel.execution.spec import RESOURCE, RunSpec
+from dagsel.execution.spec import RESOURCE, RunSpec, plugin_name
 from dagsel.planning.dispatch import DispatchConfig
 from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.state import State
@@ -78,7 +78,7 @@ def run_search(
     """Run the round while workers come and go, and note what came of it."""
     with (
         Client(cluster, set_as_default=False) as client,
-        Engine(client, spec, DispatchConfig(n_shards=N_SHARDS)) as engine,
+        Engine(client, spec, DispatchConfig(n_shards=N_SHARDS), poll_s=60.0) as engine,
     ):
         epochs = range(1, N_EPOCHS + 1)
         chains = tuple(Chain(t, epochs, N_SHARDS, evaluate=t % 2 == 0) for t in configs)
@@ -90,7 +90,12 @@ def run_search(
         due = chance.randint(8, 20)
         done: set[Unit] = set()
         while done < wanted:
-            for message in engine.messages(timeout_s=60):
+            heard = list(engine.messages(timeout_s=60))
+            if not heard:
+                stalled = {"left": sorted(wanted - done), "bound": bindings(client, spec.run)}
+                outcome.failed.append({"op": "stalled", **stalled})
+                return
+            for message in heard:
                 if message["op"] == "done":
                     done.add(Unit(*message["unit"]))
                     due -= 1
@@ -119,14 +124,24 @@ def disturb(
     victim = chance.choice(sorted(workers))
     match chance.choice(["kill", "kill", "kill", "drain", "add"]):
         case "kill":
-            pids = client.run(os.getpid, on_error="ignore")  # a worker may be on its way out
-            if victim in pids:
+            pids = {nanny.worker_address: nanny.pid for nanny in list(cluster.workers.values())}
+            if pid := pids.get(victim):  # a worker may be on its way out
                 outcome.n_kills += 1
-                os.kill(pids[victim], signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         case "drain" if len(workers) > 1:
             engine.drain(victim)
         case "add":
             cluster.scale(4)
+
+
+def bindings(client: Client, run: str) -> dict[str, str]:
+    """Say which units are with which worker, as the dispatcher has it."""
+
+    def say(dask_scheduler: Any) -> dict[str, str]:
+        bound = dask_scheduler.plugins[plugin_name(run)].dispatcher.bindings
+        return {str(unit): str(binding) for unit, binding in bound.items()}
+
+    return dict(client.run_on_scheduler(say))
 
 
 def started_units(client: Client, run: str) -> int:

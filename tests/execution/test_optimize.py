@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -26,8 +27,12 @@ from dagsel import errors
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.spec import CHANNEL
 from dagsel.flows import Grid, RandomSearch
+from dagsel.planning.rounds import Chain, Round
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.gang import Gang
+
+from .helpers import done, engine_for, listen
 
 LOCK = threading.Lock()
 FLOW = RandomSearch(max_epochs=2, n_trials=3)
@@ -428,16 +433,36 @@ def test_what_a_worker_hears_after_the_end_of_its_run_does_no_harm(
     assert client.run(os.getpid) == before
 
 
-def _listening() -> set[tuple[str, int]]:
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    sockets = [s for process in family for s in process.net_connections("inet")]
+def _listening(*processes: psutil.Process) -> set[tuple[str, int]]:
+    sockets = [s for process in processes for s in process.net_connections("inet")]
     return {(s.laddr.ip, s.laddr.port) for s in sockets if s.status == psutil.CONN_LISTEN}
 
 
-def test_a_cluster_of_ours_listens_on_loopback_only() -> None:
-    before = _listening()  # other tests' clusters
-    with local_cluster(1) as cluster:
-        opened = _listening() - before
+def _family() -> list[psutil.Process]:
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def test_a_cluster_of_ours_listens_on_loopback_only(
+    digits: ShardedDataset, tmp_path: Path, run_dir: str
+) -> None:
+    class Watched(SyntheticWorkload):
+        def train_gang(self, *args: Any, gang: Gang, **rest: Any) -> Any:
+            sockets = sorted(_listening(psutil.Process()))
+            (tmp_path / f"rank-{gang.rank}").write_text(json.dumps(sockets))
+            return super().train_gang(*args, gang=gang, **rest)
+
+    before = _listening(*_family())  # other tests' clusters
+    with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
+        opened = _listening(*_family()) - before
         port = urlsplit(cluster.scheduler_address).port
+        with engine_for(client, digits, Watched(), run_dir) as engine:
+            engine.allow(0, 2, None, 1)
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
+            listen(engine, until=lambda heard: len(done(heard)) == 4)
+    leads, follows = (
+        {(address, port) for address, port in json.loads((tmp_path / f"rank-{rank}").read_text())}
+        for rank in range(2)
+    )
     assert ("127.0.0.1", port) in opened
-    assert {address for address, _ in opened} <= {"127.0.0.1", "::1"}
+    assert leads - opened  # where its gang has met
+    assert {address for address, _ in opened | leads | follows} <= {"127.0.0.1", "::1"}

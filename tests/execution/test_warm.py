@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import Engine
 from dagsel.execution.spec import plugin_name
 from dagsel.execution.units import UnitRunner
@@ -25,7 +25,7 @@ from dagsel.planning.rounds import Chain, Round, Unit
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import done, engine_for, listen
+from .helpers import client_of, done, engine_for, listen
 
 T = TypeVar("T")
 
@@ -102,8 +102,10 @@ class Pauses:
         self.go_on(0)
 
 
-def until(is_so: Callable[[], bool], *, n_looks: int = 2000) -> None:
-    assert any(is_so() for _ in range(n_looks)), f"looked {n_looks} times"
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < end
 
 
 @contextmanager
@@ -196,14 +198,13 @@ def test_where_memory_is_short_it_goes_on_from_the_store(
 def test_after_the_loss_of_its_worker_it_goes_on_from_the_store(
     data: ShardedDataset, tmp_path: Path
 ) -> None:
-    with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
-        with pauses_on(client, data, str(tmp_path / "run")) as pauses:
-            pauses.begin(0)
-            first = pauses.pause(0)
-            (pid,) = client.run(os.getpid, workers=[first["worker"]]).values()
-            os.kill(pid, signal.SIGKILL)
-            listen(pauses.engine, until=lambda heard: any(m["op"] == "left" for m in heard))
-            pauses.go_on(0)
-            second = pauses.pause(0)
+    with client_of(2) as client, pauses_on(client, data, str(tmp_path / "run")) as pauses:
+        pauses.begin(0)
+        first = pauses.pause(0)
+        (pid,) = client.run(os.getpid, workers=[first["worker"]]).values()
+        os.kill(pid, signal.SIGKILL)
+        listen(pauses.engine, until=lambda heard: any(m["op"] == "left" for m in heard))
+        pauses.go_on(0)
+        second = pauses.pause(0)
     assert second["worker"] != first["worker"]
     assert second["n_samples"] > first["n_samples"]

@@ -264,6 +264,10 @@ class DispatchMachine(RuleBasedStateMachine):
             else:
                 world.allow(trial, world.gangs.get(trial, 1), None)
         world.complete()
+        if world.run_failed is None:
+            for trial in sorted(world.held - world.gone):
+                world.allow(trial, 1, None)
+            world.complete()
         for machine in world.machines.values():
             if machine.draining and world.run_failed is None:
                 assert machine.drained, "a drain does not end"
