@@ -160,6 +160,9 @@ class Board:
             trial.active, trial.active_shard = unit, shard
             need_next = trial.need_after(unit, shard)
             self.shop.start(unit.trial, worker, start, seconds, need_next)
+            if gang:  # what is left is counted in seconds of one worker
+                left = self.shop.rem[unit.trial] - seconds * len(gang)
+                self.shop.rem[unit.trial] = max(0.0, left)
             self.shop.demand[shard] = self.shop.demand.get(shard, 0.0) - (
                 self.times.cost[unit.trial] * self.times.weights[shard] if seconds else 0.0
             )

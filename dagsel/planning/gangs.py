@@ -155,11 +155,13 @@ class Gangs:
                 if not self._can_be_formed(trial):
                     stuck[number] = self.stuck.get(number, board.now)
                 continue
+            if self._crowds_out(number, choice):
+                continue
             idle = not any(board.holdings.workers[w].bound for w in choice.workers)
             if idle:
                 leader, *members = (board.holdings.workers[w] for w in choice.workers)
                 self._bind(trial.ready[0], choice.shard, leader, members)
-            elif not self.reserved and not self._is_outranked(number):
+            elif not self.reserved:
                 self.reserved = frozenset(choice.workers)
         self.stuck = stuck
 
@@ -226,9 +228,16 @@ class Gangs:
             for unit in waiting
         )
 
-    def _is_outranked(self, number: int) -> bool:
+    def _crowds_out(self, number: int, choice: Choice) -> bool:
+        """Whether a trial that comes first would find no worker beside the gang."""
         shop = self.board.shop
-        first = next(shop.idle, None)
-        if first is None:
-            return False
-        return shop.priority.get(first, 0.0) > shop.priority.get(number, 0.0)
+
+        def rank(trial: int) -> tuple[float, float]:
+            return shop.priority.get(trial, 0.0), shop.rem[trial]
+
+        n_ahead = sum(rank(trial) > rank(number) for trial in shop.idle)
+        seats = self.board.holdings.workers.values()
+        n_left = sum(
+            not (seat.bound or seat.draining or seat.worker in choice.workers) for seat in seats
+        )
+        return n_ahead > n_left

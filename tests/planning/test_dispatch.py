@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -500,3 +501,17 @@ def test_workers_that_are_billed_together_go_together():
     assert tell.dispatcher.cheapest(2) == ("a", "b")
     assert tell.dispatcher.cheapest(2, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")
     assert tell.dispatcher.cheapest(3, nodes={"a": "0", "b": "1", "c": "0"}) == ("b", "d")
+
+
+def test_a_gang_takes_turns_with_trials_on_one_worker():
+    cluster = VirtualCluster(Dispatcher(DispatchConfig(n_shards=1)), lambda *_: 1.0, check=True)
+    cluster.add_workers({"a": 1.0, "b": 1.0}, shards={"a": [0], "b": [0]})
+    chains = [Chain(t, range(1, 1 + n), 1, evaluate=False) for t, n in ((0, 40), (1, 20))]
+    cluster.at(0.0, TrialAllowed(0, gang=2))
+    cluster.add_round(Round(0, tuple(chains)))
+    ran = [(done.unit.trial, done.stop_s) for done in cluster.run().timeline]
+    for trial, n in ((0, 40), (1, 20)):
+        ends = [end for number, end in ran if number == trial]
+        assert len(ends) == n
+        assert ends[0] < 15.0, "the other one would be over at 20"
+        assert max(after - end for end, after in pairwise(ends)) < 10.0
