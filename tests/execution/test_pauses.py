@@ -82,28 +82,32 @@ def test_a_pause_in_the_middle_of_an_epoch_is_scored_there(search: Any) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
-                return [Train(0, 3), Wake(0.5)]
+                return [Train(0, 5)]
+            case Reported(0, 1):
+                return [Wake(event.seconds + 0.3)]
             case Tick():
                 return [Pause(0, evaluate=True)]
             case Paused(0):
                 return [Train(0, 0)]
-            case Reported(0, 3):
+            case Reported(0, 5):
                 return [Stop(0, "the end", "complete"), Finish()]
         return []
 
     run, seen = search(Scripted([Ask(1)], answer))
     (paused,) = [event for event in seen if isinstance(event, Paused)]
     assert paused.value is not None
-    assert 0 < paused.epochs < 3
+    assert 0 < paused.epochs < 5
     assert run.best_value == 0.0
-    assert [e.epoch for e in seen if isinstance(e, Reported)] == [1, 2, 3]
+    assert [e.epoch for e in seen if isinstance(e, Reported)] == [1, 2, 3, 4, 5]
 
 
 def test_what_was_scored_in_a_pause_is_the_best_model(search: Any) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
-                return [Train(0, 50), Wake(0.7)]
+                return [Train(0, 50)]
+            case Reported(0, 1):
+                return [Wake(event.seconds + 0.3)]
             case Tick():
                 return [Pause(0, evaluate=True)]
             case Paused(0):
