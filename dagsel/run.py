@@ -111,8 +111,9 @@ def optimize(
         idle, ``"gang"`` trains each trial on several, ``"release"`` lets them go. ``"auto"`` takes
         gangs where a profile of each trial (`dagsel.profile`) is kept with the data and says that
         they are faster; where not, it lets workers go if there is a budget. Gangs change results
-        in their last bits only; the record says when it was so, and a deterministic run never
-        does it. Search procedures that give gangs or scale the cluster themselves are left alone.
+        in their last bits, and more where a loss is no mean over samples; the record says when it
+        was so, and a deterministic run never does it. Search procedures that give gangs or scale
+        the cluster themselves are left alone.
     replicas
         Workers that hold each shard; more than one helps where workers differ in speed or may be
         lost, and takes as many times the memory.

@@ -228,6 +228,11 @@ class Gangs:
             for unit in waiting
         )
 
+    def _fits_alone(self, trial: int, workers: Iterable[Worker]) -> bool:
+        board = self.board
+        unit, need = board.trials[trial].ready[0], board.shop.need[trial]
+        return any(board.fits(unit, w, shard, board.now) for w in workers for shard in bits(need))
+
     def _crowds_out(self, number: int, choice: Choice) -> bool:
         """Whether a trial that comes first would find no worker beside the gang."""
         shop = self.board.shop
@@ -235,7 +240,10 @@ class Gangs:
         def rank(trial: int) -> tuple[float, float]:
             return shop.priority.get(trial, 0.0), shop.rem[trial]
 
-        n_ahead = sum(rank(trial) > rank(number) for trial in shop.idle)
+        n_ahead = sum(
+            rank(trial) > rank(number) and self._fits_alone(trial, choice.workers)
+            for trial in shop.idle
+        )
         seats = self.board.holdings.workers.values()
         n_left = sum(
             not (seat.bound or seat.draining or seat.worker in choice.workers) for seat in seats

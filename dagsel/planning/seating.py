@@ -13,6 +13,7 @@ from dagsel.planning.board import Board
 from dagsel.planning.events import Worker
 from dagsel.planning.gangs import Gangs
 from dagsel.planning.holdings import Seated
+from dagsel.planning.rule import bits
 
 DEPTH = 2  # units on a worker: one that runs, one that waits
 LONG_UNIT = 20.0  # times `overhead_s`: a unit that long need not be bound ahead of a stay
@@ -58,13 +59,21 @@ class Seating:
         if seat.worker in self.gangs.reserved:
             return
         taken = shop.pick(seat.worker, start, blocked=blocked)
+        if taken is None:
+            if shop.wait_until < inf:
+                board.wake(shop.wait_until)
+            return
+
+        def fits(trial: int, shard: int) -> bool:
+            return board.fits(board.trials[trial].ready[0], seat.worker, shard, start)
+
+        if not fits(*taken):  # before the horizon; a shorter one may
+            idle = (trial for trial in shop.idle if not shop.need[trial] & blocked)
+            held = ((t, shard) for t in idle for shard in bits(shop.need[t] & seat.held))
+            taken = next((other for other in held if fits(*other)), None)
         if taken is not None:
             trial, shard = taken
-            unit = board.trials[trial].ready[0]
-            if board.fits(unit, seat.worker, shard, start):
-                board.bind(unit, seat, shard)
-        elif shop.wait_until < inf:
-            board.wake(shop.wait_until)
+            board.bind(board.trials[trial].ready[0], seat, shard)
 
     def _look_ahead(self) -> None:
         """Bind behind units that are about to end what no idle worker could run now."""

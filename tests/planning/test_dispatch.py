@@ -16,6 +16,7 @@ from dagsel.planning.events import (
     FailRun,
     FailTrial,
     GangBroke,
+    HorizonSet,
     LoadShard,
     Preempt,
     PriorityChanged,
@@ -101,6 +102,17 @@ def test_a_batch_is_taken_in_before_anything_is_decided():
     chains = (Chain(0, range(1, 2), 1), Chain(1, range(1, 2), 1, cost=5.0))
     tell(WorkerAdded("a", frozenset({0})), RoundAdded(Round(0, chains)))
     assert binds(tell(*ready(0, 1))) == [Bind(train(1), "a", 0)]
+
+
+def test_a_shorter_unit_is_bound_where_the_longest_would_end_too_late():
+    tell = Driver(n_shards=1)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(2, 1, n_epochs=3)), *ready(0, 1))
+    first, second = (0, 1) if tell.dispatcher.bindings.keys() == {train(0)} else (1, 0)
+    tell(UnitDone(train(first), 10.0, 0), at=10.0)
+    tell(UnitDone(train(second), 1.0, 0), at=11.0)
+    tell(HorizonSet(13.0))  # what is expected after one unit each lies nearer together
+    out = tell(UnitReady(train(first, epoch=2)), UnitReady(train(second, epoch=2)), at=11.0)
+    assert binds(out) == [Bind(train(second, epoch=2), "a", 0)]
 
 
 def test_evaluations_come_before_training_and_prefer_the_state_at_home():
