@@ -290,7 +290,7 @@ class Runner:
                 case Reported(trial, epoch):
                     self.engine.release(trial, epoch)
                     outdated.append((trial, epoch - 1))
-                case Ask():
+                case Ask() if not self.record.finished:  # by what was decided after it
                     self._ask(step)
                 case Train(trial, epochs) if self.record.trials[trial].is_live:
                     epochs += trains[trial].epochs if trial in trains else 0
