@@ -44,7 +44,11 @@ def gateway_server(folder: Path, *, timeout_s: float = 30.0) -> Iterator[str]:
             yield address
         finally:
             server.terminate()
-            server.wait(timeout_s)
+            try:
+                server.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
 
 
 def wait_until_healthy(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cloudpickle
+import dask
+import psutil
 from distributed import Client, LocalCluster
 
 from dagsel.execution.cluster import close
@@ -20,8 +22,8 @@ from dagsel.storage import RunDir, ShardedDataset
 
 
 @contextmanager
-def client_of(n_workers: int) -> Iterator[Client]:
-    """A client of a cluster of the test's own, whose workers may be killed."""
+def own_cluster(n_workers: int) -> Iterator[LocalCluster]:
+    """A cluster of the test's own, whose workers may be killed."""
     cluster = LocalCluster(
         n_workers=n_workers,
         threads_per_worker=2,
@@ -31,10 +33,18 @@ def client_of(n_workers: int) -> Iterator[Client]:
         silence_logs=50,
     )
     try:
-        with Client(cluster, set_as_default=False) as client:
-            yield client
+        # Dask gives up a worker that is away 15 s after it was lost, be it for the second time.
+        with dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}):
+            yield cluster
     finally:
         close(cluster)
+
+
+@contextmanager
+def client_of(n_workers: int) -> Iterator[Client]:
+    """A client of a cluster of the test's own, whose workers may be killed."""
+    with own_cluster(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
+        yield client
 
 
 @contextmanager
@@ -70,6 +80,21 @@ def listen(engine: Engine, until: Any) -> list[dict[str, Any]]:
 
 def done(heard: list[dict[str, Any]]) -> list[Unit]:
     return [Unit(*message["unit"]) for message in heard if message["op"] == "done"]
+
+
+def there(client: Client) -> list[str]:
+    """Workers that the scheduler knows."""
+    return list(client.scheduler_info(n_workers=-1)["workers"])
+
+
+def processes() -> set[int]:
+    """This process's children, but for Python's own helper."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # one that has just ended
+            if "resource_tracker" not in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
 
 
 def final_state(engine: Engine, trial: int, epoch: int, n_shards: int) -> State:

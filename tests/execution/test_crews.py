@@ -20,9 +20,7 @@ from hypothesis import strategies as st
 import dagsel
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.execution import crews
-from dagsel.execution.cluster import close
 from dagsel.execution.crews import Crews, why_no_room
-from dagsel.execution.spec import RESOURCE
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Flow, Reported, Stop, Train
 from dagsel.flows import ASHA
 from dagsel.planning.rounds import Unit
@@ -33,6 +31,7 @@ from dagsel.storage import ShardedDataset, profiles
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
 from dagsel.trial_record import TrialRecord
 
+from .helpers import own_cluster
 from .scripted import Scripted
 
 N_SHARDS = 4
@@ -171,6 +170,7 @@ def test_asha_does_not_change_sizes_at_every_turn(
         ASHA(max_epochs=9, n_trials=6), SyntheticWorkload(seconds=0.03, n_batches=3), data,
         client=client, run_dir=run_dir, small_population="gang",
     )  # fmt: skip
+    assert any(unit.gang == 2 for unit in run.record.units)
     assert len(run.record.notes) <= 2
     assert len(run.record.pieces) <= 2
 
@@ -255,12 +255,8 @@ def test_bad_input_is_told_before_anything_begins(
 
 @pytest.fixture
 def three() -> Iterator[LocalCluster]:
-    cluster = LocalCluster(
-        n_workers=3, threads_per_worker=2, resources={RESOURCE: 1}, host="127.0.0.1",
-        dashboard_address="127.0.0.1:0", silence_logs=50,
-    )  # fmt: skip
-    yield cluster
-    close(cluster)
+    with own_cluster(3) as cluster:
+        yield cluster
 
 
 def test_workers_are_let_go_and_taken_again(

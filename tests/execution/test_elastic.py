@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import psutil
 import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
@@ -17,7 +16,7 @@ from dagsel.execution.elastic import ClusterDriver, _ByName, elastic_for
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import engine_for
+from .helpers import engine_for, processes, there
 
 TIMEOUT_S = 60
 FREE = "127.0.0.1:0"  # not the port that others on this machine may have
@@ -46,17 +45,9 @@ def driving(client: Client, cluster: Any = None) -> Iterator[ClusterDriver]:
         driver.close()
 
 
-def there(client: Client) -> list[str]:
-    return list(client.scheduler_info(n_workers=-1)["workers"])
-
-
 def arrivals(client: Client) -> int:
     events = [event for _, event in client.get_events("all")]
     return sum(event.get("action") == "add-worker" for event in events)
-
-
-def processes() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 def test_processes_come_and_the_named_ones_go_for_good() -> None:
@@ -80,13 +71,7 @@ def test_processes_come_and_the_named_ones_go_for_good() -> None:
         client.wait_for_workers(2, timeout=TIMEOUT_S)
         assert staying in there(client)
         assert arrivals(client) == 4  # 1, then 3, then the user's own
-    assert processes() <= before | resource_trackers()
-
-
-def resource_trackers() -> set[int]:
-    """Python's own helper of processes that were spawned; it lives as long as this one."""
-    children = psutil.Process().children()
-    return {child.pid for child in children if "resource_tracker" in " ".join(child.cmdline())}
+    assert processes() <= before
 
 
 class Queued:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -68,6 +69,7 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
                     n_killed += 1
         state = final_state(engine, 0, n_epochs, N_SHARDS)
     assert n_killed == N_GANGS // 10 - 1
+    assert n_killed - 1 <= n_restarts <= n_killed  # a gang needs two of the three
     counts = Counter(seen(state))
     assert set(counts.values()) == {1}
     assert len(counts) == N_GANGS * 3
@@ -195,7 +197,7 @@ def test_a_gang_has_the_loss_curve_of_a_single_worker(
 def test_a_trial_goes_on_with_another_gang_at_the_sample_where_it_stopped(
     client: Client, digits: ShardedDataset, tmp_path: Any
 ) -> None:
-    gangs = iter((1, 2, 1, 2, 1, 2, 1) * 100)
+    gangs = itertools.cycle((1, 2, 1, 2, 1, 2, 1))
 
     def answer(event: Event) -> list[Decision]:
         match event:
@@ -230,12 +232,13 @@ def test_a_running_trial_is_resized_without_being_asked_to_pause(
                 raise AssertionError("nobody asked for a pause")
         return []
 
-    workload = SyntheticWorkload(seconds=0.1, n_batches=10)
+    workload = SyntheticWorkload(seconds=0.5, n_batches=50)
     run = search(client, digits, run_dir, Scripted([Ask(1)], answer), workload)
     sizes = [unit.gang for unit in run.record.units if unit.unit.kind == "train"]
     assert sizes[0] == 1
     assert sizes[-1] == 2
     switches = run.record.switches
+    assert switches
     assert len(switches) == len(run.record.pieces)
     assert all(0 < seconds < run.record.seconds for seconds in switches)
     heard = [turn.event for turn in read_turns(run.run_dir.journal.read())]

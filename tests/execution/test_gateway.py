@@ -12,7 +12,6 @@ import numpy as np
 import optuna
 import psutil
 import pytest
-from distributed import Client
 from gateway import gateway_server
 
 import dagsel
@@ -20,6 +19,8 @@ from dagsel.execution.elastic import elastic_for
 from dagsel.flows import SEER
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+
+from .helpers import processes, there
 
 WHY = "needs the extra dev: a dask-gateway server"
 dask_gateway = pytest.importorskip("dask_gateway", reason=WHY)
@@ -37,17 +38,12 @@ def gateway(tmp_path: Path) -> Iterator[Any]:
         with dask_gateway.GatewayCluster(address=address, auth="basic") as cluster:
             with cluster.get_client(set_as_default=False) as client:
                 yield cluster, client
+            ours = [psutil.Process(pid) for pid in processes() - before]
         # Its __del__ asks for a loop that has ended.
         del cluster.gateway._loop_runner
+    # Workers outlive the server as children of init.
+    assert not psutil.wait_procs(ours, timeout=TIMEOUT_S)[1]
     assert processes() <= before
-
-
-def processes() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def there(client: Client) -> list[str]:
-    return list(client.scheduler_info(n_workers=-1)["workers"])
 
 
 def n_created(folder: Path) -> int:
