@@ -10,14 +10,13 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import accumulate, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
-import psutil
 import pytest
 from distributed import Client, LocalCluster
 
@@ -29,6 +28,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
 from . import seer_driver
+from .helpers import processes, there
 
 UNIT_S, N_BATCHES, N_SHARDS = 0.5, 10, 4
 #: One batch, plus 2 s, plus as much for a machine that does other things as well.
@@ -53,12 +53,6 @@ def cluster_of(n_workers: int, **options: Any) -> Iterator[LocalCluster]:
     finally:
         close(cluster)
     assert processes() <= before
-
-
-def processes() -> set[int]:
-    """This process's children, but for Python's own helper."""
-    children = psutil.Process().children(recursive=True)
-    return {child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())}
 
 
 @pytest.fixture
@@ -98,10 +92,6 @@ def sizes(client: Client) -> list[int]:
     by_action = {"add-worker": 1, "remove-worker": -1}
     changes = [by_action[e["action"]] for e in events if e.get("action") in by_action]
     return [*accumulate(changes)]
-
-
-def there(client: Client) -> list[str]:
-    return list(client.scheduler_info(n_workers=-1)["workers"])
 
 
 @pytest.mark.slow
@@ -146,15 +136,21 @@ def test_workers_are_lost_again_and_again(how: signal.Signals, search: Any) -> N
 
 @contextmanager
 def losing(cluster: LocalCluster, how: signal.Signals, *, every_s: float) -> Iterator[list[int]]:
-    """Send a signal to a random worker process of the cluster again and again."""
+    """Send a signal to a random worker process again and again, when all those wanted are there."""
     chance, lost, is_over = random.Random(7), list[int](), threading.Event()
 
     def lose() -> None:
         while not is_over.wait(every_s):
-            pids = [nanny.pid for nanny in list(cluster.workers.values()) if nanny.pid]
-            if pids:
-                lost.append(chance.choice(pids))
-                os.kill(lost[-1], how)
+            while len(pids := come()) < max(1, len(cluster.worker_spec)):
+                if is_over.wait(0.05):
+                    return
+            lost.append(chance.choice(pids))
+            os.kill(lost[-1], how)
+
+    def come() -> list[int]:
+        known = cluster.scheduler.workers
+        nannies = [nanny for nanny in list(cluster.workers.values()) if nanny.pid not in lost]
+        return [nanny.pid for nanny in nannies if nanny.pid and nanny.worker_address in known]
 
     thread = threading.Thread(target=lose)
     thread.start()
@@ -174,6 +170,8 @@ def test_a_driver_that_is_killed_between_stages_is_resumed(tmp_path: Path) -> No
         command = [sys.executable, "-m", "tests.execution.seer_driver", str(tmp_path)]
         driver = subprocess.Popen([*command, cluster.scheduler_address])
         while not has_paused(folder):  # a stage is over
+            with suppress(subprocess.TimeoutExpired):
+                driver.wait(0.05)
             assert driver.poll() is None
         driver.kill()
         driver.wait()
