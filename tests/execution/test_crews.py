@@ -167,7 +167,7 @@ def test_asha_does_not_change_sizes_at_every_turn(
     client: Client, data: ShardedDataset, run_dir: str
 ) -> None:
     run = search(
-        ASHA(max_epochs=9, n_trials=6), SyntheticWorkload(seconds=0.03, n_batches=3), data,
+        ASHA(max_epochs=27, n_trials=6), SyntheticWorkload(seconds=0.03, n_batches=3), data,
         client=client, run_dir=run_dir, small_population="gang",
     )  # fmt: skip
     assert any(unit.gang == 2 for unit in run.record.units)
