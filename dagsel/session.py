@@ -170,11 +170,7 @@ class Session:
         """Give the efficiency of a trial's gangs, if a readable profile is kept with the data."""
         if not isinstance(self.workload, GangWorkload):
             return None
-        try:
-            scaling = stored_scaling(self.data, self.workload, trial.config)
-        except Exception as error:  # noqa: BLE001 - a search can do without
-            logger.warning("trial %d: its profile is not used: %s", trial.number, error)
-            return None
+        scaling = stored_scaling(self.data, self.workload, trial.config)
         return None if scaling is None else scaling.efficiency
 
     def _check_gang(self, config: Mapping[str, Any], size: int) -> None:

@@ -229,7 +229,6 @@ class Engine:
                 node = name if self.driver is None else self.driver.node_of(name)
                 self._write(lambda bill, at: bill.join(message["worker"], at=at, node=node))
                 self._compare_threads(message["threads"])
-                self._shrink()
             case "left":
                 self.workers.discard(message["worker"])
                 self._leaving.discard(message["worker"])
@@ -455,11 +454,17 @@ class Engine:
                 if trouble not in self._troubles:
                     self._troubles.add(trouble)
                     yield {"op": "note", "reason": trouble}
-            yield self._messages.get(timeout=min(timeout_s, self.poll_s))
+            yield self._read(timeout_s=min(timeout_s, self.poll_s))
             while True:
-                yield self._messages.get_nowait()
+                yield self._read()
         except queue.Empty:
             return
+
+    def _read(self, *, timeout_s: float = 0.0) -> Message:
+        message = self._messages.get(timeout_s > 0, timeout_s)
+        if message["op"] == "joined":
+            self._shrink()
+        return message
 
 
 def pack_workload(workload: Any) -> bytes:
