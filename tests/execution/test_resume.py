@@ -382,7 +382,7 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     begin: Callable[..., dagsel.Run], client: Client, study: optuna.Study, run_dir: str
 ) -> None:
     begun = time.monotonic()
-    run = begin(RandomSearch(max_epochs=400, n_trials=4), deadline=3.0)
+    run = begin(RandomSearch(max_epochs=100, n_trials=4), deadline=3.0)
     assert time.monotonic() - begun < 12
     assert 3.0 <= run.record.seconds < 5.0
     assert not run.best.is_complete
