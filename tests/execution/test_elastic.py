@@ -331,14 +331,21 @@ class Job:
             await worker.close()
 
 
-def test_a_job_goes_with_its_last_worker() -> None:
+@contextmanager
+def jobs_of_two(n_jobs: int) -> Iterator[tuple[SpecCluster, Client]]:
+    """A cluster of jobs of two workers each, all of which have come."""
     worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
     with (
         SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        cluster.scale(2)  # jobs
-        client.wait_for_workers(4, timeout=TIMEOUT_S)
+        cluster.scale(n_jobs)
+        client.wait_for_workers(2 * n_jobs, timeout=TIMEOUT_S)
+        yield cluster, client
+
+
+def test_a_job_goes_with_its_last_worker() -> None:
+    with jobs_of_two(2) as (cluster, client):
         driver = elastic_for(client)
         assert (driver.wanted, driver.node_size) == (4, 2)
         info = client.scheduler_info(n_workers=-1)["workers"]
@@ -357,13 +364,7 @@ def test_a_job_goes_with_its_last_worker() -> None:
 
 
 def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> None:
-    worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
-    with (
-        SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        cluster.scale(2)  # jobs
-        client.wait_for_workers(4, timeout=TIMEOUT_S)
+    with jobs_of_two(2) as (_, client):
         driver = elastic_for(client)
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
             assert engine.n_workers == 4
@@ -377,13 +378,7 @@ def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> Non
 
 
 def test_the_workers_of_a_job_go_together(digits: ShardedDataset, run_dir: str) -> None:
-    worker = {"cls": Job, "options": {}, "group": ["-0", "-1"]}
-    with (
-        SpecCluster(scheduler=SCHEDULER, worker=worker) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        cluster.scale(3)  # jobs
-        client.wait_for_workers(6, timeout=TIMEOUT_S)
+    with jobs_of_two(3) as (_, client):
         driver = elastic_for(client)
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
             jobs = set(engine.bill.nodes.values())
