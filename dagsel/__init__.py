@@ -13,26 +13,26 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
-    from dagsel.previews import preview as preview
+    from dagsel.history.result import Run as Run
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
-    from dagsel.result import Run as Run
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
     from dagsel.run import resume as resume
     from dagsel.simulation import simulate as simulate
+    from dagsel.simulation.preview import preview as preview
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
     "Profile": "dagsel.profiling",
-    "Run": "dagsel.result",
+    "Run": "dagsel.history.result",
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workload": "dagsel.workloads",
     "optimize": "dagsel.run",
-    "preview": "dagsel.previews",
+    "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",
     "replay": "dagsel.run",
     "resume": "dagsel.run",

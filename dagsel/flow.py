@@ -2,7 +2,7 @@
 
 A *flow* is a search procedure: a frozen configuration and an explicit state. It decides which
 trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no clock,
-no file, no global random state. Whoever runs it (`dagsel.execution.runner` on a cluster,
+no file, no global random state. Whoever runs it (`dagsel.driver.runner` on a cluster,
 `dagsel.simulate` in virtual time) performs its decisions and tells it what came of them.
 
 A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train,

@@ -11,18 +11,19 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dagsel.codec import from_json, to_json
+from dagsel.console import Waiting
 from dagsel.errors import DatasetFormatError, SearchError
 from dagsel.execution.cluster import connect
 from dagsel.execution.timing import GangTimer, TimingPlan
+from dagsel.history.result import Run
 from dagsel.planning.scaling import Fit, Scaling, learn
-from dagsel.result import Run
-from dagsel.storage import ShardedDataset, profiles
-from dagsel.storage.views import size
-from dagsel.views.waiting import Waiting
+from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets import profiles
+from dagsel.storage.datasets.repr import size
 from dagsel.workloads.base import Config, Workload
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from dagsel.execution.cluster import Client
 
 logger = logging.getLogger("dagsel")
 

@@ -11,32 +11,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError, SearchError
-from dagsel.execution.catch_up import catch_up
 from dagsel.flow import Asked, Flow, encode
-from dagsel.planning.budget import read_budget
+from dagsel.history.record import Record
+from dagsel.history.result import Run
+from dagsel.history.script import Script, read_turns
+from dagsel.history.settings import Priority, Settings, by_convergence, flow_config, flow_name
+from dagsel.planning.budget import read_budget, to_seconds
 from dagsel.planning.small_population import Policy
-from dagsel.planning.spans import to_seconds
-from dagsel.record import Record
-from dagsel.result import Run
-from dagsel.script import Script, read_turns
 from dagsel.session import Session, tidy
-from dagsel.settings import Priority, Settings, by_convergence, flow_config, flow_name
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.workloads.base import Workload
 from dagsel.workloads.describe import describe
-from dagsel.workloads.gang import gang_workload
+from dagsel.workloads.gang.gang import gang_workload
 
 if TYPE_CHECKING:
-    import optuna
-    from distributed import Client
+    from dagsel.execution.cluster import Client
+    from dagsel.study import Study
 
 logger = logging.getLogger("dagsel")
 
 
 def optimize(
-    study: optuna.Study,
+    study: Study,
     workload: Workload,
     data: ShardedDataset | str,
     *,
@@ -205,7 +204,7 @@ def resume(
     *,
     workload: Workload | None = None,
     space: Space | None = None,
-    study: optuna.Study | None = None,
+    study: Study | None = None,
     flow: Flow | None = None,
     data: ShardedDataset | str | None = None,
     cluster: Any = None,
@@ -391,7 +390,7 @@ def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Pol
 
 
 def _driver(
-    study: optuna.Study,
+    study: Study,
     space: Space,
     metric: str,
     seed: int,

@@ -12,31 +12,32 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagsel.execution.cluster import connect
-from dagsel.execution.crews import Crews, why_no_room
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import visit_order
+from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.runner import Runner
+from dagsel.execution.cluster import connect, why_no_room
+from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver, elastic_for
-from dagsel.execution.engine import Engine, pack_workload, versions_here
-from dagsel.execution.runner import Runner
-from dagsel.execution.spec import RunSpec
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import RunSpec
 from dagsel.flow import Flow
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import visit_order
+from dagsel.history.record import Entry, Record
+from dagsel.history.result import Run
+from dagsel.history.settings import Settings
+from dagsel.history.trial import TrialRecord
 from dagsel.profiling import stored_scaling
-from dagsel.record import Entry, Record
-from dagsel.result import Run
-from dagsel.settings import Settings
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
-from dagsel.storage.lock import RunLock
-from dagsel.storage.room import wait_for_room
+from dagsel.storage.runs.disk_full import wait_for_room
+from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
-from dagsel.trial_record import TrialRecord
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import Reconfigurable, Workload
-from dagsel.workloads.gang import GangWorkload, gang_workload
+from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from dagsel.execution.cluster import Client
 
 logger = logging.getLogger("dagsel")
 
@@ -135,7 +136,7 @@ class Session:
             stack.callback(self.driver.fail_live, "the run ended before the trial did")
             here = stack.enter_context(connect(client, cluster))
             driver = elastic_for(here, cluster)
-            engine = stack.enter_context(Engine(here, spec, dispatch, worker_timeout, driver))
+            engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
             runner = Runner(
                 self.flow,
                 self.driver,
@@ -158,13 +159,13 @@ class Session:
         tidy(self.result)
         return self.result
 
-    def _crews(self, driver: ClusterDriver, why_no_gangs: str) -> Crews:
+    def _crews(self, driver: ClusterDriver, why_no_gangs: str) -> IdleWorkers:
         settings = self.settings
         policy = settings.small_population
         has_budget = settings.budget_s is not None
         why_not = driver.why_not if policy == "release" or has_budget else ""
         costs = policy == "auto" and has_budget and not why_not
-        return Crews(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
+        return IdleWorkers(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
         """Give the efficiency of a trial's gangs, if a readable profile is kept with the data."""

@@ -25,7 +25,7 @@ from dagsel.flows.drawing import TRIALS_PER_WORKER, Drawing, check_counts, stop_
 
 
 @dataclass(slots=True)
-class Progress(Drawing):
+class FullTrainingState(Drawing):
     """The state of a search that trains what it draws to the end."""
 
     n_concurrent: int = 0
@@ -49,7 +49,9 @@ class FullTraining:
     max_epochs: int
     n_trials: int | None = None
     n_concurrent: int | None = None
-    state: Progress = field(default_factory=Progress, init=False, repr=False, compare=False)
+    state: FullTrainingState = field(
+        default_factory=FullTrainingState, init=False, repr=False, compare=False
+    )
 
     sampling: Sampling = field(default="study", init=False, repr=False)
     trials_per_worker: ClassVar[int] = TRIALS_PER_WORKER

@@ -9,11 +9,11 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.flow import Asked, Decision, Event, Sampling
-from dagsel.flows.full_training import FullTraining, Progress
+from dagsel.flows.full_training import FullTraining, FullTrainingState
 
 
 @dataclass(slots=True)
-class Queue(Progress):
+class Queue(FullTrainingState):
     """The state of a queue of jobs."""
 
     epochs: dict[int, int] = field(default_factory=dict)  # of each job that was drawn

@@ -7,11 +7,11 @@ from statistics import fmean, median
 
 from dagsel.flow import Reported, Stop
 from dagsel.flows.drawing import check_counts
-from dagsel.flows.full_training import FullTraining, Progress
+from dagsel.flows.full_training import FullTraining, FullTrainingState
 
 
 @dataclass(slots=True)
-class Curves(Progress):
+class LearningCurves(FullTrainingState):
     """The state of a search that compares learning curves."""
 
     losses: dict[int, list[float]] = field(default_factory=dict)  # by trial, one an epoch
@@ -59,7 +59,9 @@ class MedianStopping(FullTraining):
     grace_epochs: int = 1
     min_trials: int = 3
     n_concurrent: int | None = field(default=None, kw_only=True)
-    state: Curves = field(default_factory=Curves, init=False, repr=False, compare=False)
+    state: LearningCurves = field(
+        default_factory=LearningCurves, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,7 +9,7 @@ from typing import ClassVar, get_args
 from dagsel.flows.rung_search import check_choice
 from dagsel.flows.stages import StagedSearch, StagedState, check_staged
 from dagsel.planning.brackets import Brackets, Mode, StagePlan, seer_plan, solve_brackets
-from dagsel.planning.spans import to_seconds
+from dagsel.planning.budget import to_seconds
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ from dagsel.flow import (
 )
 from dagsel.flows.drawing import check_counts
 from dagsel.planning.brackets import Stage, StagePlan
-from dagsel.planning.budget import read_budget
-from dagsel.planning.spans import to_seconds
+from dagsel.planning.budget import read_budget, to_seconds
 
 #: Epochs that a trial has before it, so that none waits while the flow hears of its last one.
 EPOCHS_AHEAD = 2

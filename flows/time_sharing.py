@@ -27,7 +27,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.drawing import Drawing, check_counts, stop_all
-from dagsel.planning.spans import to_seconds
+from dagsel.planning.budget import to_seconds
 
 
 @dataclass(slots=True)

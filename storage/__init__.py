@@ -7,10 +7,10 @@ Importing this package loads neither torch nor Dask.
 
 from __future__ import annotations
 
-from dagsel.storage.checkpoints import CheckpointStore
-from dagsel.storage.journal import Journal
-from dagsel.storage.run_dir import RunDir
-from dagsel.storage.shards import ShardedDataset, ShardSize
-from dagsel.storage.sources import Batches
+from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
+from dagsel.storage.datasets.sources import Batches
+from dagsel.storage.runs.checkpoints import CheckpointStore
+from dagsel.storage.runs.journal import Journal
+from dagsel.storage.runs.run_dir import RunDir
 
 __all__ = ["Batches", "CheckpointStore", "Journal", "RunDir", "ShardSize", "ShardedDataset"]

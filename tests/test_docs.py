@@ -110,7 +110,7 @@ def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None
         elif path.suffix == ".css":
             assert not imported.findall(path.read_text()), path
     api = (site / "api" / "index.html").read_text()
-    for name in ("run.optimize", "result.Run.best_model", "storage.ShardedDataset.write"):
+    for name in ("run.optimize", "history.result.Run.best_model", "storage.ShardedDataset.write"):
         assert f'id="dagsel.{name}"' in api, name
 
 

@@ -28,7 +28,7 @@ def test_the_packages_list_is_the_tree() -> None:
         ("dagsel", ["torch", "distributed", "zarr", "optuna"]),
         ("dagsel.storage", ["torch", "dask", "optuna"]),
         ("dagsel.flows", ["torch", "dask", "optuna", "zarr"]),
-        ("dagsel.planning.dispatch", ["torch", "dask", "optuna", "zarr"]),
+        ("dagsel.dispatch.dispatcher", ["torch", "dask", "optuna", "zarr"]),
         ("dagsel.execution.scheduler_plugin", ["torch", "optuna"]),
         ("dagsel.run", ["torch", "sklearn"]),
     ],

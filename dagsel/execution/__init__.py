@@ -1,0 +1,10 @@
+"""Everything that speaks Dask, and nothing else does.
+
+- `engine`: the driver's side; sends rounds as graphs (`graph`) and hears what became of them.
+- `scheduler_plugin`: the dispatcher inside Dask's scheduler.
+- `worker_plugin`: a worker's side; `unit_runner` trains units, `state_cache` keeps states in
+  memory, `process` sets up the process, `sigterm` stores the running unit before the worker ends.
+- `messages`: what these tell each other. `compatibility`: versions that fit together.
+- `cluster`, `elastic`: the cluster of a run, and how it grows and shrinks.
+- `timing`, `timed_rank`: measuring for `dagsel.profile`.
+"""

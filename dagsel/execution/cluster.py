@@ -11,9 +11,13 @@ from typing import Any
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
+from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError
-from dagsel.execution.gpus import GPU_RESOURCE, check_gpus_here, gpus_seen
-from dagsel.execution.spec import RESOURCE
+from dagsel.execution.messages import RESOURCE
+from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
+from dagsel.storage import ShardedDataset
+
+__all__ = ["Client", "close", "connect", "local_cluster", "why_no_room"]
 
 logger = logging.getLogger("dagsel")
 
@@ -144,3 +148,27 @@ def _check_main_guard() -> None:
             "dagsel makes worker processes, which import your script again: put the call of "
             'dagsel.optimize under  if __name__ == "__main__":'
         )
+
+
+def why_no_room(client: Client, data: ShardedDataset, *, share: float) -> str:
+    """Say why not every worker can hold all shards, as those of a gang do; empty if they can.
+
+    Parameters
+    ----------
+    client
+        A client of the cluster.
+    data
+        The data set.
+    share
+        Share of a worker's memory limit that shards may take.
+    """
+    largest = max(size.nbytes for size in data.shard_sizes)
+    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    rooms = [shards_that_fit(about["memory_limit"], largest, share=share) for about in workers]
+    least = min((room for room in rooms if room is not None), default=data.n_shards)
+    if least >= data.n_shards:
+        return ""
+    return (
+        f"memory lets a worker hold {least} of {data.n_shards} shards, and each worker of a gang "
+        "holds all of them"
+    )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import math
-import platform
 import queue
 import threading
 import time
@@ -15,26 +13,25 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
 from distributed import Client, Future
 
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Round, Unit
+from dagsel.driver.protocols import Message
 from dagsel.errors import (
     ClusterError,
     NoWorkersError,
     VersionMismatchError,
     WorkerMemoryError,
-    WorkloadTransportError,
 )
+from dagsel.execution.compatibility import check_versions
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
+from dagsel.execution.messages import RunSpec, plugin_name
 from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
-from dagsel.execution.seams import Message
-from dagsel.execution.spec import RunSpec, plugin_name
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
+from dagsel.history.trial import Place
 from dagsel.planning.budget import Bill
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Round, Unit
-from dagsel.trial_record import Place
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
 ASK_AGAIN_S = 10.0
@@ -43,7 +40,7 @@ logger = logging.getLogger("dagsel")
 
 
 @dataclass(slots=True)
-class Engine:
+class DaskEngine:
     """A run's plugins on a cluster, for as long as the ``with`` block lasts.
 
     Parameters
@@ -93,7 +90,7 @@ class Engine:
     _n_loads: int = 0
     _alone_since: float = field(default_factory=time.monotonic)
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> DaskEngine:
         try:
             self._start()
         except BaseException as error:
@@ -465,73 +462,3 @@ class Engine:
         if message["op"] == "joined":
             self._shrink()
         return message
-
-
-def pack_workload(workload: Any) -> bytes:
-    """Pickle a workload once for all workers.
-
-    Raises
-    ------
-    WorkloadTransportError
-        If a part of it cannot be pickled; names the part.
-    """
-    try:
-        return bytes(cloudpickle.dumps(workload))
-    except Exception as error:
-        for name, part in vars(workload).items():
-            try:
-                cloudpickle.dumps(part)
-            except Exception as reason:
-                raise WorkloadTransportError(
-                    f"{name!r} of the {type(workload).__name__} cannot be sent to a worker: "
-                    f"{part!r} "
-                    f"({reason}); make what it needs inside the function instead of outside it"
-                ) from reason
-        raise WorkloadTransportError(f"the workload cannot be sent to a worker: {error}") from error
-
-
-def versions_here() -> dict[str, str]:
-    """Give the versions that must be the same everywhere, by package."""
-    return {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
-
-
-def check_versions(client: Client) -> None:
-    """Check that client, scheduler and workers agree in what matters.
-
-    Raises
-    ------
-    VersionMismatchError
-        If dagsel, torch or Python differ, or are missing where they are needed.
-    """
-
-    # Functions of the standard library: they can be called where dagsel is missing.
-    def ask(package: str) -> dict[str, Any]:
-        version = importlib.metadata.version
-        answers = dict(client.run(version, package, on_error="return"))
-        if package != "torch":
-            try:
-                answers["scheduler"] = client.run_on_scheduler(version, package)
-            except Exception as error:  # noqa: BLE001 - the text below says what it means
-                answers["scheduler"] = error
-        return answers
-
-    for package, version in versions_here().items():
-        for place, answer in ask(package).items():
-            if isinstance(answer, importlib.metadata.PackageNotFoundError):
-                raise VersionMismatchError(
-                    f"{package} is not installed on {place}; install {package}=={version} there"
-                )
-            if isinstance(answer, OSError) and place != "scheduler":
-                continue  # the worker has gone since it was asked
-            if isinstance(answer, Exception):
-                raise ClusterError(f"{place} does not run what dagsel asks of it: {answer}")
-            if answer != version:
-                raise VersionMismatchError(
-                    f"{package} is {version} here and {answer} on {place}; install {version} there"
-                )
-    python = ".".join(platform.python_version_tuple()[:2])
-    for place, answer in client.run(platform.python_version_tuple, on_error="ignore").items():
-        if ".".join(answer[:2]) != python:
-            raise VersionMismatchError(
-                f"Python is {python} here and {'.'.join(answer[:2])} on {place}; use the same one"
-            )

@@ -12,10 +12,10 @@ from typing import Any, TypeAlias, cast, get_args
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dagsel.execution.spec import RESOURCE, Stored
+from dagsel.dispatch.units import Chain, Kind, Round, Unit
+from dagsel.execution.messages import RESOURCE, StoredResult
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
-from dagsel.planning.rounds import Chain, Kind, Round, Unit
-from dagsel.trial_record import Place
+from dagsel.history.trial import Place
 
 Key: TypeAlias = tuple[str, int, int, int]
 
@@ -95,7 +95,7 @@ def check_graph(
     """
     tasks: dict[Key, Task] = {}
     for unit in units:
-        state = Stored(unit.trial, place.epoch, place.position, place.is_partial)
+        state = StoredResult(unit.trial, place.epoch, place.position, place.is_partial)
         key = unit_key(run, unit)
         tasks[key] = Task(key, evaluate_unit, run, tuple(unit), config, state)
     name = f"check-{run}-{units[0].trial}-{units[0].epoch}"
@@ -119,7 +119,7 @@ def _compile_chain(
         previous = key
     for epoch in chain.epochs:
         last = Unit("train", chain.trial, epoch, chain.n_shards - 1)
-        end = TaskRef(made[last]) if last in made else Stored(*last[1:])
+        end = TaskRef(made[last]) if last in made else StoredResult(*last[1:])
         for evaluation in chain.evaluations(epoch):
             scoring = unit_key(run, evaluation)
             tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, end)

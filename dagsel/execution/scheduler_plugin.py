@@ -24,11 +24,11 @@ from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Recs, TaskState
 
+from dagsel.dispatch import dispatcher, events
+from dagsel.dispatch.units import Begun, Chain, Round, Unit
 from dagsel.execution.copies import must_hop, spare_copies
 from dagsel.execution.graph import key_unit, unit_key
-from dagsel.execution.spec import CHANNEL, RESOURCE, Binding, plugin_name, worker_topic
-from dagsel.planning import dispatch, events
-from dagsel.planning.rounds import Begun, Chain, Round, Unit
+from dagsel.execution.messages import CHANNEL, RESOURCE, Assignment, plugin_name, worker_topic
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -52,7 +52,7 @@ def _read_chain(epochs: list[int], begun: list[Any], **rest: Any) -> Chain:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class WarmPiece:
     """What was trained of a unit until it was stopped: with which shard, how long, where.
 
     The time of one that the dispatcher was told of is 0.
@@ -82,7 +82,7 @@ class DispatchPlugin(SchedulerPlugin):
     def __init__(
         self,
         run: str,
-        config: dispatch.DispatchConfig,
+        config: dispatcher.DispatchConfig,
         client: str,
         *,
         max_seconds: float | None = None,
@@ -97,15 +97,15 @@ class DispatchPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         # The client's own subscription may arrive after the first report.
         scheduler.subscribe_topic(report_topic(self.run), self.client)
-        self.dispatcher = dispatch.Dispatcher(self.config)
+        self.dispatcher = dispatcher.Dispatcher(self.config)
         self._loop = asyncio.get_running_loop()
-        self._events: list[events.Event] = []
+        self._events: list[events.DispatchEvent] = []
         self._turn_due = False
         self._alarm: asyncio.TimerHandle | None = None
         self._stimuli = itertools.count()
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
-        self._pieces: dict[Unit, list[Piece]] = {}  # of units that were stopped in their shard
+        self._pieces: dict[Unit, list[WarmPiece]] = {}  # of units that were stopped in their shard
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._read: set[Any] = set()  # keys of states that were read and may have spare copies
         self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
@@ -261,7 +261,7 @@ class DispatchPlugin(SchedulerPlugin):
                 self._read.update(state.key for state in (task.dependencies if task else ()))
             case "preempted":
                 unit = Unit(*msg["unit"])
-                piece = Piece(msg["shard"], msg["stop"] - msg["start"], worker)
+                piece = WarmPiece(msg["shard"], msg["stop"] - msg["start"], worker)
                 self._pieces.setdefault(unit, []).append(piece)
                 if unit.trial not in self.dispatcher.trials:  # stopped while it ran
                     self._cool_unit(unit)
@@ -323,7 +323,7 @@ class DispatchPlugin(SchedulerPlugin):
 
     # What the dispatcher decides
 
-    def _push(self, event: events.Event) -> None:
+    def _push(self, event: events.DispatchEvent) -> None:
         self._events.append(event)
         if not self._turn_due and not self._closed:
             self._turn_due = True
@@ -346,7 +346,7 @@ class DispatchPlugin(SchedulerPlugin):
         wake_at = self.dispatcher.wake_at
         if wake_at is not None:
             delay = max(0.0, wake_at - time.monotonic())
-            self._alarm = self._loop.call_later(delay, self._push, events.Tick())
+            self._alarm = self._loop.call_later(delay, self._push, events.TimerFired())
 
     def _perform(self, instructions: list[events.Instruction]) -> None:
         bound: Recs = {}
@@ -394,7 +394,7 @@ class DispatchPlugin(SchedulerPlugin):
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {bind.worker}
         seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
-        binding = Binding(
+        binding = Assignment(
             bind.shard,
             attempt,
             min(seconds, default=None),

@@ -16,11 +16,15 @@ import psutil
 from distributed import get_worker
 from distributed.comm.addressing import get_address_host
 
-from dagsel.execution.gpus import check_gpu_resource, gpus_seen
-from dagsel.execution.process import give_back_memory, keep_freed_memory
+from dagsel.execution.process import (
+    check_gpu_resource,
+    give_back_memory,
+    gpus_seen,
+    keep_freed_memory,
+)
 from dagsel.storage import ShardedDataset
 from dagsel.workloads.base import Config, Visit, Workload, never
-from dagsel.workloads.gang import join_gang, lead_gang
+from dagsel.workloads.gang.gang import join_gang, lead_gang
 
 #: So long a gang waits for one of its ranks.
 _TIMEOUT_S = 60.0

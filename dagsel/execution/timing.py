@@ -21,11 +21,11 @@ import numpy as np
 from distributed import Client, Future, wait
 
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, SearchError, WorkloadError
-from dagsel.execution.engine import check_versions, pack_workload
+from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.timed_rank import Rank, make_ready, time_rank
 from dagsel.storage import ShardedDataset
 from dagsel.workloads.base import Config, Workload
-from dagsel.workloads.gang import gang_workload
+from dagsel.workloads.gang.gang import gang_workload
 
 #: So long the other ranks have to say why a gang broke.
 _GRACE_S = 5.0

@@ -21,27 +21,28 @@ from distributed.comm.addressing import get_address_host
 from distributed.worker_state_machine import TaskState
 from tornado.ioloop import PeriodicCallback
 
+from dagsel.dispatch.placement import shards_that_fit
+from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.farewell import PATIENCE_S, Farewell
-from dagsel.execution.gpus import check_gpu_resource, gpus_seen
-from dagsel.execution.process import (
-    give_back_memory,
-    keep_freed_memory,
-    own_random_numbers,
-    shards_that_fit,
-    torch_threads,
-)
-from dagsel.execution.spec import (
+from dagsel.execution.messages import (
     CHANNEL,
     RESOURCE,
-    Binding,
+    Assignment,
     RunSpec,
-    Stored,
+    StoredResult,
     plugin_name,
     worker_topic,
 )
-from dagsel.execution.units import UnitRunner
-from dagsel.planning.rounds import Unit
+from dagsel.execution.process import (
+    check_gpu_resource,
+    give_back_memory,
+    gpus_seen,
+    keep_freed_memory,
+    own_random_numbers,
+    torch_threads,
+)
+from dagsel.execution.sigterm import PATIENCE_S, Farewell
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.state import State
 
 #: So long after a worker was lost calls to it are ended: those that were just beginning, too.
@@ -257,12 +258,12 @@ def _this_task() -> TaskState:
 
 
 def train_unit(
-    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | Stored | None
-) -> State | Stored:
+    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | StoredResult | None
+) -> State | StoredResult:
     """Task of a training unit."""
     task = _this_task()
     assert task.annotations is not None
-    binding = Binding(**task.annotations["dagsel"])
+    binding = Assignment(**task.annotations["dagsel"])
     # Metadata of a task travels in the message that says the task is done: one message, and none
     # is lost or early.
     trained, task.metadata["dagsel"] = _units(run).train(Unit(*unit), binding, config, state)
@@ -270,7 +271,7 @@ def train_unit(
 
 
 def evaluate_unit(
-    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | Stored
+    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | StoredResult
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()

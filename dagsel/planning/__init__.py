@@ -1,10 +1,5 @@
-"""Where and when each unit runs: pure, without Dask, a clock or I/O.
+"""Arithmetic for search procedures; pure.
 
-- `rounds`, `events`: what there is to do; what the dispatcher is told, and what it asks for.
-- `dispatch`: the dispatcher, on its state (`board`, `ledger`, `holdings`, `accounting`), with the
-  laws that hold at every moment (`invariants`).
-- `rule`: which unit a free worker gets, on-line and in virtual time.
-- `costs`, `placement`: how long units take; which worker holds which shards.
-- `bounds`, `open_shop`, `exact`: what no schedule can beat; plans to compare with.
-- `virtual`: a model cluster that drives a dispatcher.
+- `budget`: deadlines, budgets and bills; `brackets`: stages and widths of elastic search.
+- `scaling`: how many times faster a gang trains; `small_population`: gangs for few trials.
 """

@@ -1,8 +1,8 @@
 """Plays the cluster for the runner: the same dispatcher, workers that are a model, virtual time.
 
-The model is `dagsel.planning.virtual.VirtualCluster`, a heap of what will happen. A library for
-simulation would add a dependency and a process for each worker, and no more: the dispatcher's
-events are all that ever happens here.
+The model is `dagsel.simulation.virtual_cluster.VirtualCluster`, a heap of what will happen. A
+library for simulation would add a dependency and a process for each worker, and no more: the
+dispatcher's events are all that ever happens here.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, TypeAlias
 
-from dagsel.errors import NoWorkersError, SearchError, TrainingError
-from dagsel.flow import Reported, TrialFailed, WorkersChanged
-from dagsel.planning.budget import Bill
-from dagsel.planning.dispatch import DispatchConfig, Dispatcher
-from dagsel.planning.events import (
+from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
+from dagsel.dispatch.events import (
     CheckAdded,
     DrainRequested,
     HorizonSet,
@@ -28,18 +25,21 @@ from dagsel.planning.events import (
     WorkerAdded,
     WorkerRemoved,
 )
-from dagsel.planning.rounds import Round, Unit
-from dagsel.planning.virtual import Ran, VirtualCluster
+from dagsel.dispatch.units import Round, Unit
+from dagsel.errors import NoWorkersError, SearchError, TrainingError
+from dagsel.flow import Reported, TrialFailed, WorkersChanged
+from dagsel.history.trial import Place
+from dagsel.planning.budget import Bill
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
-from dagsel.trial_record import Place
+from dagsel.simulation.virtual_cluster import Ran, VirtualCluster
 
 Message: TypeAlias = dict[str, Any]
 
 
 class VirtualEngine:
-    """An engine for `dagsel.execution.runner.Runner` in virtual time.
+    """An engine for `dagsel.driver.runner.Runner` in virtual time.
 
     Parameters
     ----------

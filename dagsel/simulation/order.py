@@ -10,7 +10,7 @@ from typing import TypeAlias
 from dagsel.codec import Json
 from dagsel.errors import SearchError
 from dagsel.flow import Decision, Event, Paused, Reported, Tick, TrialFailed, WorkersChanged
-from dagsel.script import read_turns
+from dagsel.history.script import read_turns
 
 #: Events that came to the flow together.
 Batch: TypeAlias = tuple[Reported | TrialFailed | WorkersChanged, ...]

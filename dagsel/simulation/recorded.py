@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
+from dagsel.dispatch.units import Kind, Unit
 from dagsel.errors import SearchError, TrainingError
-from dagsel.makespans import relative_speeds
-from dagsel.planning.rounds import Kind, Unit
-from dagsel.record import Record
-from dagsel.result import Result
+from dagsel.history.makespans import relative_speeds
+from dagsel.history.record import Record
+from dagsel.history.result import Result
 from dagsel.simulation.curves import Config, scalars
 
 

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
-from dagsel.execution.runner import Runner
 from dagsel.flow import Direction, Flow, Sampling
-from dagsel.planning.budget import Bill, read_budget
-from dagsel.planning.spans import to_seconds
-from dagsel.record import Entry, Record
-from dagsel.result import Result
+from dagsel.history.record import Entry, Record
+from dagsel.history.result import Result
+from dagsel.planning.budget import Bill, read_budget, to_seconds
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
 from dagsel.simulation.engine import VirtualEngine
@@ -23,7 +22,7 @@ from dagsel.study import Space, StudyDriver, open_study
 from dagsel.study.sampler import quiet
 
 if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
+    from dagsel.study import BaseSampler
 
 
 @dataclass(frozen=True, repr=False)

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
+from optuna.pruners import (
+    HyperbandPruner,
+    PatientPruner,
+    PercentilePruner,
+    SuccessiveHalvingPruner,
+    ThresholdPruner,
+    WilcoxonPruner,
+)
 from optuna.samplers import BaseSampler
+from optuna.storages import JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
+from sqlalchemy.engine import make_url
 
 from dagsel.errors import SearchError
+from dagsel.flow import Direction
 from dagsel.study.grid import GridWalk
 from dagsel.study.sampler import quiet
 
@@ -80,3 +93,74 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
         if not (isinstance(sampler, GridWalk) and sampler.advance()):
             return
     raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
+
+
+_JOURNAL = "journal://"
+
+
+def home_of(study: optuna.Study) -> str | None:
+    """Give the URL of a study's storage; None if it has none, or if it holds a password."""
+    storage = study._storage
+    if isinstance(storage, JournalStorage):
+        path = getattr(storage._backend, "_file_path", None)
+        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
+    storage = getattr(storage, "_backend", storage)  # under Optuna's cache
+    if isinstance(storage, RDBStorage):
+        url = make_url(storage.url)
+        if url.password is not None:
+            return None
+        if url.get_backend_name() == "sqlite":
+            if url.database in (None, "", ":memory:"):
+                return None
+            url = url.set(database=str(Path(str(url.database)).absolute()))
+        return url.render_as_string()
+    return None
+
+
+def open_study(name: str, direction: Direction, home: str | None) -> optuna.Study:
+    """Open a study where it lives; one that was in memory begins anew."""
+    if home is None:
+        return optuna.create_study(study_name=name, direction=direction)
+    if home.startswith(_JOURNAL):
+        backend = JournalFileBackend(home.removeprefix(_JOURNAL))
+        return optuna.load_study(study_name=name, storage=JournalStorage(backend))
+    return optuna.load_study(study_name=name, storage=home)
+
+
+def first_step(pruner: Any) -> int:
+    """Give the first step at which a pruner can act; 0 if that is not known.
+
+    Examples
+    --------
+    >>> first_step(SuccessiveHalvingPruner(min_resource=2, min_early_stopping_rate=1))
+    8
+    """
+    match pruner:
+        case PercentilePruner() | ThresholdPruner():  # MedianPruner is a PercentilePruner
+            return pruner._n_warmup_steps
+        case SuccessiveHalvingPruner():
+            rung: int = pruner._reduction_factor**pruner._min_early_stopping_rate
+            return (pruner._min_resource or 1) * rung
+        case HyperbandPruner():
+            return pruner._min_resource
+        case WilcoxonPruner():
+            return max(2, pruner._n_startup_steps)
+        case PatientPruner():
+            return max(pruner._patience + 2, first_step(pruner._wrapped_pruner))
+    return 0
+
+
+def check_pruner(pruner: Any, max_epochs: int) -> None:
+    """Check that a pruner can end a trial before its last epoch.
+
+    Raises
+    ------
+    SearchError
+        If it cannot.
+    """
+    first = first_step(pruner)
+    if first >= max(max_epochs, 2):
+        raise SearchError(
+            f"{type(pruner).__name__} ends no trial before step {first}, and a trial has "
+            f"{max_epochs} epochs, one step each; lower its warm-up or resource to less than that"
+        )

@@ -16,10 +16,9 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.flow import Sampling
-from dagsel.study.checks import Space, check_metric, probe
+from dagsel.study.checks import Space, check_metric, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
-from dagsel.study.pruning import check_pruner
 from dagsel.study.resume import (
     REASON,
     TRACEBACK,

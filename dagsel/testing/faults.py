@@ -29,7 +29,7 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class Freeze:
     """SIGSTOP a worker, and let it go on later."""
 
     seconds: float
@@ -75,7 +75,7 @@ class KillScheduler:
 
 
 Fault: TypeAlias = (
-    Kill | Pause | Delay | Drain | Add | Corrupt | FillDisk | KillDriver | KillScheduler
+    Kill | Freeze | Delay | Drain | Add | Corrupt | FillDisk | KillDriver | KillScheduler
 )
 Moment: TypeAlias = tuple[float, Fault]
 
@@ -119,11 +119,11 @@ def schedule(
 
     Examples
     --------
-    >>> for at_s, fault in schedule(2, [Kill(), Pause(2.0)], duration_s=4.0, once=[KillDriver()]):
+    >>> for at_s, fault in schedule(2, [Kill(), Freeze(2.0)], duration_s=4.0, once=[KillDriver()]):
     ...     print(f"{at_s:.2f} {fault}")
-    1.27 Pause(seconds=2.0)
+    1.27 Freeze(seconds=2.0)
     2.03 KillDriver()
-    2.92 Pause(seconds=2.0)
+    2.92 Freeze(seconds=2.0)
     """
     least, most = between_s
     if not 0 < least <= most:
@@ -228,7 +228,7 @@ class Injector:
         match fault:
             case Kill():
                 return self._to_worker(self._kill)
-            case Pause(seconds):
+            case Freeze(seconds):
                 return self._to_worker(lambda worker: self._pause(worker, seconds))
             case Delay(seconds):
                 return self._to_worker(lambda worker: self._delay(worker, seconds))

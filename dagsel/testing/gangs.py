@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
 
-from dagsel.workloads.gang import Gang, join_gang, lead_gang
+from dagsel.workloads.gang.gang import Gang, join_gang, lead_gang
 
 _T = TypeVar("_T")
 _numbers = itertools.count()

@@ -18,7 +18,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import State, Tensor
 from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
-from dagsel.workloads.gang import Gang
+from dagsel.workloads.gang.gang import Gang
 
 
 @dataclass(frozen=True)

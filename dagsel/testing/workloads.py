@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dagsel.state import State
 from dagsel.testing.gangs import in_gang
 from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
-from dagsel.workloads.gang import Gang, GangWorkload
+from dagsel.workloads.gang.gang import Gang, GangWorkload
 
 
 class WorkloadSuite:

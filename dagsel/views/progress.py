@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from dagsel.record import Record
+from dagsel.history.record import Record
 
 #: The line is written anew at most so often.
 _REFRESH_S = 0.1

@@ -18,7 +18,7 @@ def describe(workload: Any) -> dict[str, str]:
     --------
     >>> from dagsel.workloads import SklearnWorkload
     >>> describe(SklearnWorkload(lambda config: None))["class"]
-    'dagsel.workloads.sklearn.SklearnWorkload'
+    'dagsel.workloads.sklearn.workload.SklearnWorkload'
     """
     kind = type(workload)
     parts = {name: _text(part) for name, part in sorted(vars(workload).items())}

@@ -16,12 +16,12 @@ import optuna
 from distributed import Client
 
 import dagsel
+from dagsel.dispatch.config import DispatchConfig
+from dagsel.dispatch.dispatcher import Dispatcher
+from dagsel.dispatch.units import Chain, Round, visit_order
 from dagsel.execution.cluster import local_cluster
 from dagsel.flows import RandomSearch
-from dagsel.planning.config import DispatchConfig
-from dagsel.planning.dispatch import Dispatcher
-from dagsel.planning.rounds import Chain, Round, visit_order
-from dagsel.planning.virtual import VirtualCluster
+from dagsel.simulation.virtual_cluster import VirtualCluster
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 

@@ -16,10 +16,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from dagsel.planning.bounds import lower_bound
-from dagsel.planning.exact import solve
-from dagsel.planning.open_shop import plan, randomized
-from tests.planning.families import (
+from reference.exact import solve
+from reference.open_shop import plan, randomized
+
+from dagsel.history.makespans import lower_bound
+from tests.dispatch.families import (
     FIGURE_5,
     UNIT_S,
     careless,

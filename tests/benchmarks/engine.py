@@ -18,10 +18,10 @@ import cloudpickle
 import numpy as np
 from distributed import Client, LocalCluster, wait
 
-from dagsel.execution.engine import Engine
-from dagsel.execution.spec import RESOURCE, RunSpec
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Chain, Round
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Chain, Round
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import RESOURCE, RunSpec
 from dagsel.state import State, Tensor
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -48,7 +48,7 @@ def run_round(
     run_dir = RunDir(f"{folder}/{run}")
     run_dir.claim(run, {})
     spec = RunSpec(run, cloudpickle.dumps(workload), data, run_dir, 0)
-    with Engine(client, spec, DispatchConfig(n_shards=data.n_shards)) as engine:
+    with DaskEngine(client, spec, DispatchConfig(n_shards=data.n_shards)) as engine:
         wait_for_shards(engine, data.n_shards, configs)
         n_units = len(configs) * data.n_shards * epochs
         chains = tuple(
@@ -67,7 +67,7 @@ def run_round(
         return time.perf_counter() - start, busy
 
 
-def wait_for_shards(engine: Engine, n_shards: int, configs: dict[int, dict[str, Any]]) -> None:
+def wait_for_shards(engine: DaskEngine, n_shards: int, configs: dict[int, dict[str, Any]]) -> None:
     """Run a first unit of a trial of its own, so that the shards are where they will be."""
     warm = max(configs) + 1
     engine.submit(

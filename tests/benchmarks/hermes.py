@@ -39,7 +39,7 @@ from scipy.stats import t as student
 import dagsel
 from dagsel.flow import Flow, Losses
 from dagsel.flows import Fifo, Hermes, RoundRobin, Slaq
-from dagsel.result import Result
+from dagsel.history.result import Result
 from dagsel.simulation import SimulatedCluster
 from dagsel.simulation.traces import Traces
 from dagsel.state import State, Tensor

@@ -27,11 +27,11 @@ import cloudpickle
 import numpy as np
 from distributed import Client
 
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.engine import Engine, Message
-from dagsel.execution.spec import RunSpec, worker_topic
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Chain, Round
+from dagsel.execution.engine import DaskEngine, Message
+from dagsel.execution.messages import RunSpec, worker_topic
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
@@ -52,7 +52,7 @@ class Stamped(SyntheticWorkload):
 class Bench:
     """Trials that rest and go on as they are told: 0 is measured, 1 and 2 keep workers busy."""
 
-    engine: Engine
+    engine: DaskEngine
     settle_s: float
     number: int = 0
     resumed_at: float = 0.0
@@ -125,7 +125,7 @@ def measure(client: Client, data: ShardedDataset, megabytes: int, n_repeats: int
         run_dir = RunDir(folder)
         run_dir.claim(run, {})
         spec = RunSpec(run, cloudpickle.dumps(workload), data, run_dir, 0)
-        with Engine(client, spec, DispatchConfig(n_shards=1, replicas=2)) as engine:
+        with DaskEngine(client, spec, DispatchConfig(n_shards=1, replicas=2)) as engine:
             bench = Bench(engine, settle_s=0.1 + megabytes / 250)
             client.subscribe_topic(worker_topic(run), bench.hear)
             rotate(bench, n_repeats)

@@ -27,7 +27,8 @@ from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, star
 from chaos_torch import plain_pytorch
 from distributed import Client
 
-from dagsel.record import Record
+from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
 from dagsel.state import State
 from dagsel.storage import RunDir
 from dagsel.study.resume import STANDS_FOR
@@ -38,17 +39,16 @@ from dagsel.testing.faults import (
     Drain,
     Fault,
     FillDisk,
+    Freeze,
     Injector,
     Kill,
     KillDriver,
     KillScheduler,
     Moment,
-    Pause,
     schedule,
 )
 from dagsel.testing.faulty import Start, read_starts
 from dagsel.testing.synthetic import seen
-from dagsel.trial_record import TrialRecord
 
 N_WORKERS = 3
 PATIENCE_S = 120.0
@@ -58,7 +58,7 @@ DISK_MB = 4
 #: Faults end after so long, so that a search on a slow machine ends too.
 FAULTS_S = 20.0
 #: Longer than a heartbeat, which comes twice a second.
-USUAL: tuple[Fault, ...] = (Add(), Drain(), Pause(1.2), Delay(0.7))
+USUAL: tuple[Fault, ...] = (Add(), Drain(), Freeze(1.2), Delay(0.7))
 SPECIAL: tuple[tuple[Fault, ...], ...] = (
     (KillDriver(),),
     (KillScheduler(), Corrupt()),
@@ -78,7 +78,7 @@ class Scenario:
     def special(self) -> tuple[Fault, ...]:
         special = SPECIAL[self.seed % len(SPECIAL)]
         # Long enough to be given up, and its unit with it.
-        return (*special, Pause(TTL_S + 3)) if self.seed % 10 == 9 else special
+        return (*special, Freeze(TTL_S + 3)) if self.seed % 10 == 9 else special
 
     @property
     def poison(self) -> bool:
@@ -286,7 +286,7 @@ def excused(fault: Fault) -> int:
     match fault:
         case Kill() | Corrupt():
             return 1
-        case Pause(seconds):
+        case Freeze(seconds):
             return int(seconds > TTL_S)
         case KillDriver() | KillScheduler():
             return N_WORKERS + 2  # all in flight, and workers may have been added
@@ -432,7 +432,7 @@ def row(outcome: Outcome) -> str:
     others = [f"{name} × {done[name]}" if done[name] > 1 else name for name in OTHERS if done[name]]
     others += [f"{outcome.n_struck} trials struck thrice"] * bool(outcome.n_struck)
     others += ["poison"] * job.poison + [outcome.skipped] * bool(outcome.skipped)
-    counts = (done[name] for name in ("Kill", "Pause", "Delay", "Drain", "Add"))
+    counts = (done[name] for name in ("Kill", "Freeze", "Delay", "Drain", "Add"))
     cells = [
         outcome.scenario.seed,
         job.workload,

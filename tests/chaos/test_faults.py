@@ -32,18 +32,18 @@ from dagsel.testing.faults import (
     Drain,
     Fault,
     FillDisk,
+    Freeze,
     Injector,
     Kill,
     KillDriver,
     KillScheduler,
-    Pause,
     corrupt,
     schedule,
 )
 from dagsel.testing.faulty import FaultyWorkload
 from dagsel.testing.synthetic import CountingWorkload
 
-KINDS: list[Fault] = [Kill(), Pause(1.0), Delay(0.5), Drain(), Add()]
+KINDS: list[Fault] = [Kill(), Freeze(1.0), Delay(0.5), Drain(), Add()]
 seeds = st.integers(0, 2**32)
 kinds = st.lists(st.sampled_from(KINDS), min_size=1, max_size=5)
 gaps = st.tuples(st.floats(0.2, 2.0), st.floats(0.0, 2.0)).map(lambda g: (g[0], sum(g)))
@@ -137,7 +137,7 @@ def status(pid: int, wanted: str) -> None:
 
 def test_a_paused_worker_goes_on_and_no_other_fault_hits_it(workers: Workers) -> None:
     injector = Injector(workers)
-    paused = injector.inject(Pause(60.0))
+    paused = injector.inject(Freeze(60.0))
     assert paused is not None
     pid = int(paused.victim.removeprefix("tcp://"))
     status(pid, psutil.STATUS_STOPPED)
@@ -149,7 +149,7 @@ def test_a_paused_worker_goes_on_and_no_other_fault_hits_it(workers: Workers) ->
     assert injector.inject(Kill()) is None
     injector.release()
     status(pid, psutil.STATUS_SLEEPING)
-    assert [done.fault for done in injector.done] == [Pause(60.0), Kill()]
+    assert [done.fault for done in injector.done] == [Freeze(60.0), Kill()]
 
 
 def test_a_large_disk_is_not_filled(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ import cloudpickle
 import dask
 from distributed import Client, LocalCluster
 
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
-from dagsel.execution.engine import Engine
-from dagsel.execution.spec import RESOURCE, RunSpec, plugin_name
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import RESOURCE, RunSpec, plugin_name
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -78,7 +78,7 @@ def run_search(
     """Run the round while workers come and go, and note what came of it."""
     with (
         Client(cluster, set_as_default=False) as client,
-        Engine(client, spec, DispatchConfig(n_shards=N_SHARDS), poll_s=60.0) as engine,
+        DaskEngine(client, spec, DispatchConfig(n_shards=N_SHARDS), poll_s=60.0) as engine,
     ):
         epochs = range(1, N_EPOCHS + 1)
         chains = tuple(Chain(t, epochs, N_SHARDS, evaluate=t % 2 == 0) for t in configs)
@@ -116,7 +116,11 @@ def run_search(
 
 
 def disturb(
-    client: Client, cluster: LocalCluster, engine: Engine, chance: random.Random, outcome: Outcome
+    client: Client,
+    cluster: LocalCluster,
+    engine: DaskEngine,
+    chance: random.Random,
+    outcome: Outcome,
 ) -> None:
     workers = client.scheduler_info(n_workers=-1)["workers"]
     if not workers:

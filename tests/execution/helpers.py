@@ -12,11 +12,11 @@ import dask
 import psutil
 from distributed import Client, LocalCluster
 
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Unit
 from dagsel.execution.cluster import close
-from dagsel.execution.engine import Engine
-from dagsel.execution.spec import RESOURCE, RunSpec
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Unit
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import RESOURCE, RunSpec
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 
@@ -58,17 +58,17 @@ def engine_for(
     dispatch: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
     **bounds: Any,
-) -> Iterator[Engine]:
+) -> Iterator[DaskEngine]:
     run = uuid.uuid4().hex[:8]
     folder = RunDir(run_dir)
     folder.claim(run, {})
     run_spec = RunSpec(run, cloudpickle.dumps(workload), data, folder, seed, **(spec or {}))
     config = DispatchConfig(n_shards=data.n_shards, **(dispatch or {}))
-    with Engine(client, run_spec, config, **{"poll_s": 60.0, **bounds}) as engine:
+    with DaskEngine(client, run_spec, config, **{"poll_s": 60.0, **bounds}) as engine:
         yield engine
 
 
-def listen(engine: Engine, until: Any) -> list[dict[str, Any]]:
+def listen(engine: DaskEngine, until: Any) -> list[dict[str, Any]]:
     """Collect messages until a function of all of them says that it is enough."""
     heard: list[dict[str, Any]] = []
     while not until(heard):
@@ -97,6 +97,6 @@ def processes() -> set[int]:
     return found
 
 
-def final_state(engine: Engine, trial: int, epoch: int, n_shards: int) -> State:
+def final_state(engine: DaskEngine, trial: int, epoch: int, n_shards: int) -> State:
     blob, _ = engine.spec.run_dir.states.load(trial, epoch, n_shards - 1)
     return State(blob)

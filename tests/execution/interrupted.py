@@ -16,7 +16,7 @@ import pytest
 from optuna.samplers import TPESampler
 
 import dagsel
-from dagsel.execution.engine import Engine
+from dagsel.execution.engine import DaskEngine
 from dagsel.flows import ASHA, PBT, RandomSearch, Range
 from dagsel.storage import CheckpointStore, Journal
 from dagsel.study import StudyDriver
@@ -30,8 +30,8 @@ FLOWS: dict[str, Any] = {
 #: All that a driver does to the world.
 STEPS: list[tuple[type, str]] = [
     (Journal, "append"),
-    (Engine, "submit"),
-    (Engine, "stop"),
+    (DaskEngine, "submit"),
+    (DaskEngine, "stop"),
     (StudyDriver, "ask"),
     (StudyDriver, "report"),
     (StudyDriver, "complete"),

@@ -16,9 +16,9 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 from helpers import done, engine_for, final_state, listen
 
+from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.engine import Engine
-from dagsel.planning.rounds import Chain, Round
+from dagsel.execution.engine import DaskEngine
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -52,7 +52,7 @@ def counters(run: str, dask_worker: Any) -> tuple[int, int, list[int]]:
     )
 
 
-def run_trials(engine: Engine, n_shards: int, *, evaluate: bool) -> list[dict[str, Any]]:
+def run_trials(engine: DaskEngine, n_shards: int, *, evaluate: bool) -> list[dict[str, Any]]:
     chains = tuple(
         Chain(t, range(1, N_EPOCHS + 1), n_shards, evaluate=evaluate) for t in range(N_TRIALS)
     )
@@ -61,7 +61,7 @@ def run_trials(engine: Engine, n_shards: int, *, evaluate: bool) -> list[dict[st
     return listen(engine, until=lambda heard: len(done(heard)) == n_units)
 
 
-def check_hops(client: Client, engine: Engine, heard: list[dict[str, Any]]) -> int:
+def check_hops(client: Client, engine: DaskEngine, heard: list[dict[str, Any]]) -> int:
     """Compare our counters with Dask's log of transfers; give the bytes that hopped."""
     logs = client.run(transfers, engine.spec.run)
     hops = [m for m in heard if m["op"] == "done" and m["hop"]]

@@ -20,7 +20,7 @@ import dagsel
 from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
 from dagsel.execution.cluster import connect, local_cluster
-from dagsel.execution.gpus import check_gpu_resource, gpus_seen, why_no_gpu
+from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
 

@@ -19,15 +19,15 @@ import torch
 from distributed import Client
 
 import dagsel
+from dagsel.dispatch.units import Chain, Round
 from dagsel.errors import SearchError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
-from dagsel.planning.rounds import Chain, Round
-from dagsel.script import read_turns
+from dagsel.history.script import read_turns
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from tests.driver.scripted import Scripted
 
 from .helpers import client_of, done, engine_for, final_state, listen
-from .scripted import Scripted
 
 N_GANGS, N_SHARDS = 200, 4
 

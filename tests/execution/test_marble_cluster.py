@@ -21,7 +21,7 @@ from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Config, Trained, Visit, never
-from dagsel.workloads.gang import Gang
+from dagsel.workloads.gang.gang import Gang
 from tests.benchmarks.marble_table2 import N_GPUS, SCALING, Job, choose, draw, play
 
 SWITCH_S = 0.3

@@ -24,13 +24,13 @@ from distributed import Client, LocalCluster, Scheduler
 
 import dagsel
 from dagsel import errors
+from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.spec import CHANNEL
+from dagsel.execution.messages import CHANNEL
 from dagsel.flows import Grid, RandomSearch
-from dagsel.planning.rounds import Chain, Round
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
-from dagsel.workloads.gang import Gang
+from dagsel.workloads.gang.gang import Gang
 
 from .helpers import done, engine_for, listen
 

@@ -23,8 +23,7 @@ from dagsel.flow import (
     Wake,
 )
 from dagsel.testing.synthetic import CountingWorkload
-
-from .scripted import Scripted
+from tests.driver.scripted import Scripted
 
 N_BATCHES = 40
 

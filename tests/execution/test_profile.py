@@ -31,12 +31,12 @@ from dagsel.flow import Ask, Asked, Decision, Event, Finish, Reported, Stop, Tra
 from dagsel.flows import JobQueue, Marble
 from dagsel.planning.scaling import Scaling
 from dagsel.profiling import Profile, architecture_of, stored_scaling
-from dagsel.storage import ShardedDataset, profiles
+from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets import profiles
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
-from dagsel.workloads.gang import Gang
-
-from .scripted import Scripted
+from dagsel.workloads.gang.gang import Gang
+from tests.driver.scripted import Scripted
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 

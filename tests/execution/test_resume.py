@@ -30,11 +30,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 
 import dagsel
+from dagsel.dispatch.units import visit_order
 from dagsel.errors import DatasetNotFoundError, RunDirError, RunDirLockedError, SearchError
 from dagsel.execution.cluster import local_cluster
 from dagsel.flows import ASHA, RandomSearch
-from dagsel.planning.rounds import visit_order
-from dagsel.record import Record
+from dagsel.history.record import Record
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 

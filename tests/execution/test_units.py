@@ -23,15 +23,15 @@ from distributed import Client, LocalCluster, Scheduler, Worker
 from helpers import done, engine_for, final_state, listen
 
 import dagsel
+from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
-from dagsel.execution.engine import Engine
-from dagsel.execution.spec import CHANNEL
-from dagsel.planning.dispatch import DispatchConfig
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import CHANNEL
+from dagsel.history.trial import Place
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
-from dagsel.trial_record import Place
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 
@@ -138,7 +138,7 @@ def test_results_that_were_heard_are_let_go(
 def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
     client: Any = SimpleNamespace(register_plugin=lambda plugin: ["a", "b"])
     spec: Any = SimpleNamespace(run="0")
-    engine = Engine(client, spec, DispatchConfig(n_shards=1))
+    engine = DaskEngine(client, spec, DispatchConfig(n_shards=1))
     for worker, threads in (("a", 1), ("b", 2)):
         joined = {"op": "joined", "worker": worker, "name": worker, "threads": threads}
         engine._hear((0.0, joined))

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dagsel.execution.engine import Engine
-from dagsel.execution.spec import plugin_name
-from dagsel.execution.units import UnitRunner
-from dagsel.planning.rounds import Chain, Round, Unit
+from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.messages import plugin_name
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -45,7 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
 class Pauses:
     """Lets the trials of an engine rest and go on."""
 
-    engine: Engine
+    engine: DaskEngine
     number: int = field(default=0)
 
     def begin(self, trial: int, config: dict[str, float] = ENDLESS) -> None:

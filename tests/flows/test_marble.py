@@ -34,7 +34,7 @@ from dagsel.flows.allocation import Job
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from dagsel.testing import FlowSuite
-from tests.execution.scripted import Scripted
+from tests.driver.scripted import Scripted
 
 SCALING: dict[str, ScalingModel] = {
     "narrow": Scaling({2: 1.2, 3: 1.2}),

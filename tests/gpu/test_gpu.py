@@ -24,8 +24,9 @@ from dagsel.flow import Context, Decision, Event, Train
 from dagsel.flows import RandomSearch
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
-from dagsel.workloads import TorchWorkload, Visit, _torch_device
-from dagsel.workloads import torch as torch_workload
+from dagsel.workloads import TorchWorkload, Visit
+from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import workload as torch_workload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -110,7 +111,7 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
 @pytest.mark.parametrize("model", [cnn, lambda c: mlp(c)[:3].append(nn.Linear(32, 2))])
 def test_it_trains_as_the_cpu_does(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = run(make(model, sgd))
-    for module in (_torch_device, torch_workload):
+    for module in (torch_device, torch_workload):
         monkeypatch.setattr(module, "accelerator", lambda: None)
     on_cpu = run(make(model, sgd))
     assert any(name.startswith("random.cuda") for name in on_gpu[0].tensors)
@@ -122,7 +123,7 @@ def test_shards_lie_where_their_budget_says() -> None:
     resident, pinned = make().prepare(arrays()), make(device_memory=0).prepare(arrays())
     assert all(array.is_cuda for array in resident.values())
     assert all(array.is_pinned() for array in pinned.values())
-    device = _torch_device.accelerator()
+    device = torch_device.accelerator()
     assert device is not None
     taken = device.room.taken
     del resident

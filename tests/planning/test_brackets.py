@@ -19,7 +19,7 @@ from dagsel.planning.brackets import (
     seer_plan,
     solve_brackets,
 )
-from dagsel.planning.spans import to_seconds
+from dagsel.planning.budget import to_seconds
 
 
 @st.composite

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.codec import from_json, to_json
+from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.errors import SearchError
 from dagsel.planning.budget import Bill, read_budget
-from dagsel.planning.retire import Candidate, choose
 
 WORKERS = [(f"w{k}", f"n{k // 3}") for k in range(7)]
 ASKS = st.tuples(st.just("ask"), st.integers(0, 8))
@@ -145,7 +145,7 @@ CANDIDATES = st.lists(
 
 def candidates(drawn, *, alone=True):
     return [
-        Candidate(f"w{k}", running, shards, None if alone else f"n{node}")
+        Releasable(f"w{k}", running, shards, None if alone else f"n{node}")
         for k, (running, shards, node) in enumerate(drawn)
     ]
 
@@ -186,13 +186,13 @@ def test_nodes_go_whole_or_not_at_all(drawn, n):
 
 
 def test_the_second_holder_of_a_shard_is_no_longer_free():
-    twice = [Candidate("a", shards=frozenset({0})), Candidate("b", shards=frozenset({0}))]
-    spare = Candidate("c", shards=frozenset({1, 2}))
-    other = Candidate("d", running=True, shards=frozenset({1, 2}))
+    twice = [Releasable("a", shards=frozenset({0})), Releasable("b", shards=frozenset({0}))]
+    spare = Releasable("c", shards=frozenset({1, 2}))
+    other = Releasable("d", running=True, shards=frozenset({1, 2}))
     assert choose([*twice, spare, other], 2) == ("a", "c")
 
 
 def test_of_equals_the_one_with_the_fewest_shards_goes():
-    many, few = Candidate("a", shards=frozenset({0, 1})), Candidate("b", shards=frozenset({0}))
-    busy = Candidate("c", running=True, shards=frozenset({0, 1}))
+    many, few = Releasable("a", shards=frozenset({0, 1})), Releasable("b", shards=frozenset({0}))
+    busy = Releasable("c", running=True, shards=frozenset({0, 1}))
     assert choose([many, few, busy], 1) == ("b",)

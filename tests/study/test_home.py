@@ -11,7 +11,7 @@ import pytest
 from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 
-from dagsel.study.home import home_of, open_study
+from dagsel.study.checks import home_of, open_study
 
 
 @pytest.mark.parametrize("kind", ["url", "rdb", "journal"])

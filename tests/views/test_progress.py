@@ -8,9 +8,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from dagsel.planning.rounds import Unit
-from dagsel.record import Best, Record, UnitRecord
-from dagsel.trial_record import EpochRecord, TrialRecord
+from dagsel.dispatch.units import Unit
+from dagsel.history.record import Best, Record, UnitRecord
+from dagsel.history.trial import EpochRecord, TrialRecord
 from dagsel.views.progress import SearchProgress, describe
 
 

@@ -20,10 +20,11 @@ from torch.nn import functional as F
 import dagsel.metrics
 from dagsel.errors import WorkloadError
 from dagsel.state import State
-from dagsel.workloads import TorchWorkload, Visit, _torch_device
-from dagsel.workloads import torch as torch_workload
-from dagsel.workloads._torch_device import Arrays, Room, lay_down, place, send_ahead
+from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.describe import describe, differences
+from dagsel.workloads.torch import device as torch_device
+from dagsel.workloads.torch import workload as torch_workload
+from dagsel.workloads.torch.device import Arrays, Room, lay_down, place, send_ahead
 
 
 class HostDevice:
@@ -95,7 +96,7 @@ optimizer_of: list[Any] = [None]
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     device = HostDevice()
-    for module in (_torch_device, torch_workload):
+    for module in (torch_device, torch_workload):
         monkeypatch.setattr(module, "accelerator", lambda: device)
     return device
 

@@ -21,7 +21,7 @@ from dagsel.testing import WorkloadSuite
 from dagsel.testing.gangs import in_gang
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
-from dagsel.workloads.gang import Gang, GangWorkload
+from dagsel.workloads.gang.gang import Gang, GangWorkload
 
 SIZES = (23, 17, 21, 16)  # the last batch of 8 has 7, 1, 5 and 8 samples
 ORDERS = ((2, 0, 3, 1), (1, 3, 0, 2), (0, 1, 2, 3))
@@ -195,7 +195,9 @@ def test_the_suite_finds_a_gang_whose_ranks_train_each_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Suite().test_a_gang_goes_through_the_same_samples()
-    monkeypatch.setattr("dagsel.workloads.torch.distribute", lambda module, batches: module)
+    monkeypatch.setattr(
+        "dagsel.workloads.torch.workload.distribute", lambda module, batches: module
+    )
     with pytest.raises(AssertionError, match="gang_tolerance"):
         Suite().test_a_gang_goes_through_the_same_samples()
 
@@ -338,9 +340,9 @@ def test_a_state_of_any_size_arrives_as_it_was() -> None:
 
 
 def test_a_rank_draws_other_numbers_than_rank_0() -> None:
-    from dagsel.workloads._random import preserved_streams
-    from dagsel.workloads._torch_gang import seed_rank
-    from dagsel.workloads._torch_loop import Cursor
+    from dagsel.workloads.random_streams import preserved_streams
+    from dagsel.workloads.torch.ddp import seed_rank
+    from dagsel.workloads.torch.loop import Cursor
 
     def draw(rank: int, n_batches: int) -> float:
         with preserved_streams(torch=True):

@@ -21,7 +21,7 @@ from dagsel.errors import CheckpointCorruptError, WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import SklearnWorkload, Visit
-from dagsel.workloads._objects import Decoder, Encoder
+from dagsel.workloads.sklearn.objects import Decoder, Encoder
 
 SEED, TRIAL, N_EPOCHS, SIZES = 3, 2, 3, (40, 33, 31, 29)
 CLASSES = ["a", "b", "c"]

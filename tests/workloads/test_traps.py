@@ -34,8 +34,8 @@ from torch.nn.parallel import DistributedDataParallel
 from dagsel.errors import GangBrokenError, WorkloadError
 from dagsel.testing.gangs import in_gang
 from dagsel.workloads import TorchWorkload, Trained, Visit
-from dagsel.workloads._rendezvous import Guest, Host
-from dagsel.workloads.gang import Gang, join_gang, lead_gang
+from dagsel.workloads.gang.gang import Gang, join_gang, lead_gang
+from dagsel.workloads.gang.rendezvous import Guest, Host
 
 HERE = "127.0.0.1"
 
@@ -220,8 +220,10 @@ def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u")
     )
-    monkeypatch.setattr("dagsel.workloads.torch._device_of", lambda shard: torch.device("cuda", 0))
-    monkeypatch.setattr("dagsel.workloads.gang.seconds_left", lambda deadline: 9.0)
+    monkeypatch.setattr(
+        "dagsel.workloads.torch.workload._device_of", lambda shard: torch.device("cuda", 0)
+    )
+    monkeypatch.setattr("dagsel.workloads.gang.gang.seconds_left", lambda deadline: 9.0)
     work = workload()
 
     def body(gang: Gang) -> None:

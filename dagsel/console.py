@@ -1,0 +1,116 @@
+"""Progress of what takes longer than two seconds, shown where someone can see it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+_PATIENCE_S = 2.0
+
+
+def is_watched() -> bool:
+    """Whether standard error is a terminal or this is a Jupyter kernel."""
+    stream = sys.stderr
+    return "ipykernel" in sys.modules or (stream is not None and stream.isatty())
+
+
+class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
+    """Bytes done of a total.
+
+    Parameters
+    ----------
+    total
+        Bytes to do.
+    description
+        What is done.
+
+    Examples
+    --------
+    >>> with ProgressBar(100, "writing") as progress:
+    ...     progress.advance(60)
+    ...     progress.done
+    60
+    """
+
+    def __init__(self, total: int, description: str) -> None:
+        self.total, self.description, self.done = total, description, 0
+        self._begin = time.monotonic()
+        self._watched = is_watched()
+        self._bar: Any = None
+        self._task: Any = None
+
+    def advance(self, n_bytes: int) -> None:
+        """Count bytes as done."""
+        self.done += n_bytes
+        if self._bar is None and self._watched and self._is_late():
+            self._show()
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._begin > _PATIENCE_S
+
+    def _show(self) -> None:
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._bar.add_task(self.description, total=self.total)
+        self._bar.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class Waiting(contextlib.AbstractContextManager["Waiting"]):
+    """Shows a line with a spinner while something goes on.
+
+    Parameters
+    ----------
+    text
+        What is done.
+
+    Examples
+    --------
+    >>> with Waiting("measuring") as waiting:
+    ...     waiting.say("measuring 2 of 4")
+    """
+
+    def __init__(self, text: str) -> None:
+        self._status: Any = Console(stderr=True).status(text)
+        self._timer = threading.Timer(_PATIENCE_S, self._status.start)
+        self._timer.daemon = True
+
+    def say(self, text: str) -> None:
+        """Change the line."""
+        self._status.update(text)
+
+    def __enter__(self) -> Waiting:
+        if is_watched():
+            self._timer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if self._timer.ident is not None:
+            self._timer.join()  # it may be starting the line at this moment
+        self._status.stop()

@@ -1,0 +1,421 @@
+"""The dispatcher: events in, instructions out; a pure state machine.
+
+It binds each ready unit to a worker and a shard that the worker holds, late, by what is true at
+that moment. A thin shell inside Dask's scheduler feeds it (`dagsel.execution.scheduler_plugin`), a
+simulator drives the same object in virtual time (`dagsel.simulation.virtual_cluster`). It knows no
+clock: the shell passes the time with the events, and wakes it at `Dispatcher.wake_at` with a
+`TimerFired`.
+
+Its state is a `DispatchState`. Each event is first taken in; then all that acts on the state has
+its turn: `shard_moves` places shards, `gangs` and `assignment` bind units, `interventions` watches
+trials and units. `ListScheduler` decides which unit a worker gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import assert_never
+
+from dagsel.dispatch import invariants
+from dagsel.dispatch.assignment import Assigner
+from dagsel.dispatch.config import DispatchConfig
+from dagsel.dispatch.dispatch_state import DispatchState
+from dagsel.dispatch.downscaling import Releasable, choose
+from dagsel.dispatch.events import (
+    CheckAdded,
+    DispatchEvent,
+    DrainRequested,
+    GangBroke,
+    HorizonSet,
+    Instruction,
+    PriorityChanged,
+    RoundAdded,
+    ShardFailed,
+    ShardLoaded,
+    TimerFired,
+    TrialAllowed,
+    TrialHeld,
+    TrialStopped,
+    UnitDone,
+    UnitFailed,
+    UnitLost,
+    UnitReady,
+    UnitReturned,
+    UnitStarted,
+    Worker,
+    WorkerAdded,
+    WorkerRemoved,
+)
+from dagsel.dispatch.gangs import Gangs
+from dagsel.dispatch.interventions import (
+    allow,
+    culprit,
+    fail,
+    hold,
+    raised,
+    spend,
+    strike,
+    tell_rests,
+    watch_clock,
+)
+from dagsel.dispatch.list_scheduler import bits
+from dagsel.dispatch.shard_moves import ShardMoves
+from dagsel.dispatch.trials import Trial
+from dagsel.dispatch.units import Chain, Unit
+from dagsel.dispatch.workers import KnownWorker
+
+__all__ = ["DispatchConfig", "Dispatcher"]
+
+
+class Dispatcher:
+    """Binds ready units to workers and shards.
+
+    Parameters
+    ----------
+    config
+        What it is told once.
+
+    Attributes
+    ----------
+    tally
+        Counts.
+
+    Examples
+    --------
+    >>> from dagsel.dispatch.units import Round
+    >>> dispatcher = Dispatcher(DispatchConfig(n_shards=1))
+    >>> round_ = Round(0, (Chain(trial=7, epochs=range(1, 2), n_shards=1),))
+    >>> dispatcher.handle(RoundAdded(round_), WorkerAdded("a"), now_s=0.0)
+    [LoadShard(worker='a', shard=0)]
+    >>> unit = Unit("train", 7, 1, 0)
+    >>> dispatcher.handle(ShardLoaded("a", 0), UnitReady(unit), now_s=1.0)
+    [Bind(unit=Unit(kind='train', trial=7, epoch=1, position=0), worker='a', shard=0)]
+    """
+
+    def __init__(self, config: DispatchConfig) -> None:
+        self.config = config
+        self.state = state = DispatchState(config)
+        self.tally, self.trials, self.bindings = state.tally, state.trials, state.bindings
+        self.holdings, self.times, self.list_scheduler = (
+            state.holdings,
+            state.times,
+            state.list_scheduler,
+        )
+        self.moves = ShardMoves(state)
+        self.gangs = Gangs(state)
+        self.assigner = Assigner(state, self.gangs)
+
+    # ---- events
+
+    def handle(self, *events: DispatchEvent, now_s: float) -> list[Instruction]:
+        """Take in all events, then decide.
+
+        Parameters
+        ----------
+        *events
+            What has happened since the last call, in order. Give together what came together:
+            nothing is decided in between.
+        now_s
+            The time; never less than before.
+
+        Returns
+        -------
+        instructions
+            What to do, in order.
+
+        Raises
+        ------
+        ValueError
+            A chain's number of shards is not the run's, or an epoch is added twice.
+        """
+        self.state.now = now_s
+        self.state.out = []
+        for event in events:
+            self._take(event)
+        self._settle()
+        return self.state.out
+
+    @property
+    def wake_at(self) -> float | None:
+        """When the shell shall send a `TimerFired`; None when only events matter."""
+        return self.state.wake_at
+
+    def knows(self, worker: Worker) -> bool:
+        """Whether the worker was added and not removed."""
+        return worker in self.holdings.workers
+
+    def worker_of(self, unit: Unit) -> Worker | None:
+        """Worker that the unit is bound to; None when it is bound to none."""
+        binding = self.bindings.get(unit)
+        return None if binding is None else binding.worker
+
+    def holds(self, worker: Worker, shard: int) -> bool:
+        """Whether the worker holds the shard."""
+        host = self.holdings.workers.get(worker)
+        return host is not None and bool(host.held >> shard & 1)
+
+    def home(self, trial: int) -> Worker | None:
+        """Worker that made the trial's newest state; None when there is none."""
+        return self.list_scheduler.home.get(trial)
+
+    @property
+    def n_staying(self) -> int:
+        """Workers that are there and were not told to go."""
+        return sum(not host.draining for host in self.holdings.workers.values())
+
+    def cheapest(
+        self,
+        n: int,
+        *,
+        but: Collection[Worker] = (),
+        nodes: Mapping[Worker, str] = MappingProxyType({}),
+    ) -> tuple[Worker, ...]:
+        """Choose at most n workers whose loss costs least, besides those that go anyway.
+
+        `nodes` says with what a worker is billed; others are billed alone.
+        """
+        hosts = [s for s in self.holdings.workers.values() if s.worker not in but]
+        there = [
+            Releasable(s.worker, bool(s.bound), frozenset(bits(s.held)), nodes.get(s.worker))
+            for s in hosts
+            if not s.draining
+        ]
+        return choose(there, n)
+
+    def visits_before(self, unit: Unit) -> tuple[int, ...]:
+        """Shards that the trial has visited in the unit's epoch before it, in order."""
+        trial = self.trials.get(unit.trial)
+        if unit.kind != "train" or trial is None:
+            return ()
+        visited = trial.epochs[unit.epoch].visited
+        return tuple(shard for shard in visited[: unit.position] if shard is not None)
+
+    def _take(self, event: DispatchEvent) -> None:
+        match event:
+            case UnitReady(unit):
+                self._on_ready(unit)
+            case UnitStarted(unit, worker):
+                self._on_started(unit, worker)
+            case UnitDone():
+                self._on_done(event)
+            case RoundAdded(round_):
+                for chain in round_.chains:
+                    self._add_chain(chain)
+            case UnitReturned(unit, shard, seconds):
+                spend(self.state, unit, seconds)
+                self._on_returned(unit, shard, seconds)
+            case UnitLost(unit):  # its record stays: it visits the same shard again
+                self.state.clear_strikes(unit)
+            case UnitFailed():
+                raised(self.state, event)
+            case GangBroke(unit, reason):
+                strike(self.state, unit, f"the gang of {unit} broke: {reason}")
+            case WorkerAdded():
+                self._on_worker_added(event)
+            case WorkerRemoved():
+                self._on_worker_removed(event)
+            case DrainRequested(worker):
+                self.moves.drain(worker)
+            case ShardLoaded(worker, shard):
+                self.moves.loaded(worker, shard)
+            case ShardFailed(worker, shard, reason):
+                self.moves.loaded(worker, shard, reason)
+            case TrialStopped(trial):
+                self.state.forget(trial)
+            case TrialAllowed(gang=gang, seconds=seconds):
+                allow(self.state, event)
+                if gang > 1 or seconds is not None:
+                    self.moves.spread()
+            case TrialHeld():
+                hold(self.state, event)
+            case CheckAdded(trial, number):
+                if trial not in self.state.stopped:
+                    self.state.checks[trial, number] = (1 << self.config.n_shards) - 1
+            case HorizonSet(at_s):
+                self.state.horizon = at_s
+            case PriorityChanged(trial, priority):
+                self.list_scheduler.priority[trial] = priority
+                if trial in self.trials:
+                    self.state.requeue(self.trials[trial])
+            case TimerFired():
+                pass
+            case _:
+                assert_never(event)
+
+    def _add_chain(self, chain: Chain) -> None:
+        if chain.n_shards != self.config.n_shards:
+            raise ValueError(
+                f"trial {chain.trial}: {chain.n_shards} shards, the run has {self.config.n_shards}"
+            )
+        trial = self.trials.get(chain.trial)
+        if trial is None:
+            trial = self.trials[chain.trial] = Trial(chain.trial)
+            self.list_scheduler.rem[chain.trial] = 0.0
+            self.state.stopped.discard(chain.trial)
+            for unit in self.bindings:  # a unit of its former life may not have stopped yet
+                if unit.kind == "train" and unit.trial == chain.trial:
+                    trial.active = unit
+        trial.add(chain)
+        self.moves.has_begun = True
+        self.times.add_trial(chain.trial, chain.cost)
+        self.state.work_left.is_stale = True
+        for unit in self.state.early.pop(chain.trial, ()):
+            self._on_ready(unit)
+
+    def _on_ready(self, unit: Unit) -> None:
+        trial = self.trials.get(unit.trial)
+        if unit in self.bindings:
+            self.state.give_back(unit)
+        if unit.kind == "check":
+            if (unit.trial, unit.epoch) in self.state.checks:
+                self.state.add_evaluation(unit)
+            return
+        if trial is None or unit.epoch not in trial.epochs:
+            if unit.trial not in self.state.stopped:  # its round is on its way
+                self.state.early.setdefault(unit.trial, []).append(unit)
+            return
+        if unit.kind == "evaluate":
+            self.state.add_evaluation(unit)
+        elif unit not in trial.ready:
+            trial.ready.append(unit)
+            trial.ready.sort()
+            self.state.requeue(trial)
+
+    def _on_started(self, unit: Unit, worker: Worker) -> None:
+        binding = self.bindings.get(unit)
+        if binding is None or binding.worker != worker:
+            return
+        host = self.holdings.workers[worker]
+        if host.bound[0] != unit:
+            self.bindings[host.bound[0]].began_s = None
+            host.bound.reverse()
+        binding.started, binding.began_s = True, self.state.now
+        self.state.time_host(host)
+
+    def _on_done(self, event: UnitDone) -> None:
+        unit, binding = event.unit, self.state.release(event.unit)
+        spend(self.state, unit, event.seconds)
+        self.state.clear_strikes(unit)
+        self.state.failures.pop(unit, None)
+        if unit.kind == "check":
+            self.state.checked(unit)
+            return
+        trial = self.trials.get(unit.trial)
+        if trial is None or unit.epoch not in trial.epochs:
+            return
+        epoch = trial.epochs[unit.epoch]
+        worker = binding.worker if binding is not None else None
+        if unit.kind == "evaluate":
+            epoch.unscored &= ~(1 << unit.position)
+            trial.close(unit.epoch)
+            self.state.drop_evaluation(unit)
+            if worker is not None:
+                self.times.observe_evaluation(unit.trial, worker, event.shard, event.seconds)
+                self.state.work_left.unit_done(worker)
+            return
+        repeat = trial.is_repeat(unit)
+        self.state.drop_training(trial, unit)
+        was_cut = trial.partial.pop(unit, None) is not None  # what its last piece took says little
+        if not trial.record(unit, event.shard):
+            fail(self.state, unit.trial, f"{unit} visited shard {event.shard} for the second time")
+            return
+        if binding is not None and binding.shard != event.shard:
+            self.state.work_left.is_stale = True
+        trial.close(unit.epoch)
+        if worker is not None:
+            self.list_scheduler.move_home(unit.trial, worker)
+            epoch.trained_on = worker
+            if binding is not None and binding.members and event.seconds and not was_cut:
+                self.state.learn_gang(unit, len(binding.workers), event.seconds)
+            elif binding is not None and not (repeat or was_cut or binding.members):
+                self._learn(unit, worker, event)
+        self.state.requeue(trial)
+
+    def _learn(self, unit: Unit, worker: Worker, event: UnitDone) -> None:
+        was_known = self.times.known
+        self.times.observe(unit.trial, worker, event.shard, event.seconds)
+        if self.times.known != was_known:
+            self.state.work_left.is_stale = True
+        self.state.work_left.unit_done(worker)
+        if self.config.rebalance:
+            self.moves.watch_drift(worker)
+
+    def _on_returned(self, unit: Unit, shard: int | None, seconds: float) -> None:
+        binding = self.bindings.get(unit)
+        if binding is not None and shard is not None and unit.trial in self.trials:
+            self.list_scheduler.move_home(
+                unit.trial, binding.worker
+            )  # its state waits in memory there
+        self.state.give_back(unit)
+        if unit.kind == "check":
+            self.state.drop_evaluation(unit)
+            return
+        trial = self.trials.get(unit.trial)
+        if unit.trial in self.state.early and unit in self.state.early[unit.trial]:
+            self.state.early[unit.trial].remove(unit)
+        if trial is None or unit.epoch not in trial.epochs:
+            return
+        if unit.kind == "evaluate":
+            self.state.drop_evaluation(unit)
+            return
+        self.state.drop_training(trial, unit)
+        if shard is not None and not trial.is_repeat(unit):
+            trial.partial[unit] = shard
+            if seconds:  # it has got on: whoever was lost before, it was not for what it did there
+                self.state.clear_strikes(unit)
+
+    def _on_worker_added(self, event: WorkerAdded) -> None:
+        if event.worker in self.holdings.workers:
+            self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
+        held = sum(1 << shard for shard in event.shards)
+        host = KnownWorker(
+            event.worker, event.max_shards, held=held, placed_speed=event.speed, node=event.node
+        )
+        self.holdings.workers[event.worker] = host
+        self.times.add_worker(event.worker, event.speed)
+        self.list_scheduler.held[event.worker] = held
+        self.list_scheduler.speed[event.worker] = event.speed
+        self.list_scheduler.load[event.worker] = 0.0
+        self.list_scheduler.free_at[event.worker] = self.state.now
+        self.moves.members_changed = True
+
+    def _on_worker_removed(self, event: WorkerRemoved) -> None:
+        host = self.holdings.workers.get(event.worker)
+        if host is None:
+            return
+        suspect = culprit(self.state, host, expected=event.expected)
+        for unit in list(host.bound):
+            binding = self.bindings[unit]
+            if binding.worker == event.worker:
+                self.state.give_back(unit)
+            else:  # its leader finds out
+                binding.lost += (event.worker,)
+        del self.holdings.workers[event.worker]
+        self.times.forget_worker(event.worker)
+        self.list_scheduler.remove_worker(event.worker)
+        self.moves.members_changed = True
+        if suspect is not None:
+            reason = f"its worker {event.worker} was lost while {suspect} ran"
+            strike(self.state, suspect, reason)
+
+    # ---- decisions
+
+    def _settle(self) -> None:
+        state = self.state
+        state.wake_at = None
+        self.moves.settle()
+        if state.work_left.is_stale:
+            state.recount()
+        self.gangs.settle()
+        self.assigner.settle()
+        tell_rests(state)
+        watch_clock(state)
+        self.moves.watch_drains()
+        self.moves.watch_homeless()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` with a clear sentence if an invariant does not hold."""
+        invariants.check(self.state)
+        if not self.moves.members_changed:
+            invariants.check_homes(self.state)

@@ -1,0 +1,75 @@
+"""Which workers to let go: those whose loss costs least."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Releasable:
+    """A worker that may be let go.
+
+    Parameters
+    ----------
+    worker
+        Its address.
+    running
+        Whether it runs a unit.
+    shards
+        The shards that it holds.
+    node
+        What it is billed with; workers of a node go together. None for a node of its own.
+    """
+
+    worker: str
+    running: bool = False
+    shards: frozenset[int] = frozenset()
+    node: str | None = None
+
+
+def choose(workers: Sequence[Releasable], n: int) -> tuple[str, ...]:
+    """Choose workers to let go.
+
+    One node after the other goes: the one with the fewest running units, among these the one with
+    the fewest shards that nobody else holds, then the one with the fewest shards. Two workers that
+    hold the same shard twice are not both taken for free: what the first one leaves is counted.
+
+    Parameters
+    ----------
+    workers
+        All that there are.
+    n
+        How many to let go at most; a node that is larger than what is left of it stays.
+
+    Returns
+    -------
+    tuple of str
+        Addresses, the cheapest first.
+
+    Examples
+    --------
+    >>> busy = Releasable("a", running=True, shards=frozenset({0}))
+    >>> sole = Releasable("b", shards=frozenset({1, 2}))
+    >>> spare = Releasable("c", shards=frozenset({0, 2}))
+    >>> choose([busy, sole, spare], 2)
+    ('c', 'b')
+    """
+    nodes: dict[str, list[Releasable]] = {}
+    for worker in workers:
+        nodes.setdefault(worker.node or worker.worker, []).append(worker)
+    holders = Counter(shard for worker in workers for shard in worker.shards)
+
+    def loss(name: str) -> tuple[int, int, int, str]:
+        held = Counter(shard for worker in nodes[name] for shard in worker.shards)
+        n_sole = sum(holders[shard] == times for shard, times in held.items())
+        n_running = sum(worker.running for worker in nodes[name])
+        return n_running, n_sole, sum(held.values()), name
+
+    chosen: list[str] = []
+    while fitting := [name for name in nodes if len(nodes[name]) <= n - len(chosen)]:
+        for worker in nodes.pop(min(fitting, key=loss)):
+            chosen.append(worker.worker)
+            holders.subtract(worker.shards)
+    return tuple(chosen)

@@ -1,0 +1,219 @@
+"""Which worker holds which shards: in proportion to speed, within memory, with few moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dagsel.dispatch.events import Worker
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A worker that can hold shards.
+
+    Parameters
+    ----------
+    worker
+        Its address.
+    speed
+        Relative to the others'.
+    max_shards
+        How many shards its memory takes; None for no limit.
+    held
+        What it holds, or loads, already.
+    refused
+        What it could not load.
+    """
+
+    worker: Worker
+    speed: float = 1.0
+    max_shards: int | None = None
+    held: frozenset[int] = frozenset()
+    refused: frozenset[int] = frozenset()
+
+
+def quotas(n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1) -> list[int]:
+    """How many shards each worker shall hold: proportional to speed, rounded up where it is cheap.
+
+    There are ``min(replicas, workers)`` copies of each shard, and at least one copy a worker where
+    there are more workers than that; fewer when memory does not suffice.
+
+    Examples
+    --------
+    >>> quotas(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)])
+    [6, 2]
+    >>> quotas(8, [Seat("a", speed=3.0, max_shards=4), Seat("b"), Seat("c")])
+    [4, 2, 2]
+    """
+    room = [
+        n_shards if host.max_shards is None else max(0, min(n_shards, host.max_shards))
+        for host in hosts
+    ]
+    copies = min(sum(room), max(n_shards * min(replicas, len(hosts)), len(hosts)))
+    full = [limit == 0 for limit in room]
+    while True:
+        open_copies = copies - sum(
+            limit for limit, is_full in zip(room, full, strict=True) if is_full
+        )
+        speed = sum(host.speed for host, is_full in zip(hosts, full, strict=True) if not is_full)
+        share = [
+            0.0 if f else open_copies * s.speed / speed for s, f in zip(hosts, full, strict=True)
+        ]
+        over = [k for k, part in enumerate(share) if not full[k] and part >= room[k]]
+        if not over:
+            break
+        for k in over:
+            full[k] = True
+    counts = [limit if f else int(part) for limit, f, part in zip(room, full, share, strict=True)]
+    # Largest remainders make the slow workers late: 2 shards for a share of 1.6 is 25% more, 7 for
+    # 6.5 only 8%. Rounding up where it ends soonest shortens rounds by 1 to 3%.
+    by_end = sorted(
+        (k for k, is_full in enumerate(full) if not is_full),
+        key=lambda host: ((counts[host] + 1) / hosts[host].speed, host),
+    )
+    for k in by_end[: copies - sum(counts)]:
+        counts[k] += 1
+    return counts
+
+
+def place(
+    n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1
+) -> dict[Worker, frozenset[int]]:
+    """Place shards on workers.
+
+    Parameters
+    ----------
+    n_shards
+        Number of shards.
+    hosts
+        The workers that may hold shards.
+    replicas
+        Copies of each shard, on distinct workers.
+
+    Returns
+    -------
+    placement
+        Shards of each worker: `quotas` of them, what it holds first (with one copy of each shard
+        no placement of these quotas moves fewer). Where memory, or refusals, leave no place for a
+        shard it is in no worker's set.
+
+    Examples
+    --------
+    >>> sorted(len(s) for s in place(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)]).values())
+    [2, 6]
+    >>> place(2, [Seat("a", held=frozenset({0, 1})), Seat("b")])["b"]
+    frozenset({1})
+    """
+    if not hosts:
+        return {}
+    left = quotas(n_shards, hosts, replicas=replicas)
+    least, n_extra = divmod(sum(left), n_shards)
+    chosen: list[set[int]] = [set() for _ in hosts]
+    copies = [0] * n_shards
+    for most in (least, least + 1):
+        n_extra -= _keep(hosts, left, chosen, copies, most, n_extra if most > least else None)
+    # Each shard gets its first copy before any gets its last.
+    for level in range(1, least + 1):
+        for shard in range(n_shards):
+            if copies[shard] < level and _add(shard, hosts, left, chosen):
+                copies[shard] += 1
+    for shard in range(n_shards):
+        if least and not copies[shard]:
+            _add_beyond_quota(shard, hosts, chosen)
+    for shard in sorted(range(n_shards), key=copies.__getitem__):
+        if n_extra > 0 and copies[shard] <= least and _add(shard, hosts, left, chosen):
+            n_extra -= 1
+    return {host.worker: frozenset(shards) for host, shards in zip(hosts, chosen, strict=True)}
+
+
+def _keep(
+    hosts: Sequence[Seat],
+    left: list[int],
+    chosen: list[set[int]],
+    copies: list[int],
+    most: int,
+    limit: int | None,
+) -> int:
+    """Keep what is held, shards with few holders first, up to the quotas and `most` copies.
+
+    Returns how many of at most `limit` were kept, 0 without a limit.
+    """
+    holders = [sum(shard in host.held for host in hosts) for shard in range(len(copies))]
+    kept = 0
+    held = [(holders[s], s, at) for at, host in enumerate(hosts) for s in host.held - host.refused]
+    for _, shard, k in sorted(held):
+        if shard in chosen[k]:
+            continue
+        if left[k] and copies[shard] < most and (limit is None or kept < limit):
+            chosen[k].add(shard)
+            copies[shard] += 1
+            left[k] -= 1
+            kept += limit is not None
+    return kept
+
+
+def _add(shard: int, hosts: Sequence[Seat], left: list[int], chosen: list[set[int]]) -> bool:
+    """Give the shard to the worker with the most room, or make room by moving another one."""
+
+    def may_hold(k: int, s: int) -> bool:
+        return s not in chosen[k] and s not in hosts[k].refused
+
+    open_seats = sorted(
+        (k for k in range(len(hosts)) if left[k]), key=left.__getitem__, reverse=True
+    )
+    for k in open_seats:
+        if may_hold(k, shard):
+            chosen[k].add(shard)
+            left[k] -= 1
+            return True
+    for k in open_seats:
+        for other in range(len(hosts)):
+            if left[other] == 0 and may_hold(other, shard):
+                for moved in sorted(chosen[other] - hosts[other].held) + sorted(chosen[other]):
+                    if may_hold(k, moved):
+                        chosen[other].symmetric_difference_update({shard, moved})
+                        chosen[k].add(moved)
+                        left[k] -= 1
+                        return True
+    return False
+
+
+def _add_beyond_quota(shard: int, hosts: Sequence[Seat], chosen: list[set[int]]) -> None:
+    """Where refusals leave a shard without a copy, somebody with memory takes one more."""
+    able = [
+        (len(chosen[k]) / host.speed, k)
+        for k, host in enumerate(hosts)
+        if shard not in host.refused
+        and (host.max_shards is None or len(chosen[k]) < host.max_shards)
+    ]
+    if able:
+        chosen[min(able)[1]].add(shard)
+
+
+def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
+    """How many shards a worker may hold.
+
+    Parameters
+    ----------
+    memory_limit
+        The worker's memory limit in bytes; None or 0 for no limit.
+    shard_bytes
+        Bytes of the largest shard with its validation shard.
+    share
+        Share of the limit that shards may take; the rest is for states and training.
+
+    Returns
+    -------
+    int or None
+        None for any number.
+
+    Examples
+    --------
+    >>> shards_that_fit(1000, 150, share=0.5)
+    3
+    >>> shards_that_fit(None, 150, share=0.5)
+    """
+    if not memory_limit:
+        return None
+    return int(memory_limit * share) // max(shard_bytes, 1)

@@ -1,0 +1,218 @@
+"""What each trial has visited, what it still has to, and what is ready: the trials' side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagsel.dispatch.events import Worker
+from dagsel.dispatch.units import Chain, Unit
+
+
+@dataclass(slots=True)
+class Epoch:
+    """One epoch of a trial.
+
+    Attributes
+    ----------
+    visited
+        Of each position the shard that its unit visited; None before it is done. It stays when
+        the unit's result is lost: a unit that runs again visits the same shard.
+    left
+        Bit mask of the shards that no done unit visited.
+    unscored
+        Bit mask of the validation shards whose evaluating units are not done.
+    """
+
+    chain: Chain
+    visited: list[int | None]
+    left: int
+    unscored: int
+    trained_on: Worker | None = None
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial's epochs, and which of its training units is ready or active.
+
+    Attributes
+    ----------
+    epochs, open
+        All epochs, and those with units that are not done.
+    ready
+        Training units to bind, in chain order; more than one when results were lost.
+    active, active_shard
+        The training unit that is bound, and its shard.
+    partial
+        Of units that were interrupted: the shard to go on with.
+    """
+
+    number: int
+    epochs: dict[int, Epoch] = field(default_factory=dict)
+    ready: list[Unit] = field(default_factory=list)
+    active: Unit | None = None
+    active_shard: int | None = None
+    partial: dict[Unit, int] = field(default_factory=dict)
+    open: dict[int, Epoch] = field(default_factory=dict)
+
+    def add(self, chain: Chain) -> None:
+        """Add a chain's epochs."""
+        for epoch in chain.epochs:
+            if epoch in self.epochs:
+                raise ValueError(f"trial {self.number}: epoch {epoch} was added before")
+        for epoch in chain.epochs:
+            everything = (1 << chain.n_shards) - 1
+            done = chain.done(epoch)
+            visited = [*done.visits, *[None] * (chain.n_shards - len(done.visits))]
+            left = everything & ~sum(1 << shard for shard in done.visits)
+            unscored = sum(1 << unit.position for unit in chain.evaluations(epoch))
+            if done.partial is not None:
+                following = Unit("train", self.number, epoch, len(done.visits))
+                self.partial[following] = done.partial
+            self.epochs[epoch] = self.open[epoch] = Epoch(chain, visited, left, unscored)
+            self.close(epoch)
+
+    def recorded(self, unit: Unit) -> int | None:
+        """Shard that the unit has visited before, or is partly through."""
+        shard = self.epochs[unit.epoch].visited[unit.position]
+        return self.partial.get(unit) if shard is None else shard
+
+    def is_repeat(self, unit: Unit) -> bool:
+        """Whether the unit was done before and only its result is missing."""
+        return self.epochs[unit.epoch].visited[unit.position] is not None
+
+    def need(self, unit: Unit, *, besides: int | None = None) -> int:
+        """Bit mask of the shards that the unit may be bound to.
+
+        Parameters
+        ----------
+        unit
+            A training unit.
+        besides
+            A shard that the unit before it is visiting right now.
+        """
+        epoch = self.epochs.get(unit.epoch)
+        if epoch is None:
+            return 0
+        shard = self.recorded(unit)
+        if shard is None:
+            shard = epoch.chain.fixed_shard(unit)
+        if shard is not None:
+            return 1 << shard
+        return epoch.left if besides is None else epoch.left & ~(1 << besides)
+
+    def need_after(self, unit: Unit, shard: int) -> int:
+        """Bit mask of the shards that the trial's next unit may be bound to."""
+        if self.ready:
+            return self.need(self.ready[0])
+        following = unit._replace(position=unit.position + 1)
+        if following.position < self.epochs[unit.epoch].chain.n_shards:
+            return self.need(following, besides=shard)
+        return self.need(unit._replace(epoch=unit.epoch + 1, position=0))
+
+    def record(self, unit: Unit, shard: int) -> bool:
+        """Note a visit; False when the shard was visited by another unit of the epoch."""
+        epoch = self.epochs[unit.epoch]
+        before = epoch.visited[unit.position]
+        if before is not None:
+            return before == shard
+        if not epoch.left >> shard & 1:
+            return False
+        epoch.visited[unit.position] = shard
+        epoch.left &= ~(1 << shard)
+        return True
+
+    def close(self, epoch: int) -> None:
+        """Count the epoch as over if all its units are done."""
+        if epoch in self.open and not self.open[epoch].left | self.open[epoch].unscored:
+            del self.open[epoch]
+
+    def check(self) -> None:
+        """Completeness, as far as it has got."""
+        for number, epoch in self.epochs.items():
+            name = f"trial {self.number}, epoch {number}"
+            visited = [shard for shard in epoch.visited if shard is not None]
+            assert len(set(visited)) == len(visited), (
+                f"{name}: a shard was visited twice: {visited}"
+            )
+            mask = sum(1 << shard for shard in visited)
+            everything = (1 << epoch.chain.n_shards) - 1
+            assert epoch.left == everything & ~mask, (
+                f"{name}: visited {sorted(visited)}, but {epoch.left:b} is written as left"
+            )
+
+
+#: What is left of a trial's time when it is over: less than a batch takes.
+SPENT_S = 1e-4
+
+
+@dataclass(slots=True)
+class Allowance:
+    """A trial's terms.
+
+    Attributes
+    ----------
+    gang
+        Workers that train it together.
+    seconds_left
+        Time that it may still train; None for no limit.
+    held
+        Whether it has to rest.
+    number
+        What it was told last.
+    """
+
+    gang: int = 1
+    seconds_left: float | None = None
+    held: bool = False
+    number: int = 0
+
+
+#: Allowance of a trial of which nothing was said.
+FREE = Allowance()
+
+
+@dataclass(slots=True)
+class Binding:
+    """A unit on a worker.
+
+    Attributes
+    ----------
+    seconds
+        Expected duration.
+    ahead_s
+        So long before its end its worker may get another unit.
+    began_s
+        When it became the first of its worker's units; None while another runs there.
+    started
+        Whether the worker said that it runs.
+    preempted_s
+        When it was told to stop; None if it was not.
+    timed_out
+        Whether it was told so because of its time limit.
+    members
+        The other workers of its gang.
+    lost
+        Those of them that have gone since, even if one of that address has come back.
+    """
+
+    unit: Unit
+    worker: Worker
+    shard: int
+    seconds: float
+    ahead_s: float
+    began_s: float | None = None
+    started: bool = False
+    preempted_s: float | None = None
+    timed_out: bool = False
+    members: tuple[Worker, ...] = ()
+    lost: tuple[Worker, ...] = ()
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """All workers that it was bound to."""
+        return (self.worker, *self.members)
+
+    @property
+    def there(self) -> tuple[Worker, ...]:
+        """All workers that it is on."""
+        return (self.worker, *(member for member in self.members if member not in self.lost))

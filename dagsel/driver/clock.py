@@ -1,0 +1,71 @@
+"""How long a run has taken and what it has cost, over all its sessions, and when that is enough."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from dagsel.driver.protocols import Engine
+from dagsel.history.record import Record
+
+
+@dataclass(slots=True)
+class RunClock:
+    """Time and cost of a run, and their limits.
+
+    Parameters
+    ----------
+    engine
+        Whose clock and bill count in this session.
+    deadline_s
+        When to end, in seconds since the run began; None for no limit.
+    budget_s
+        What the workers may cost, in worker-seconds; None for no limit.
+    """
+
+    engine: Engine
+    deadline_s: float | None = None
+    budget_s: float | None = None
+    _began: float = 0.0  # what the clock would have shown at the run's beginning
+    _cost_before: float = 0.0  # worker-seconds of earlier sessions
+    _told: float = inf  # the end that the engine was told, by its clock
+
+    def begin(self, record: Record) -> None:
+        """Go on where earlier sessions, if there were any, have ended."""
+        self._began = self.engine.now() - record.seconds
+        self._cost_before = record.worker_seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time since the run began, without the time that it lay dead."""
+        return self.engine.now() - self._began
+
+    @property
+    def worker_seconds(self) -> float:
+        """What the workers have cost since the run began."""
+        return self._cost_before + self.engine.bill.worker_seconds(self.engine.now())
+
+    @property
+    def end_s(self) -> float:
+        """When the run's time or its budget is over, in seconds since it began."""
+        ends = [] if self.deadline_s is None else [self.deadline_s]
+        if self.budget_s is not None:
+            bill = self.engine.bill
+            ends.append(bill.runs_out_at(self.budget_s - self._cost_before) - self._began)
+        return min(ends, default=inf)
+
+    @property
+    def are_over(self) -> bool:
+        """Whether the run has to end now."""
+        return self.seconds >= self.end_s
+
+    def patience_s(self, wake_at: float | None) -> float:
+        """How long to wait for a message: until the end, or until the flow wants to be woken."""
+        return max(0.0, min(self.end_s, inf if wake_at is None else wake_at) - self.seconds)
+
+    def tell(self) -> None:
+        """Tell the engine of the end if it has moved: a budget's does as workers come and go."""
+        limit = self._began + self.end_s
+        if limit != self._told:
+            self._told = limit
+            self.engine.limit(limit)

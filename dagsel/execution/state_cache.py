@@ -1,0 +1,122 @@
+"""Where the states of a worker's units come from and go: to its memory, the store, or both."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dagsel.dispatch.units import Unit
+from dagsel.errors import CheckpointError
+from dagsel.execution.messages import Assignment, StoredResult
+from dagsel.execution.process import give_back_memory
+from dagsel.state import State
+from dagsel.storage import CheckpointStore
+from dagsel.storage.runs.disk_full import wait_for_room
+
+
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """The state of a unit that was stopped, kept where it was."""
+
+    state: State
+    shard: int
+    n_pieces: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A unit's result that was in the store."""
+
+    state: State | StoredResult
+    meta: dict[str, Any]
+
+
+class StateKeeper:
+    """Keeps the states of a run's units on one worker.
+
+    Parameters
+    ----------
+    store
+        Where states are stored.
+    n_shards
+        Shards of the data set, which are the training units of an epoch.
+    is_short_of_memory
+        Whether states had better wait in the store alone.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, n_shards: int, is_short_of_memory: Callable[[], bool]
+    ) -> None:
+        self.warm: dict[Unit, Warm] = {}
+        self._store, self._n_shards = store, n_shards
+        self._is_short_of_memory = is_short_of_memory
+
+    def load(self, stored: StoredResult) -> State:
+        """Read a state from the store."""
+        place = (stored.trial, stored.epoch, stored.position)
+        blob, _ = self._store.load(*place, partial=stored.is_partial)
+        return State(blob)
+
+    def recover(self, unit: Unit, binding: Assignment) -> State | Found | None:
+        """Find what an earlier attempt at a unit has left here or in the store.
+
+        Returns
+        -------
+        State or Found or None
+            A state to go on from, the unit's result, or nothing.
+        """
+        shard, warm = binding.shard, self.warm.pop(unit, None)
+        if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
+            return warm.state
+        store, place = self._store, (unit.trial, unit.epoch, unit.position)
+        with contextlib.suppress(CheckpointError):
+            blob, meta = store.load(*place)
+            return Found(self.keep(unit, State(blob)), meta)
+        latest = store.latest(unit.trial)
+        if latest is not None and latest > (unit.epoch, unit.position):
+            return Found(StoredResult(unit.trial, *latest), {"shard": shard})
+        with contextlib.suppress(CheckpointError):
+            blob, meta = store.load(*place, partial=True)
+            return State(blob) if meta["shard"] == shard else None
+        return None
+
+    def suspend(self, unit: Unit, state: State, binding: Assignment, meta: dict[str, Any]) -> None:
+        """Store the state of a unit that was stopped, and keep it warm where memory allows."""
+        store, buffer = self._store, state.buffer
+        place = (unit.trial, unit.epoch, unit.position)
+        wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
+        self.warm.pop(unit, None)
+        if not self._is_short_of_memory():
+            self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
+
+    def save(self, unit: Unit, state: State, meta: dict[str, Any]) -> dict[str, Any]:
+        """Store a state, and give what was stored with the one that is kept."""
+        store, n_shards = self._store, self._n_shards
+        place = (unit.trial, unit.epoch, unit.position)
+        kept = wait_for_room(lambda: store.save_first(*place, state.buffer, meta), store.url)
+        old = before(unit, n_shards, by=2)
+        if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
+            store.delete(unit.trial, *old)
+        return kept
+
+    def keep(self, unit: Unit, state: State) -> State | StoredResult:
+        """Keep a state in memory, or in the store alone when memory is short."""
+        if self._is_short_of_memory():
+            give_back_memory()
+            if self._is_short_of_memory():
+                return StoredResult(unit.trial, unit.epoch, unit.position)
+        return state
+
+
+def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:
+    """Epoch and position of the unit that comes some units before in its trial's chain.
+
+    Examples
+    --------
+    >>> before(Unit("train", trial=0, epoch=2, position=0), n_shards=4)
+    (1, 3)
+    """
+    epoch, position = divmod((unit.epoch - 1) * n_shards + unit.position - by, n_shards)
+    return epoch + 1, position

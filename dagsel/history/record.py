@@ -1,0 +1,446 @@
+"""What a run has done: trials, epochs and units, folded from the entries of its journal.
+
+A run writes its journal entry by entry and takes each one in with `Record.add` at once; a resumed
+run reads the journal and takes the same entries in. So what a process knows after its death and
+rebirth is what it knew before.
+
+Entries are JSON objects. ``is`` says which:
+
+- ``session``: a driver has begun ``at`` (seconds since the epoch), after ``seconds`` of others;
+- ``turn``: an event, or the ``context`` of the start, and what the flow decided; with neither, what
+  was decided over its head; ``flow``: its state at this moment;
+- ``unit``: a unit is done; ``piece``: a unit was stopped before its end;
+- ``stored``: what a session that goes on found in the store of a trial's unreported epochs;
+  ``partial``: what share of its next unit is trained;
+- ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
+
+What is known of one trial is in `dagsel.history.trial`; tables of it are made in
+`dagsel.history.tables`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from dagsel.codec import Json
+from dagsel.dispatch.units import Unit
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Direction,
+    Event,
+    Finish,
+    Outcome,
+    Pause,
+    Paused,
+    Reported,
+    Scale,
+    Stop,
+    Tick,
+    Train,
+    TrialFailed,
+    Wake,
+    WorkersChanged,
+    decode_decision,
+    decode_event,
+)
+from dagsel.history.tally import EpochTally
+from dagsel.history.trial import EpochRecord, Place, TrialRecord, TrialState
+
+Entry: TypeAlias = dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRecord:
+    """One unit as it ran.
+
+    Parameters
+    ----------
+    unit
+        Which one.
+    worker
+        Address of the worker.
+    shard
+        The shard it visited.
+    start, stop
+        Seconds since the epoch, by the worker's clock.
+    hop
+        Whether the state came from another worker.
+    recovered
+        Whether a stored result was found instead of training again.
+    state_bytes
+        Size of the state that it gave; 0 for an evaluating unit.
+    save_seconds
+        How long storing that state took; the time before `stop` holds it.
+    members
+        The other workers of its gang.
+    share
+        How much of the unit is done after it: 1, or less where it was stopped.
+    ready_seconds
+        How long after `start` it began to train: with its state there and its gang formed.
+    """
+
+    unit: Unit
+    worker: str
+    shard: int
+    start: float
+    stop: float
+    hop: bool
+    recovered: bool
+    state_bytes: int
+    save_seconds: float = 0.0
+    members: tuple[str, ...] = ()
+    share: float = 1.0
+    ready_seconds: float = 0.0
+
+    @property
+    def gang(self) -> int:
+        """How many workers it was on."""
+        return 1 + len(self.members)
+
+    @classmethod
+    def from_entry(cls, entry: Mapping[str, Any]) -> UnitRecord:
+        """Read what the journal holds of a unit that is done, or was stopped."""
+        return cls(
+            Unit(*entry["unit"]),
+            entry["worker"],
+            entry["shard"],
+            entry["start"],
+            entry["stop"],
+            entry["hop"],
+            entry.get("recovered", False),
+            entry.get("state_bytes", 0),
+            entry.get("save_seconds", 0.0),
+            tuple(entry.get("members", ())),
+            entry.get("share", 1.0),
+            entry.get("ready_seconds", 0.0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best trial so far, and where its state is: a completed one if there is one."""
+
+    trial: int
+    epoch: int
+    position: int
+    value: float
+    is_complete: bool = True
+    is_partial: bool = False  # in the middle of the unit at this position
+    check: int = 0  # the number of the check whose state was copied, if it was trained on since
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """Chains that were decided together.
+
+    Parameters
+    ----------
+    number
+        Number of the round in its run.
+    epochs
+        Trials and their epochs that are in it.
+    start
+        When it was sent: seconds since the epoch, by the driver's clock.
+    """
+
+    number: int
+    epochs: frozenset[tuple[int, int]]
+    start: float
+
+
+@dataclass(slots=True)
+class Record:
+    """All that a run has done.
+
+    Parameters
+    ----------
+    run
+        Identifier of the run.
+    n_shards
+        Training shards of the data set.
+    direction
+        Whether smaller or larger values are better.
+
+    Attributes
+    ----------
+    seconds
+        Time since the run began when the last turn was taken, without the time that it lay dead.
+    awaited
+        `Ask` decisions that no `Asked` has answered.
+    context
+        What the flow was told at its start; None before.
+    n_workers
+        What the flow was last told of workers.
+    visited
+        Of each trial and epoch the shard at each position.
+    pieces
+        Units that were stopped before their end, and went on later.
+    wake_at
+        When the flow wants to be told of the time; None if it does not.
+    worker_seconds
+        What the workers have cost until then, from request to release.
+    wanted
+        How many workers the flow wants; None if it has not said.
+    gives_gangs
+        Whether the flow has ever trained a trial on several workers.
+    """
+
+    run: str
+    n_shards: int = 1
+    direction: Direction = "minimize"
+    trials: dict[int, TrialRecord] = field(default_factory=dict)
+    units: list[UnitRecord] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
+    loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
+    visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    pieces: list[UnitRecord] = field(default_factory=list)
+    wake_at: float | None = None
+    wanted: int | None = None
+    gives_gangs: bool = False
+    worker_seconds: float = 0.0
+    best: Best | None = None
+    notes: list[str] = field(default_factory=list)
+    context: Context | None = None
+    awaited: deque[Ask] = field(default_factory=deque)
+    n_sessions: int = 0
+    n_epochs_decided: int = 0
+    n_workers: int = 0
+    seconds: float = 0.0
+    finished: bool = False
+
+    @classmethod
+    def read(
+        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry]
+    ) -> Record:
+        """Make the record of a run from its journal."""
+        record = cls(run, n_shards, direction)
+        for entry in entries:
+            record.add(entry)
+        return record
+
+    def add(self, entry: Entry) -> None:
+        """Take in an entry of the journal."""
+        match entry["is"]:
+            case "session":
+                self.n_sessions += 1
+            case "unit":
+                self._note_spent(entry)
+                self._add_unit(entry)
+            case "piece":
+                self._note_spent(entry)
+                piece = UnitRecord.from_entry(entry)
+                self.pieces.append(piece)
+                if piece.unit.trial in self.trials:
+                    self.trials[piece.unit.trial].spend(entry)
+            case "turn":
+                self._add_turn(entry)
+            case "stored":
+                self._add_stored(entry)
+            case "partial":
+                self.trials[entry["trial"]].share = entry["share"]
+            case "round":
+                epochs = frozenset((t, e) for t, a, b in entry["epochs"] for e in range(a, b))
+                self.rounds.append(RoundRecord(entry["number"], epochs, entry["start"]))
+            case "load":
+                self.loads.append((entry["worker"], entry["shard"]))
+            case "note":
+                self.notes.append(entry["text"])
+
+    def _add_unit(self, entry: Entry) -> None:
+        done = UnitRecord.from_entry(entry)
+        self.units.append(done)
+        unit, trial = done.unit, self.trials.get(done.unit.trial)
+        if unit.kind == "train":
+            self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
+        if unit.kind == "check":
+            return
+        if trial is not None and unit.kind == "train":
+            trial.spend(entry)
+            trial.share = 0.0
+        if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
+            trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
+
+    def _note_spent(self, entry: Entry) -> None:
+        self.seconds = entry.get("seconds", self.seconds)
+        self.worker_seconds = entry.get("worker_seconds", self.worker_seconds)
+
+    def _add_stored(self, entry: Entry) -> None:
+        trial, states = self.trials[entry["trial"]], entry["states"]
+        for state in states:
+            if state["epoch"] > len(trial.epochs):  # before, it may be another trial's state
+                seen = self.visited.setdefault((trial.number, state["epoch"]), {})
+                seen.update(enumerate(state["visits"]))
+        trial.follow(states, self.n_shards)
+
+    def _add_turn(self, entry: Entry) -> None:
+        self._note_spent(entry)
+        if "event" in entry:
+            self._hear(decode_event(entry["event"]), entry)
+        elif "context" in entry:
+            self.context = Context(**entry["context"])
+            self.n_workers = self.context.n_workers
+        self.decide([decode_decision(decision) for decision in entry["decisions"]])
+
+    def _hear(self, event: Event, entry: Entry) -> None:
+        match event:
+            case Asked(trials):
+                if self.awaited:
+                    self.awaited.popleft()
+                params = dict(entry["params"])
+                for trial in trials:
+                    self.trials[trial] = TrialRecord(trial, {}, params[trial])
+            case Reported(trial, epoch, value, metrics, seconds, _, switches):
+                self.trials[trial].n_switches_told += len(switches)
+                tally = self.trials[trial].tallies.pop(epoch, None)
+                loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
+                done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
+                self.trials[trial].epochs.append(done)
+            case TrialFailed(trial, reason):
+                self._end(trial, "failed", reason, entry.get("traceback", ""))
+            case Paused():
+                self.trials[event.trial].rest(event, entry.get("place"))
+            case WorkersChanged(n_workers):
+                self.n_workers = n_workers
+            case Tick():
+                self.wake_at = None
+            case DeadlineReached():
+                pass
+
+    def decide(self, decisions: Iterable[Decision]) -> None:
+        """Take in what a flow has decided.
+
+        Raises
+        ------
+        SearchError
+            If a decision cannot be taken; nothing of it is.
+        """
+        for decision in decisions:
+            match decision:
+                case Ask():
+                    self.awaited.append(decision)
+                case Train(trial, epochs, _, gang):
+                    self._live(trial, "trains").allow(decision)
+                    self.gives_gangs |= gang > 1
+                    self.n_epochs_decided += epochs
+                case Pause(trial):
+                    live = self._live(trial, "pauses")
+                    live.is_held, live.pausing, live.cut = True, decision, None
+                    live.n_told += 1
+                case Scale(n_workers):
+                    self.wanted = n_workers
+                case Wake(seconds):
+                    self.wake_at = seconds
+                case Stop(trial, reason, outcome):
+                    self._stop(trial, reason, outcome)
+                case Clone(source, target, config):
+                    self._clone(source, target, config)
+                case Finish():
+                    for trial in [t.number for t in self.trials.values() if t.is_live]:
+                        self._stop(trial, "the search has ended", "pruned")
+                    self.finished = True
+
+    def _live(self, number: int, what: str) -> TrialRecord:
+        trial = self.trials.get(number)
+        if trial is None or not trial.is_live:
+            state = "unknown" if trial is None else trial.state
+            raise SearchError(f"the flow {what} trial {number}, which is {state}")
+        return trial
+
+    def _clone(self, source: int, target: int, config: Mapping[str, Any]) -> None:
+        origin, taker = self._live(source, "clones"), self._live(target, "clones onto")
+        if not origin.epochs or not taker.epochs or not taker.is_paused:
+            raise SearchError(
+                f"the flow clones trial {source} onto trial {target}: both must have reported an "
+                "epoch, and the target must be paused"
+            )
+        taker.adopt(origin, config)
+
+    def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
+        trial = self._live(number, "stops")
+        is_complete = outcome == "complete" and trial.value is not None
+        self._end(number, "complete" if is_complete else "pruned", reason)
+
+    def _end(self, number: int, state: TrialState, reason: str, traceback: str = "") -> None:
+        trial = self.trials[number]
+        trial.state, trial.reason, trial.traceback = state, reason, traceback
+        trial.tallies.clear()
+        self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
+        if state == "failed" or trial.value is None:
+            return
+        check = trial.check
+        place = Place(len(trial.epochs), self.n_shards - 1) if check is None else check.place
+        copied = 0 if check is None or trial.is_scored else len(trial.checks)
+        told = (trial.value, state == "complete", place.is_partial, copied)
+        best = Best(number, place.epoch, place.position, *told)
+        if self.best is None or self._rank(best) > self._rank(self.best):
+            self.best = best
+
+    def _rank(self, best: Best) -> tuple[bool, float, int]:
+        # Of equal ones the first drawn, as in Optuna, whichever ended first.
+        return best.is_complete, -Context(1, self.direction).loss(best.value), -best.trial
+
+    def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
+        """Give trials that were read from a journal the configurations that it cannot hold."""
+        for number, config in configs.items():
+            trial = self.trials[number]
+            last = trial.adoptions[-1] if trial.adoptions else None
+            trial.config = config if last is None else {**configs[last.root], **last.config}
+
+    def order(self, trial: int, epoch: int) -> tuple[int, ...] | None:
+        """Give the order of visits of an epoch that was trained to its end; None of another."""
+        order = tuple(shard for _, shard in sorted(self.visited.get((trial, epoch), {}).items()))
+        return order if sorted(order) == list(range(self.n_shards)) else None
+
+    def visits(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """Give the order of visits of each epoch of a trial that was trained to its end."""
+        orders = {place: self.order(*place) for place in self.visited}
+        return {place: order for place, order in orders.items() if order is not None}
+
+    def timed(self, first: int = 0) -> list[UnitRecord]:
+        """List the training units that were trained in one go, of `units` from the first one on.
+
+        Of the others only a part of the time is known.
+        """
+        cut = {piece.unit for piece in self.pieces}
+        return [
+            done
+            for done in self.units[first:]
+            if done.unit.kind == "train" and not done.recovered and done.unit not in cut
+        ]
+
+    def differences(self, other: Record) -> list[str]:
+        """Say in which epochs another record, of the same run repeated, has other results."""
+        return [
+            difference
+            for trial in self.trials.values()
+            for difference in trial.differences(other.trials.get(trial.number))
+        ]
+
+    @property
+    def switches(self) -> list[float]:
+        """What each change of a trial's number of workers has cost, in seconds of its time."""
+        return [seconds for trial in self.trials.values() for seconds in trial.switches]
+
+    @property
+    def n_live(self) -> int:
+        """Trials that are neither complete nor pruned nor failed."""
+        return sum(trial.is_live for trial in self.trials.values())
+
+    @property
+    def n_epochs(self) -> int:
+        """Epochs that trials have ended."""
+        return sum(len(trial.epochs) for trial in self.trials.values())
+
+    @property
+    def failures(self) -> list[TrialRecord]:
+        """Trials that have failed."""
+        return [trial for trial in self.trials.values() if trial.state == "failed"]

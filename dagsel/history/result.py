@@ -1,0 +1,170 @@
+"""What a search came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dagsel.errors import NoCompletedTrialError
+from dagsel.history import tables
+from dagsel.history.makespans import makespans
+from dagsel.history.record import Best, Record
+from dagsel.history.trial import TrialRecord
+from dagsel.state import State
+from dagsel.storage import RunDir
+from dagsel.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from dagsel.study import Study
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a search came to, on a cluster or in virtual time.
+
+    Parameters
+    ----------
+    study
+        The study, told of every trial.
+    metric
+        Name of the metric that the search was about.
+    record
+        All that was done.
+    """
+
+    study: Study
+    metric: str
+    record: Record
+
+    @property
+    def best(self) -> Best:
+        """The best trial: of the completed ones; if there is none, of those that were pruned.
+
+        Raises
+        ------
+        NoCompletedTrialError
+            If no trial was scored.
+        """
+        if self.record.best is None:
+            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
+            why = reasons or ("none was scored" if self.record.trials else "none was started")
+            raise NoCompletedTrialError(f"no trial has completed ({why})")
+        return self.record.best
+
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """Parameters of the best trial."""
+        return self.record.trials[self.best.trial].params
+
+    @property
+    def best_value(self) -> float:
+        """Value of the best trial: its metric when it was scored last."""
+        return self.best.value
+
+    @property
+    def worker_seconds(self) -> float:
+        """Seconds of workers that the search has used, from each one's request to its release."""
+        return self.record.worker_seconds
+
+    @property
+    def failures(self) -> list[TrialRecord]:
+        """Trials that have failed, each with its reason and traceback."""
+        return self.record.failures
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
+        return tables.metrics(self.record)
+
+    def timeline(self) -> pd.DataFrame:
+        """Give a row for each unit that ran: where, when, on which shard."""
+        return tables.timeline(self.record)
+
+    def makespans(self) -> pd.DataFrame:
+        """Give a row for each round: its makespan in seconds, and that over its lower bound."""
+        return makespans(self.record)
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """Give the study's own frame of all its trials."""
+        frame: pd.DataFrame = self.study.trials_dataframe()
+        return frame
+
+    def leaderboard(self, n: int = 10) -> pd.DataFrame:
+        """Give the best trials of this run, best first.
+
+        Parameters
+        ----------
+        n
+            How many.
+        """
+        rows = [
+            {"trial": t.number, self.metric: t.value, **t.params}
+            for t in self.record.trials.values()
+            if t.state == "complete"
+        ]
+        rows.sort(key=lambda row: row["trial"])  # of equal ones the first drawn comes first
+        rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
+        return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
+
+    def __repr__(self) -> str:
+        trials = self.record.trials.values()
+        ended = ", ".join(
+            f"{sum(t.state == state for t in trials)} {state}"
+            for state in ("complete", "pruned", "failed", "running")
+            if any(t.state == state for t in trials)
+        )
+        best = self.record.best
+        value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
+        name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
+        return f"<{name}: {ended or 'no trial'}; {value}>"
+
+    def _repr_html_(self) -> str:
+        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
+        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
+        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
+        return f"<p>{escape(repr(self))}</p>{table}{lost}"
+
+
+@dataclass(frozen=True, repr=False)
+class Run(Result):
+    """What a search on a cluster came to.
+
+    Parameters
+    ----------
+    study
+        The study, told of every trial.
+    metric
+        Name of the metric that the search was about.
+    record
+        All that was done.
+    workload
+        What was trained.
+    run_dir
+        Where states are stored.
+    """
+
+    workload: Workload
+    run_dir: RunDir
+
+    def best_model(self) -> Any:
+        """Make the trained model of the best trial: a module on the CPU, an estimator."""
+        best, states = self.best, self.run_dir.states
+        if best.check:
+            blob, _ = states.load_check(best.trial, best.check)
+        else:
+            place = (best.trial, best.epoch, best.position)
+            blob, _ = states.load(*place, partial=best.is_partial)
+        return self.workload.restore(State(blob), self.record.trials[best.trial].config)
+
+    @property
+    def money(self) -> float | None:
+        """What the workers have cost, by the price that the run was given; None without one."""
+        price = self.run_dir.about().get("price_per_worker_hour")
+        return None if price is None else self.worker_seconds / 3600 * price
+
+    def _repr_html_(self) -> str:
+        return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

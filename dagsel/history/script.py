@@ -1,0 +1,166 @@
+"""A flow that decides again what a recorded run has decided, when the same has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from dagsel.codec import Json
+from dagsel.flow import (
+    Ask,
+    Clone,
+    Context,
+    Decision,
+    Event,
+    Finish,
+    Pause,
+    Reported,
+    Scale,
+    Stop,
+    Train,
+    TrialFailed,
+    Wake,
+    decode_decision,
+    decode_event,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An event, or none, and what was decided on it."""
+
+    event: Event | None
+    decisions: tuple[Decision, ...]
+
+
+def read_turns(entries: Iterable[Mapping[str, Json]]) -> tuple[Turn, ...]:
+    """Read the turns of a journal."""
+    return tuple(
+        Turn(
+            decode_event(entry["event"]) if "event" in entry else None,
+            tuple(decode_decision(decision) for decision in entry["decisions"]),
+        )
+        for entry in entries
+        if entry["is"] == "turn"
+    )
+
+
+@dataclass(slots=True)
+class ScriptState:
+    """How far a script has got.
+
+    Attributes
+    ----------
+    n_played
+        Turns that are over.
+    reported
+        Trials and epochs that have come in.
+    ended
+        Trials that were stopped or have failed.
+    granted
+        Of each trial the epochs that it was given to train.
+    astray
+        A trial that failed now and did not then, and why.
+    n_workers
+        Workers that are there now.
+    """
+
+    n_played: int = 0
+    reported: set[tuple[int, int]] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    granted: dict[int, int] = field(default_factory=dict)
+    astray: str = ""
+    n_workers: int = 1
+
+
+@dataclass(frozen=True)
+class Script:
+    """Repeats a run's decisions in their order; its trials are there from the start.
+
+    A trial trains the epochs that it had reported then, not those that were decided and never came
+    to an end. Pauses, time limits and the cluster's size are left out: of what a whole epoch of one
+    worker learns they change nothing. A gang is no larger than the cluster is now.
+
+    Parameters
+    ----------
+    turns
+        What the run has decided, on what.
+
+    Examples
+    --------
+    >>> turns = (
+    ...     Turn(None, (Train(0, 1), Train(1, 1))),
+    ...     Turn(Reported(1, 1, 0.5, {}, 0.0), (Stop(1, "rung 1"),)),
+    ...     Turn(Reported(0, 1, 0.7, {}, 0.0), (Stop(0, "the end", "complete"), Finish())),
+    ... )
+    >>> script = Script(turns)
+    >>> script.start(Context(n_workers=1))
+    [Train(trial=0, epochs=1), Train(trial=1, epochs=1)]
+    >>> script.handle(Reported(0, 1, 0.7, {}, 0.0))  # then, trial 1 was first
+    []
+    >>> len(script.handle(Reported(1, 1, 0.5, {}, 0.0)))
+    3
+    """
+
+    turns: tuple[Turn, ...]
+    state: ScriptState = field(default_factory=ScriptState, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _reported(self) -> dict[int, int]:
+        events = [turn.event for turn in self.turns if isinstance(turn.event, Reported)]
+        return {event.trial: event.epoch for event in events}
+
+    def start(self, context: Context) -> list[Decision]:
+        """Decide what was decided before anything was reported."""
+        self.state.n_workers = max(1, context.n_workers)
+        return self._advance()
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Decide what was decided once all this had happened."""
+        match event:
+            case Reported(trial, epoch):
+                self.state.reported.add((trial, epoch))
+            case TrialFailed(trial, reason):
+                if not any(isinstance(t.event, TrialFailed) and t.event.trial == trial
+                           for t in self.turns):  # fmt: skip
+                    self.state.astray = f"trial {trial} failed: {reason}"
+                    return [Finish()]
+                self.state.ended.add(trial)
+        return self._advance()
+
+    def _advance(self) -> list[Decision]:
+        state, decided = self.state, list[Decision]()
+        while state.n_played < len(self.turns):
+            turn = self.turns[state.n_played]
+            match turn.event:
+                case Reported(trial, epoch) if (trial, epoch) not in state.reported:
+                    return decided
+                case TrialFailed(trial, reason) if trial not in state.ended:
+                    decided.append(Stop(trial, f"the recorded run's failed: {reason}"))
+                    state.ended.add(trial)
+            state.n_played += 1
+            for decision in turn.decisions:
+                decided += self._again(decision)
+        return decided if Finish() in decided else [*decided, Finish()]
+
+    def _again(self, decision: Decision) -> list[Decision]:
+        match decision:
+            case Ask() | Pause() | Scale() | Wake():  # of what a trial learns they change nothing
+                return []
+            case Train(trial) | Clone(_, trial) if trial in self.state.ended:
+                return []
+            case Train(trial, epochs):
+                granted = self.state.granted.get(trial, 0)
+                epochs = max(0, min(epochs, self._reported.get(trial, 0) - granted))
+                self.state.granted[trial] = granted + epochs
+                n_done = sum(reported == trial for reported, _ in self.state.reported)
+                has_work = granted + epochs > n_done
+                gang = min(decision.gang, self.state.n_workers)
+                again = replace(decision, epochs=epochs, seconds=None, gang=gang)
+                return [again] if has_work else []
+            case Stop(trial):
+                if trial in self.state.ended:
+                    return []
+                self.state.ended.add(trial)
+        return [decision]

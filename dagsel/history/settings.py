@@ -1,0 +1,194 @@
+"""What a run was called with, as far as it can be kept: the contents of its ``run.json``.
+
+Code is not kept: workload and space are functions, and a folder that held them would run a
+stranger's code. What is kept of them are descriptions, so that a resume with others is noticed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from typing import Any, Literal, TypeAlias, get_type_hints
+
+from dagsel.codec import Json, from_json, to_json
+from dagsel.errors import RunDirError, SearchError
+from dagsel.flow import Direction, Flow
+from dagsel.planning.small_population import Policy
+from dagsel.workloads.describe import differences
+
+Priority: TypeAlias = Literal["flow", "convergence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run was called with.
+
+    Parameters
+    ----------
+    study
+        Name of the study.
+    home
+        URL of its storage; None if it is in memory, or if the URL holds a password.
+    sampler
+        Name of its sampler's class.
+    sampler_seed
+        Seeds the sampler's draws.
+    direction, metric
+        What the search is about.
+    seed
+        Seed of the run.
+    flow
+        Name of the search procedure's class.
+    flow_config
+        Its configuration; None if it has no form in JSON.
+    data
+        URL of the data set.
+    data_digest
+        Checksum of its manifest.
+    n_shards
+        Its training shards.
+    workload
+        Description of the workload's parts.
+    replicas, deterministic, deadline_s, unit_timeout_s
+        As `dagsel.optimize` was given them.
+    budget_s
+        The budget, in worker-seconds.
+    price_per_worker_hour, priority, small_population
+        As `dagsel.optimize` was given them.
+    dagsel
+        Version that began the run.
+    """
+
+    study: str
+    home: str | None
+    sampler: str
+    sampler_seed: int
+    direction: Direction
+    metric: str
+    seed: int
+    flow: str
+    flow_config: Any
+    data: str
+    data_digest: str
+    n_shards: int
+    workload: dict[str, str] = field(default_factory=dict)
+    replicas: int = 1
+    deterministic: bool = False
+    deadline_s: float | None = None
+    unit_timeout_s: float | None = None
+    budget_s: float | None = None
+    price_per_worker_hour: float | None = None
+    priority: Priority = "flow"
+    small_population: Policy = "auto"
+    dagsel: str = version("dagsel")
+
+    def to_json(self) -> dict[str, Json]:
+        """Give it as JSON."""
+        about: dict[str, Json] = to_json(self)
+        return about
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Json], url: str) -> Settings:
+        """Read it.
+
+        Raises
+        ------
+        RunDirError
+            If something is missing or is not what it should be.
+        """
+        try:
+            settings: Settings = from_json(cls, {k: v for k, v in about.items() if k != "run"})
+        except ValueError as error:
+            raise RunDirError(f"{url}/run.json cannot be read: {error}") from error
+        return settings
+
+    def check_data(self, digest: str, url: str) -> None:
+        """Raise a `RunDirError` if a data set is another one."""
+        if digest != self.data_digest:
+            raise RunDirError(
+                f"{url} is not the data set that the run began with ({self.data}, manifest "
+                f"{self.data_digest}; here {digest}); give data= the one it began with"
+            )
+
+    def check_workload(self, description: Mapping[str, str]) -> None:
+        """Raise a `RunDirError` if a workload is another one."""
+        found = differences(self.workload, description)
+        if found:
+            raise RunDirError(
+                f"the workload is not the one that the run began with: {'; '.join(found)}"
+            )
+
+    def make_flow(self, given: Flow | None) -> Flow:
+        """Make the search procedure, in its initial state.
+
+        Parameters
+        ----------
+        given
+            The user's; needed where its configuration could not be kept.
+
+        Raises
+        ------
+        SearchError
+            If it is needed and not given, or is another one.
+        """
+        if given is not None:
+            about = (flow_name(given), flow_config(given))
+            if about != (self.flow, self.flow_config):
+                raise SearchError(
+                    f"flow= is {about[0]} with {about[1]}, the run began with {self.flow} with "
+                    f"{self.flow_config}"
+                )
+            return given
+        # Only dagsel's own are made from a name: no other module is imported for a run_dir's sake.
+        flow = _make(self.flow, self.flow_config)
+        if flow is None:
+            raise SearchError(f"the run_dir cannot hold a {self.flow}; give the run's with flow=")
+        return flow
+
+
+def _make(name: str, config: Any) -> Flow | None:
+    flows = importlib.import_module("dagsel.flows")
+    if name not in flows.__all__ or config is None:
+        return None
+    kind = getattr(flows, name)
+    hints = get_type_hints(kind)
+    made = {}
+    for key, value in config.items():
+        if hints[key] is Flow:  # a flow around another one
+            made[key] = _make(value["flow"], value["config"])
+            if made[key] is None:
+                return None
+        else:
+            made[key] = from_json(hints[key], value)
+    flow: Flow = kind(**made)
+    return flow
+
+
+def by_convergence(flow: Flow) -> Flow:
+    """Let a search serve the trials first that converge the fastest."""
+    wrapped: Flow = importlib.import_module("dagsel.flows").ByConvergence(flow)
+    return wrapped
+
+
+def flow_name(flow: Flow) -> str:
+    """Name of a flow's class; that of one of dagsel's own is short."""
+    kind = type(flow)
+    own = kind.__module__.startswith("dagsel.flows")
+    return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def flow_config(flow: Any) -> Json:
+    """Give a flow's configuration as JSON; None if it has none."""
+    try:
+        parts = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
+        return {name: _config_part(part) for name, part in parts.items()}
+    except TypeError:
+        return None
+
+
+def _config_part(part: Any) -> Json:
+    if isinstance(part, Flow):
+        return {"flow": flow_name(part), "config": flow_config(part)}
+    return to_json(part)

@@ -1,0 +1,31 @@
+"""What a run has done, as tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from dagsel.history.record import Record
+
+
+def metrics(record: Record) -> pd.DataFrame:
+    """Give a row for each trial, epoch, split and metric."""
+    rows = [
+        (trial.number, epoch.epoch, split, name, value, epoch.seconds)
+        for trial in record.trials.values()
+        for epoch in trial.epochs
+        for split, name, value in [
+            ("train", "loss", epoch.train_loss),
+            *(("validation", name, value) for name, value in epoch.metrics.items()),
+        ]
+    ]
+    return pd.DataFrame(rows, columns=["trial", "epoch", "split", "name", "value", "seconds"])
+
+
+def timeline(record: Record) -> pd.DataFrame:
+    """Give a row for each unit that ran, in the order in which they ended."""
+    rows = [
+        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered, u.save_seconds, u.gang)
+        for u in record.units
+    ]
+    columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
+    return pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds", "gang"])

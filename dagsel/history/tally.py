@@ -1,0 +1,113 @@
+"""What is known of an epoch that is under way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagsel.dispatch.units import Begun, Unit
+
+
+@dataclass(slots=True)
+class EpochTally:
+    """The results of an epoch's units, each counted once.
+
+    Sums are taken in the order of positions and shards, not in that in which results came in: the
+    same results give the same bits.
+
+    Parameters
+    ----------
+    n_shards
+        Training shards, and validation shards.
+
+    Attributes
+    ----------
+    trained
+        Of each position the shard, the number of samples and their mean loss.
+    scored
+        Of each validation shard the number of samples and the mean of each metric.
+    digest
+        Checksum of the state after the last position.
+
+    Examples
+    --------
+    >>> tally = EpochTally(n_shards=1)
+    >>> tally.add(Unit("train", 0, 1, 0), {"shard": 0, "n_samples": 4, "loss": 0.5})
+    >>> tally.add(Unit("evaluate", 0, 1, 0), {"n_samples": 2, "metrics": {"accuracy": 1.0}})
+    >>> tally.is_complete, tally.train_loss, tally.metrics
+    (True, 0.5, {'accuracy': 1.0})
+    """
+
+    n_shards: int
+    trained: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    scored: dict[int, tuple[int, Mapping[str, float]]] = field(default_factory=dict)
+    digest: str = ""
+
+    def add(self, unit: Unit, result: Mapping[str, Any]) -> None:
+        """Take in a unit's result; one that is known already changes nothing."""
+        if unit.kind != "train":
+            self.scored.setdefault(unit.position, (result["n_samples"], result["metrics"]))
+        elif unit.position not in self.trained:
+            self.update(unit, result)
+
+    def update(self, unit: Unit, result: Mapping[str, Any]) -> None:
+        """Take in a training unit's result in place of what is known of it."""
+        if "n_samples" in result:
+            n_samples, loss = result["n_samples"], result["loss"]
+            self.trained[unit.position] = (result["shard"], n_samples, loss)
+        if unit.position == self.n_shards - 1:
+            self.digest = result.get("digest", "")
+
+    def follow(self, visits: Sequence[int]) -> None:
+        """Hold these visits and no others; of one that is new neither samples nor loss are known.
+
+        Examples
+        --------
+        >>> tally = EpochTally(n_shards=3)
+        >>> tally.add(Unit("train", 0, 1, 0), {"shard": 2, "n_samples": 4, "loss": 0.5})
+        >>> tally.follow([2, 0])
+        >>> tally.trained
+        {0: (2, 4, 0.5), 1: (0, 0, nan)}
+        """
+        for position in [p for p in self.trained if p >= len(visits)]:
+            del self.trained[position]
+        for position, shard in enumerate(visits):
+            if self.trained.get(position, (None,))[0] != shard:
+                self.trained[position] = (shard, 0, math.nan)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all training units of the epoch are in."""
+        return len(self.trained) == self.n_shards
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all units of the epoch are in."""
+        return len(self.trained) == len(self.scored) == self.n_shards
+
+    @property
+    def begun(self) -> Begun:
+        """What of the epoch need not be done again."""
+        visits = tuple(self.trained[position][0] for position in sorted(self.trained))
+        return Begun(visits, frozenset(self.scored))
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Mean of each validation metric over all validation samples."""
+        sums: dict[str, float] = {}
+        n_samples = 0
+        for shard in sorted(self.scored):
+            n, means = self.scored[shard]
+            n_samples += n
+            for name, mean in means.items():
+                sums[name] = sums.get(name, 0.0) + n * mean
+        return {name: total / max(n_samples, 1) for name, total in sums.items()}
+
+    @property
+    def train_loss(self) -> float:
+        """Mean training loss over the samples whose loss is known; NaN without any."""
+        known = [(n, loss) for _, (_, n, loss) in sorted(self.trained.items()) if n]
+        n_samples = sum(n for n, _ in known)
+        return sum(n * loss for n, loss in known) / n_samples if n_samples else math.nan

@@ -1,0 +1,321 @@
+"""What a run knows of one trial: its configuration, its epochs, how far it is and where it rests.
+
+`dagsel.history.record` makes and changes these as it takes in the journal's entries. What is known
+of an epoch before it is reported is a `dagsel.history.tally.EpochTally`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any, Literal, TypeAlias
+
+from dagsel.dispatch.units import Unit
+from dagsel.flow import Losses, Pause, Paused, Train
+from dagsel.history.tally import EpochTally
+
+TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRecord:
+    """What an epoch of a trial came to.
+
+    Parameters
+    ----------
+    epoch
+        From 1.
+    value
+        The metric that the search is about.
+    metrics
+        Mean of each validation metric.
+    train_loss
+        Mean training loss.
+    seconds
+        Since the run began.
+    digest
+        Checksum of the state after it; empty if unknown.
+    """
+
+    epoch: int
+    value: float
+    metrics: Mapping[str, float]
+    train_loss: float
+    seconds: float
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """From which trial's state a trial went on, and with what configuration.
+
+    Parameters
+    ----------
+    after
+        The trial's epoch after which it did.
+    source, source_epoch
+        Whose state it took, as of which epoch.
+    root
+        The trial whose drawn configuration lies under it.
+    config
+        All that differs from that.
+    """
+
+    after: int
+    source: int
+    source_epoch: int
+    root: int
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a state is in the store: after a unit, or in the middle of it."""
+
+    epoch: int
+    position: int
+    is_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a trial was worth where it was paused.
+
+    Parameters
+    ----------
+    epochs
+        How far it had trained.
+    place
+        Where its state is.
+    value, metrics
+        As of an epoch.
+    seconds
+        Since the run began.
+    """
+
+    epochs: float
+    place: Place
+    value: float
+    metrics: Mapping[str, float]
+    seconds: float
+
+
+@dataclass(slots=True)
+class TrialRecord:
+    """What became of a trial.
+
+    Attributes
+    ----------
+    config
+        Its present configuration.
+    params
+        The parameters that were drawn for it.
+    state, reason, traceback
+        How it ended, and why.
+    epochs
+        What its epochs came to.
+    n_decided
+        Epochs that it was given to train, from its first one on.
+    adoptions
+        The states of other trials that it went on from.
+    tallies
+        What is known of epochs that are under way.
+    gang, seconds_left
+        On how many workers it trains, and for how long it may.
+    is_held
+        Whether it was told to rest, and not to go on.
+    pausing
+        What asked it to rest, until the flow was told that it does.
+    share
+        How much is trained of the unit in which it was stopped.
+    trained_s, losses
+        Seconds of training and training losses since it was last told to train.
+    checks
+        What it was worth where it was paused.
+    last_check
+        The last of them, unless it is of a state that the trial has exchanged for another trial's.
+    is_scored
+        Whether it rests where it was scored.
+    n_told
+        How often it was told to train or to rest.
+    cut
+        On how many workers it was when it was stopped to go on at once, and when it ceased to
+        train; None if it was not.
+    switches
+        What each change of its number of workers has cost: seconds in which it did not train.
+    n_switches_told
+        Of how many of these the flow has heard.
+    """
+
+    number: int
+    config: Mapping[str, Any]
+    params: Mapping[str, Any]
+    state: TrialState = "running"
+    reason: str = ""
+    traceback: str = ""
+    epochs: list[EpochRecord] = field(default_factory=list)
+    n_decided: int = 0
+    adoptions: list[Adoption] = field(default_factory=list)
+    tallies: dict[int, EpochTally] = field(default_factory=dict)
+    gang: int = 1
+    seconds_left: float | None = None
+    is_held: bool = False
+    pausing: Pause | None = None
+    share: float = 0.0
+    trained_s: float = 0.0
+    losses: Losses = field(default_factory=Losses)
+    checks: list[Check] = field(default_factory=list)
+    last_check: Check | None = None
+    is_scored: bool = False
+    n_told: int = 0
+    cut: tuple[int, float] | None = None
+    switches: list[float] = field(default_factory=list)
+    n_switches_told: int = 0
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still train."""
+        return self.state == "running"
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it lives and has nothing to train."""
+        return self.is_live and self.n_decided == len(self.epochs)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether it has epochs that are not trained to their end."""
+        last = self.tallies.get(self.n_decided)
+        return self.n_decided > len(self.epochs) and (last is None or not last.is_trained)
+
+    def progress(self, n_shards: int) -> float:
+        """How far it has trained, in epochs."""
+        done = self._n_trained
+        return done + (self._n_units(done + 1) + self.share) / n_shards
+
+    def place(self, n_shards: int) -> Place | None:
+        """Where its newest state is in the store; None before there is one."""
+        done = self._n_trained
+        n_units = self._n_units(done + 1)
+        if self.share:
+            return Place(done + 1, n_units, is_partial=True)
+        if n_units:
+            return Place(done + 1, n_units - 1)
+        return Place(done, n_shards - 1) if done else None
+
+    def _n_units(self, epoch: int) -> int:
+        return len(self.tallies[epoch].trained) if epoch in self.tallies else 0
+
+    @property
+    def _n_trained(self) -> int:
+        trained = [epoch for epoch, tally in self.tallies.items() if tally.is_trained]
+        return max(trained, default=len(self.epochs))
+
+    @property
+    def check(self) -> Check | None:
+        """What it was worth where it was paused last, if that is newer than its last epoch."""
+        last = self.last_check
+        return last if last is not None and last.epochs > len(self.epochs) else None
+
+    @property
+    def value(self) -> float | None:
+        """The metric that the search is about, as of its newest state that was scored."""
+        if self.check is not None:
+            return self.check.value
+        return self.epochs[-1].value if self.epochs else None
+
+    def allow(self, train: Train) -> None:
+        """Let it train on new terms."""
+        self.n_decided += train.epochs
+        self.gang, self.seconds_left = train.gang, train.seconds
+        self.is_held, self.pausing, self.is_scored = False, None, False
+        self.n_told += 1
+        self.trained_s, self.losses = 0.0, Losses()
+
+    def rest(self, event: Paused, place: Sequence[Any] | None) -> None:
+        """Let it rest, with what the flow was told of it and where its state is."""
+        self.is_held, self.pausing = True, None
+        if event.value is not None and place is not None:
+            told = (event.value, event.metrics, event.seconds)
+            self.last_check = Check(event.epochs, Place(*place), *told)
+            self.checks.append(self.last_check)
+            self.is_scored = True
+
+    def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
+        """Let it go on from another trial's state and configuration, with changes to the latter."""
+        root, changes = origin.number, dict[str, Any]()
+        if origin.adoptions:
+            root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
+        changes |= config
+        adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
+        self.adoptions.append(adoption)
+        self.last_check, self.is_scored = None, False
+        self.config = {**origin.config, **config}
+
+    def spend(self, entry: Mapping[str, Any]) -> None:
+        """Count what a training unit, or a piece of one, has taken."""
+        self._note_switch(entry)
+        self.share = entry.get("share", 0.0)
+        self.trained_s += entry["stop"] - entry["start"]
+        n, low, high = entry.get("losses") or (0, math.nan, math.nan)
+        self.losses += Losses(n, low, high)
+
+    def _note_switch(self, entry: Mapping[str, Any]) -> None:
+        gang = 1 + len(entry.get("members", ()))
+        if self.cut is not None and gang != self.cut[0] and not entry.get("recovered"):
+            began = entry["start"] + entry.get("ready_seconds", 0.0)
+            self.switches.append(max(0.0, began - self.cut[1]))
+        goes_on = entry.get("share", 0.0) > 0 and not self.is_held and self.seconds_left is None
+        ceased = entry["stop"] - entry.get("save_seconds", 0.0)
+        self.cut = (gang, ceased) if goes_on else None
+
+    def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
+        """Bring its tallies in line with the store, whose word counts for what was trained.
+
+        Parameters
+        ----------
+        states
+            Of the newest readable state, and of the ends of unreported epochs before it, the epoch,
+            the position and what was stored with it; in order.
+        n_shards
+            Training shards of the data set.
+        """
+        self.share = 0.0  # where the store holds a partial state, it is trained on from there
+        stored = {state["epoch"]: state for state in states}
+        newest = max(stored, default=0)
+        for epoch in range(len(self.epochs) + 1, self.n_decided + 1):
+            tally = self.tallies.pop(epoch, EpochTally(n_shards))
+            if epoch in stored:
+                state = stored[epoch]
+                tally.follow(state["visits"])
+                tally.update(Unit("train", self.number, epoch, state["position"]), state)
+            elif epoch < newest:  # it is over; of what was not heard any order will do
+                visits = tally.begun.visits
+                tally.follow([*visits, *(s for s in range(n_shards) if s not in visits)])
+            else:
+                tally.follow([])
+            if tally.trained or tally.scored:
+                self.tallies[epoch] = tally
+
+    def differences(self, other: TrialRecord | None) -> list[str]:
+        """Say in which epochs this trial, in the same run repeated, has other results."""
+        found = []
+        for then, now in zip_longest(self.epochs, [] if other is None else other.epochs):
+            name = f"trial {self.number}, epoch {(then or now).epoch}"
+            if then is None or now is None:
+                found.append(f"{name}: only one of the runs has it")
+            elif not _same(then.metrics, now.metrics):
+                found.append(f"{name}: {dict(then.metrics)} then, {dict(now.metrics)} now")
+            elif then.digest and now.digest and then.digest != now.digest:
+                found.append(f"{name}: the same metrics, another state")
+        return found
+
+
+def _same(these: Mapping[str, float], those: Mapping[str, float]) -> bool:
+    """Whether metrics are the same numbers; NaN is the same as NaN."""
+    return these.keys() == those.keys() and all(
+        these[name] == those[name] or (these[name] != these[name] and those[name] != those[name])
+        for name in these
+    )

@@ -1,0 +1,293 @@
+"""The call that says what a search will take, before anything is started."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from dagsel.errors import SearchError
+from dagsel.flow import Direction, Flow
+from dagsel.history.record import UnitRecord
+from dagsel.planning.brackets import StagePlan
+from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
+from dagsel.study import Space
+from dagsel.views.preview import Preview, Row
+
+#: Equal parts in which a simulated search is shown if the number of its workers never changes.
+N_PARTS = 4
+#: More rows than these nobody reads; neighbours are shown as one.
+MOST_ROWS = 12
+
+
+def preview(
+    flow: Flow,
+    *,
+    cluster: SimulatedCluster | None = None,
+    curves: Curves | None = None,
+    epoch_seconds: float | str | None = None,
+    n_workers: int | None = None,
+    space: Space | None = None,
+    direction: Direction = "minimize",
+    deadline: float | str | None = None,
+    budget: float | str | None = None,
+    price_per_worker_hour: float | None = None,
+    seed: int = 0,
+) -> Preview:
+    """Say what a search will take: trials, workers, time and cost. Nothing is started or trained.
+
+    A search in stages (`SEER`, `ElasticHyperband`, `ElasticGrid`) has a plan of its own, and needs
+    nothing but the flow. Any other one is simulated, for which it has to be known how long an epoch
+    takes and on how many workers. A search in stages is simulated too if one of these is given.
+
+    Parameters
+    ----------
+    flow
+        The search procedure, from `dagsel.flows` or your own; left as it is.
+    cluster
+        What the workers are like, if there is more to say than `n_workers`: that they are slow to
+        come, or that the flow may let the cluster grow.
+    curves
+        What trials do and what they cost, if there is more to say than `epoch_seconds`. By default
+        they are a `PowerLaw`, and speed up linearly on several workers.
+    epoch_seconds
+        How long an epoch of a trial takes on one worker: seconds, or such as ``"2 min"``.
+    n_workers
+        Workers of a cluster that stays as it is.
+    space
+        As for `dagsel.optimize`. It may be left out where `epoch_seconds` is given and the flow
+        does not ask what the parameters are.
+    direction
+        Whether smaller or larger values of the curves are better.
+    deadline, budget, price_per_worker_hour
+        As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price,
+        here or in the flow, no money is shown.
+    seed
+        Seeds the flow and the draws of configurations.
+
+    Returns
+    -------
+    Preview
+        A table and a drawing of the workers over time.
+
+    Raises
+    ------
+    SearchError
+        If something that has to be known is missing, or cannot be.
+
+    Examples
+    --------
+    >>> from dagsel.flows import SEER, RandomSearch
+    >>> preview(
+    ...     SEER("10 min", "80 worker-minutes", reduction_factor=2, min_stage="1 min", mode="paper")
+    ... )
+    <Preview of SEER, from its own plan
+     stage    begins     lasts  trials  workers a trial  workers  worker-minutes
+         1       0 s    85.7 s      12   8 on 1, 4 on 2       16            22.9
+         2    85.7 s  2.86 min       6   4 on 1, 2 on 2        8            22.9
+         3  4.29 min  5.71 min       3   2 on 1, 1 on 2        4            22.9
+     total              10 min      12                        16            68.6
+    ...
+    >>> flow = RandomSearch(max_epochs=3, n_trials=8)
+    >>> told = preview(flow, epoch_seconds=60, n_workers=4, price_per_worker_hour=2.5)
+    >>> told.seconds, told.worker_minutes, told.money
+    (360.0, 24.0, 1.0)
+    """
+    if not isinstance(flow, Flow):
+        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
+    deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
+    if price_per_worker_hour is None:
+        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
+    own = getattr(flow, "budget", 1.0) if hasattr(flow, "budget_worker_s") else 1.0
+    limit = read_budget(own if budget is None else budget, price_per_worker_hour)
+    budget_s = math.inf if budget is None else limit.worker_seconds
+    price = (limit.price_per_worker_hour, limit.currency)
+    name, plan = type(flow).__name__, getattr(flow, "plan", None)
+    told = (cluster, curves, epoch_seconds, n_workers)
+    if isinstance(plan, StagePlan) and all(value is None for value in told):
+        rows, ends_early = _planned(plan, deadline_s, budget_s)
+        _check_any(rows)
+        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
+    cluster = _cluster(cluster, n_workers)
+    arguments: dict[str, Any] = {"seed": seed, "direction": direction}
+    arguments["space"] = _space(flow, curves, space)
+    curves = _curves(curves, epoch_seconds)
+    run = _simulated(flow, curves, cluster, deadline_s, budget_s, arguments)
+    rows = _spans(run)
+    _check_any(rows)
+    ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
+    n_trials = len({unit.unit.trial for unit in _trained(run)})
+    return Preview(name, "simulation", rows, n_trials, ends_early, *price)
+
+
+def _check_any(rows: Sequence[Row]) -> None:
+    if not rows:
+        raise SearchError("there is nothing to show: the search ends as soon as it begins")
+
+
+def _planned(plan: StagePlan, deadline_s: float, budget_s: float) -> tuple[tuple[Row, ...], bool]:
+    """Give the stages of a plan, up to where deadline or budget end it."""
+    rows: list[Row] = []
+    seconds = cost = 0.0
+    nothing_s = 1e-9 * float(plan.seconds)  # what rounding may leave over
+    for stage in plan.stages:
+        n_workers = max(1, stage.n_workers)
+        left = min(deadline_s - seconds, (budget_s - cost) / n_workers)
+        lasts = min(float(stage.seconds), left)
+        if lasts <= nothing_s:
+            break
+        gangs = [(gang, n) for gang, n in zip(plan.workers, stage.n_trials, strict=True) if n]
+        rows.append(Row(seconds, lasts, tuple(gangs), n_workers, lasts * n_workers))
+        seconds += lasts
+        cost += lasts * n_workers
+    return tuple(rows), seconds < float(plan.seconds) - nothing_s
+
+
+# ---- what a simulation needs
+
+
+def _cluster(cluster: SimulatedCluster | None, n_workers: int | None) -> SimulatedCluster:
+    if cluster is not None and n_workers is not None:
+        raise SearchError("cluster and n_workers were both given; the cluster says how many it has")
+    if n_workers is not None:
+        return SimulatedCluster(n_workers=n_workers)
+    if cluster is None:
+        raise SearchError(
+            "n_workers is missing: say on how many workers the search is to run, or give cluster= "
+            "a SimulatedCluster, with max_workers if the flow may let it grow"
+        )
+    if not isinstance(cluster, SimulatedCluster):
+        raise SearchError(
+            f"cluster must be a SimulatedCluster, got {cluster!r}; or give n_workers instead"
+        )
+    return cluster
+
+
+def _curves(curves: Curves | None, epoch_seconds: float | str | None) -> Curves:
+    if curves is not None and epoch_seconds is not None:
+        raise SearchError("curves and epoch_seconds were both given; the curves say how long it is")
+    if epoch_seconds is not None:
+        return PowerLaw(epoch_s=to_seconds("epoch_seconds", epoch_seconds))
+    if curves is None:
+        raise SearchError(
+            "epoch_seconds is missing: say how long an epoch of a trial takes on one worker, such "
+            'as "2 min", or give curves='
+        )
+    return curves
+
+
+def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | None:
+    """Give a space of which nothing is asked but that its trials differ, if there is none."""
+    if space is not None or curves is not None:  # curves may ask for parameters, or bring them
+        return space
+    if getattr(flow, "sampling", "study") == "grid":
+        raise SearchError("space is missing: how many trials a grid has depends on it")
+    if hasattr(flow, "scaling"):
+        raise SearchError("space is missing: the flow reads the architecture off configurations")
+    if hasattr(flow, "mutations"):
+        raise SearchError("space is missing: the flow changes parameters of the configurations")
+    return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
+
+
+# ---- what a simulation tells
+
+
+def _simulated(
+    flow: Flow,
+    curves: Curves,
+    cluster: SimulatedCluster,
+    deadline_s: float,
+    budget_s: float,
+    arguments: dict[str, Any],
+) -> SimulatedRun:
+    if cluster.n_workers * cluster.startup_s >= budget_s:
+        raise SearchError(
+            f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
+            f"workers are there, {cluster.startup_s:g} s after they are asked for"
+        )
+    limits = {"deadline": deadline_s, "budget": budget_s}
+    given: dict[str, Any] = {name: s for name, s in limits.items() if s < math.inf}
+    return simulate(flow, curves, cluster, **given, **arguments)
+
+
+def _turns(run: SimulatedRun) -> list[Any]:
+    return [entry for entry in run.journal if entry["is"] == "turn"]
+
+
+def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
+    """Give what was billed so far, whenever it was written down, from the first request on."""
+    turns = [(turn["seconds"], turn["worker_seconds"]) for turn in _turns(run)]
+    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, run.cost)]
+
+
+def _trained(run: SimulatedRun) -> list[UnitRecord]:
+    ran = (*run.record.units, *run.record.pieces)  # many a trial is stopped in its first unit
+    return [unit for unit in ran if unit.unit.kind == "train"]
+
+
+def _spans(run: SimulatedRun) -> tuple[Row, ...]:
+    """Give the spans of a search in each of which the same number of workers is billed."""
+    began, units = -run.cluster.startup_s, _trained(run)
+    spans: list[_Span] = []
+    for (start, before), (stop, after) in pairwise(_costs(run)):
+        if stop - start > 1e-9:
+            n_workers = math.ceil((after - before) / (stop - start) - 1e-6)
+            spans.append(_Span(start, stop, n_workers, after - before))
+    spans = _merge(spans)
+    if len(spans) == 1:
+        spans = spans[0].parts(N_PARTS)
+    return tuple(
+        Row(
+            span.start - began,
+            span.stop - span.start,
+            _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
+            span.n_workers,
+            span.cost,
+        )
+        for span in spans
+    )
+
+
+def _gangs(units: Iterable[UnitRecord]) -> tuple[tuple[int, int], ...]:
+    """Count the trials by the most workers that each was on."""
+    gangs: dict[int, int] = {}
+    for unit in units:
+        gangs[unit.unit.trial] = max(unit.gang, gangs.get(unit.unit.trial, 0))
+    return tuple(sorted(Counter(gangs.values()).items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    start: float
+    stop: float
+    n_workers: int
+    cost: float
+
+    def parts(self, n: int) -> list[_Span]:
+        length = (self.stop - self.start) / n
+        starts = [self.start + i * length for i in range(n)]
+        return [_Span(start, start + length, self.n_workers, self.cost / n) for start in starts]
+
+    def __add__(self, other: _Span) -> _Span:
+        most = max(self.n_workers, other.n_workers)
+        return _Span(self.start, other.stop, most, self.cost + other.cost)
+
+    def excess(self, other: _Span) -> float:
+        """Worker-seconds that are drawn too much if both are shown as one."""
+        most = max(self.n_workers, other.n_workers)
+        return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
+
+
+def _merge(spans: Sequence[_Span]) -> list[_Span]:
+    """Show neighbours as one until few are left, first those of which it is the least wrong."""
+    merged = list(spans)
+    while len(merged) > 1:
+        excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(merged)))
+        if excess > 0 and len(merged) <= MOST_ROWS:
+            break
+        merged[at : at + 2] = [merged[at] + merged[at + 1]]
+    return merged

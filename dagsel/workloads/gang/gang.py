@@ -1,0 +1,375 @@
+"""A gang: the ranks that train one trial together, as one of them sees it.
+
+A gang is formed for one unit and forgotten after it. It uses nothing of ``torch.distributed`` that
+belongs to the process: no default group, no counter of groups, no environment variable, no fixed
+port. So a gang that breaks leaves nothing behind, and workers that share a process may each be in
+a gang of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
+from dagsel.state import State
+from dagsel.workloads.base import Config, Trained, Visit, never
+from dagsel.workloads.gang.rendezvous import Guest, Host, Meeting, seconds_left
+
+if TYPE_CHECKING:
+    from dagsel.workloads.gang.process_group import Group
+
+
+class Gang:
+    """One rank of a gang: what it may ask of the others.
+
+    Each exchange is one that all ranks take part in, in the same order. One that fails raises
+    whatever it raises and marks the gang as broken; `lead_gang` and `join_gang` say what it means.
+
+    Parameters
+    ----------
+    name
+        For errors.
+    rank
+        From 0; rank 0 has the state and gives the result.
+    size
+        How many there are.
+    meeting
+        Where the ranks have met.
+    group
+        Their connections.
+    timeout_s
+        How long a rank waits for the others.
+    """
+
+    def __init__(
+        self, name: str, rank: int, size: int, meeting: Meeting, group: Group, timeout_s: float
+    ) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self.group, self.timeout_s = group, timeout_s
+        self.broken = False
+        self._meeting, self._n_messages = meeting, 0
+
+    def send(self, message: bytes) -> None:
+        """Rank 0 tells the others something; each hears it by `receive`, one after the other."""
+        with self.exchange():
+            self._meeting.put(f"message {self._n_messages}", message)
+        self._n_messages += 1
+
+    def receive(self) -> bytes:
+        """Hear what rank 0 has sent."""
+        with self.exchange():
+            message = self._meeting.get(f"message {self._n_messages}", self.timeout_s)
+            if message is None:
+                raise TimeoutError(f"rank 0 has sent nothing in {self.timeout_s:g} s")
+        self._n_messages += 1
+        return message
+
+    def agree(self, word: bool) -> bool:
+        """Give rank 0's word on every rank, once all have come so far."""
+        return bool(self.total(np.array([word and self.rank == 0], np.float64))[0])
+
+    def total(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
+        """Add up the values of all ranks, shape ``(n,)``, dtype ``float64``, in place."""
+        import torch
+
+        with self.exchange():
+            self.group.process_group.allreduce([torch.from_numpy(values)]).wait()
+        return values
+
+    def broadcast(self, state: State | None) -> State:
+        """Give rank 0's state on every rank."""
+        import torch
+
+        from dagsel.workloads.torch.state import as_torch
+
+        process_group = self.group.process_group
+        if self.rank == 0:
+            assert state is not None, "rank 0 has the state"
+            buffer = np.frombuffer(state.buffer, np.uint8)
+            if not buffer.flags.aligned or buffer.ctypes.data % 8:
+                buffer = buffer.copy()
+            self.send(str(buffer.nbytes).encode())
+            with self.exchange():
+                process_group.broadcast(as_torch(buffer), 0).wait()
+            return state
+        buffer = np.empty(int(self.receive()), np.uint8)
+        with self.exchange():
+            process_group.broadcast(torch.from_numpy(buffer), 0).wait()
+        return State(buffer.data)
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Note that the gang is broken if what the ranks do together in the block fails."""
+        try:
+            yield
+        except (RuntimeError, OSError):
+            self.broken = True
+            raise
+
+
+@runtime_checkable
+class GangWorkload(Protocol):
+    """A workload that can train a trial on several workers at once."""
+
+    def validate_gang(self, config: Config, size: int) -> None:
+        """Raise a `WorkloadError` if so many workers cannot share a batch."""
+        ...
+
+    def train_gang(
+        self,
+        state: State | None,
+        shard: Any,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+        gang: Gang,
+    ) -> Trained:
+        """Train as ``train`` does, each rank on its part of every batch.
+
+        All ranks hold the same shard, and all go through the same batches as a single worker
+        would: what comes out depends on their number only by the order of additions.
+
+        Parameters
+        ----------
+        state
+            The trial's state on rank 0, None on the others.
+        shard, config, visit
+            As in ``train``.
+        should_stop
+            Rank 0's counts: once it is true, all end at the same batch boundary.
+        gang
+            This rank's.
+
+        Returns
+        -------
+        trained
+            Rank 0's counts. The others give what they have.
+        """
+        ...
+
+
+def gang_workload(workload: object, *, instead: str) -> GangWorkload:
+    """Give a workload as one that several workers can train at once.
+
+    Parameters
+    ----------
+    workload
+        Any.
+    instead
+        What to do if it is none.
+
+    Raises
+    ------
+    WorkloadError
+        If it is none.
+    """
+    if not isinstance(workload, GangWorkload):
+        raise WorkloadError(
+            f"a {type(workload).__name__} trains on one worker alone, as it has no train_gang; "
+            f"{instead}"
+        )
+    return workload
+
+
+@contextmanager
+def lead_gang(
+    host: str,
+    *,
+    size: int,
+    name: str,
+    timeout_s: float,
+    gather: Callable[[int], object],
+    secret: str = "",
+    waits: Callable[[Callable[[], None]], object] = lambda give_up: None,
+) -> Iterator[Gang]:
+    """Form a gang as its rank 0, for as long as the block lasts.
+
+    Parameters
+    ----------
+    host
+        Address of this machine at which the others reach it.
+    size
+        How many ranks there are.
+    name
+        For errors; those that join must give the same one.
+    timeout_s
+        How long the others have to come, and how long a rank waits for the slowest one in each
+        exchange.
+    gather
+        Called with the port to which the others are to come.
+    secret
+        Who does not know it is not heard.
+    waits
+        Called before that with a function that ends the wait for them: for whoever learns that one
+        of them will not come.
+
+    Raises
+    ------
+    GangBrokenError
+        If a rank did not come, or went away.
+
+    Examples
+    --------
+    >>> ports = []
+    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, gather=ports.append) as gang:
+    ...     gang.agree(True), gang.rank, len(ports)
+    (True, 0, 1)
+    """
+    deadline = time.monotonic() + timeout_s
+    with _leaving(Host(host, f"{secret}{name}")) as meeting:
+        waits(meeting.close)
+        gather(meeting.port)
+        for rank in range(1, size):
+            if meeting.get(f"rank {rank}", seconds_left(deadline)) is None:
+                late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
+                raise _lost(name, 0, size, f"rank {rank} did not come {late}")
+        meeting.put("all", b"")
+        with _together(meeting, meeting.address, 0, size, name, deadline, timeout_s) as gang:
+            yield gang
+
+
+@contextmanager
+def join_gang(
+    host: str, port: int, *, rank: int, size: int, name: str, timeout_s: float, secret: str = ""
+) -> Iterator[Gang]:
+    """Form a gang as one that does not lead it, for as long as the block lasts.
+
+    Parameters
+    ----------
+    host, port
+        Where rank 0 gathers the others.
+    rank
+        From 1.
+    size, name, timeout_s, secret
+        As rank 0 has them.
+
+    Raises
+    ------
+    GangBrokenError
+        If a rank did not come, went away or failed.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        guest = Guest(host, port, f"{secret}{name}", timeout_s)
+    except OSError as error:
+        raise _lost(name, rank, size, f"its leader at {host}:{port} is not there") from error
+    with _leaving(guest) as meeting:
+        try:
+            meeting.put(f"rank {rank}", b"")
+            called = meeting.get("all", seconds_left(deadline))
+        except OSError as error:
+            raise _lost(name, rank, size, "its leader has left") from error
+        if called is None:
+            raise _lost(name, rank, size, f"not all have come within {timeout_s:g} s")
+        with _together(meeting, meeting.address, rank, size, name, deadline, timeout_s) as gang:
+            yield gang
+
+
+@contextmanager
+def _leaving(meeting: Any) -> Iterator[Any]:
+    try:
+        yield meeting
+    finally:
+        meeting.close()
+
+
+@contextmanager
+def _together(
+    meeting: Meeting,
+    address: str,
+    rank: int,
+    size: int,
+    name: str,
+    deadline: float,
+    timeout_s: float,
+) -> Iterator[Gang]:
+    from dagsel.workloads.gang.process_group import Group
+
+    try:
+        group = Group(
+            meeting,
+            address=address,
+            rank=rank,
+            size=size,
+            connect_s=max(0.1, seconds_left(deadline)),
+            timeout_s=timeout_s,
+        )
+    except (RuntimeError, OSError) as error:
+        raise _lost(name, rank, size, _first_line(error)) from error
+    gang, whole = Gang(name, rank, size, meeting, group, timeout_s), False
+    try:
+        yield gang
+        whole = True
+    except Exception as error:
+        if not gang.broken:
+            _tell(meeting, error, rank)  # before the others can see that this one has gone
+            raise
+        culprit = _hear(meeting)
+        if culprit is None:
+            raise _lost(name, rank, size, _first_line(error)) from error
+        if rank == 0:
+            raise _rebuilt(culprit) from None
+        about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
+        raise _lost(name, rank, size, about) from error
+    finally:
+        group.close(broken=not whole)
+
+
+def _lost(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
+    return GangBrokenError(f"gang {name} broke, as rank {rank} of {size} saw: {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _tell(meeting: Meeting, error: Exception, rank: int) -> None:
+    kind = type(error)
+    told = {
+        "rank": rank,
+        "module": kind.__module__,
+        "kind": kind.__qualname__,
+        "args": list(error.args) if _is_plain(error.args) else None,
+        "text": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    with suppress(OSError):
+        meeting.put("error", json.dumps(told).encode())
+
+
+def _hear(meeting: Meeting) -> dict[str, Any] | None:
+    with suppress(OSError):
+        told = meeting.get("error", 0.0)
+        if told is not None:
+            heard: dict[str, Any] = json.loads(told)
+            return heard
+    return None
+
+
+def _is_plain(values: tuple[Any, ...]) -> bool:
+    return all(value is None or type(value) in (str, int, float, bool) for value in values)
+
+
+def _rebuilt(told: dict[str, Any]) -> Exception:
+    # Nothing is unpickled: what comes by the network must not run code.
+    made: Any = sys.modules.get(told["module"])
+    for part in told["kind"].split("."):
+        made = getattr(made, part, None)
+    error: Any = None
+    if isinstance(made, type) and issubclass(made, Exception) and told["args"] is not None:
+        with suppress(Exception):
+            error = made(*told["args"])
+    if error is None or str(error) != told["text"]:
+        error = TrainingError(f"{told['kind']}: {told['text']}")
+    error.add_note(f"On rank {told['rank']} of its gang:\n{told['traceback']}")
+    rebuilt: Exception = error
+    return rebuilt

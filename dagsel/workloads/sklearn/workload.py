@@ -1,0 +1,344 @@
+"""`SklearnWorkload`: any estimator of scikit-learn with ``partial_fit``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import WorkloadError
+from dagsel.flow import Losses
+from dagsel.state import State
+from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.random_streams import (
+    preserved_streams,
+    read_streams,
+    seed_streams,
+    write_streams,
+)
+from dagsel.workloads.sklearn.objects import Decoder, Encoder, set_state
+
+Shard: TypeAlias = dict[str, NDArray[Any]]
+#: Parameters that fix the shape of what is fitted, or what stands in it.
+_SHAPING = frozenset(
+    {"average", "hidden_layer_sizes", "n_clusters", "n_components", "priors", "solver"}
+)
+_OPTIMIZER_NAMES = {"learning_rate": "lr_schedule", "nesterovs_momentum": "nesterov"}
+_DIRECTIONS: dict[str, Direction] = {"score": "maximize", "accuracy": "maximize"}
+
+
+class SklearnWorkload:
+    """Train estimators of scikit-learn that have ``partial_fit``.
+
+    The first array of a shard holds the samples, shape ``(n_samples, ...)``, flattened to two
+    dimensions; the last one, if there is more than one, the targets. NumPy's and Python's global
+    random streams travel with a trial, so that an estimator with ``random_state=None`` is
+    reproducible as well. A training unit has no loss: NaN stands for it.
+
+    Parameters
+    ----------
+    estimator
+        An estimator, cloned and given the configuration as its parameters, or a function of the
+        configuration that makes one.
+    metrics
+        Functions of prediction and target by name, each giving the mean over the samples. A
+        function may have a ``direction``.
+    classes
+        The classes of a classifier. Left out, those of the first shard that a trial meets.
+    batch_size
+        Samples in a call of ``partial_fit``, or a function of the configuration that says so; left
+        out, a shard is one call.
+
+    Notes
+    -----
+    The metric ``"score"`` is the estimator's own, averaged over the validation shards by their
+    samples. For a classifier this is its accuracy; R² of a regressor is not a mean over samples,
+    and differs slightly from R² over all of them. An estimator without a score has none here.
+
+    Examples
+    --------
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> workload = SklearnWorkload(SGDClassifier(random_state=0), classes=[0, 1])
+    >>> workload.metrics
+    {'score': 'maximize', 'accuracy': 'maximize'}
+    >>> x = np.random.default_rng(0).normal(size=(64, 4))
+    >>> shard = workload.prepare({"x": x, "y": (x[:, 0] > 0).astype(int)})
+    >>> config = {"alpha": 1e-3}
+    >>> state = workload.init(config, seed=0)
+    >>> for epoch in range(1, 6):
+    ...     visit = Visit(seed=0, trial=0, epoch=epoch, shard=0, ends_epoch=True)
+    ...     state = workload.train(state, shard, config, visit=visit).state
+    >>> workload.evaluate(state, shard, config).metrics["accuracy"] > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        *,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        classes: Sequence[Any] | NDArray[Any] | None = None,
+        batch_size: int | Callable[[Any], int] | None = None,
+    ) -> None:
+        self.estimator = estimator() if isinstance(estimator, type) else estimator
+        self.classes = None if classes is None else np.unique(np.asarray(classes))
+        self.batch_size = batch_size
+        self._metrics = dict(metrics or {})
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """Names of the metrics, each with its better direction if known."""
+        directions: dict[str, Direction | None] = {}
+        if self._is_factory or hasattr(self.estimator, "score"):
+            directions["score"] = "maximize"
+        if self.classes is not None or (not self._is_factory and _is_classifier(self.estimator)):
+            directions["accuracy"] = "maximize"
+        for name, metric in self._metrics.items():
+            directions[name] = getattr(metric, "direction", None)
+        return directions
+
+    def validate(self, config: Config) -> None:
+        """Raise a `WorkloadError` if nothing can be trained with this configuration.
+
+        Examples
+        --------
+        >>> from sklearn.svm import SVC
+        >>> SklearnWorkload(SVC()).validate({"C": 1.0})
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.WorkloadError: SVC has no partial_fit, so it cannot be trained shard by shard
+        """
+        self._batch_size(config, 1)
+        with preserved_streams():
+            estimator = self._make(config)
+        name = type(estimator).__name__
+        if not hasattr(estimator, "partial_fit"):
+            raise WorkloadError(
+                f"{name} has no partial_fit, so it cannot be trained shard by shard"
+            )
+        if "score" in self.metrics and not hasattr(estimator, "score"):
+            raise WorkloadError(f"{name} has no score; give metrics, and an estimator to clone")
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Shard:
+        """Flatten the samples of a shard to two dimensions."""
+        shard = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        first = next(iter(shard))
+        if shard[first].ndim != 2:
+            shard[first] = shard[first].reshape(len(shard[first]), -1)
+        return shard
+
+    def init(self, config: Config, seed: int) -> State:
+        """Begin a trial: seed the streams, make the estimator."""
+        with preserved_streams():
+            seed_streams(seed)
+            return self._capture(self._make(config), self.classes, {})
+
+    def train(
+        self,
+        state: State,
+        shard: Shard,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        """Train on one shard, or on what is left of it; at least one batch, if one is left."""
+        place = [visit.trial, visit.epoch, visit.shard]
+        samples, targets = _parts(shard)
+        order = visit.order(len(samples))
+        size = self._batch_size(config, len(samples))
+        with preserved_streams():
+            estimator, classes, meta = self._restore(state, config)
+            begin, *begun = meta.get("cursor", [0, *place])
+            if begun != place:
+                raise WorkloadError(f"the state was stopped inside (trial, epoch, shard) {begun}; "
+                                    f"it cannot go on with {place}")  # fmt: skip
+            if classes is None and targets is not None and _is_classifier(estimator):
+                classes = np.unique(targets)
+            self._check_classes(classes, targets, visit)
+            takes_classes = "classes" in inspect.signature(estimator.partial_fit).parameters
+            known = {"classes": classes} if takes_classes and classes is not None else {}
+            end = begin
+            for start in range(begin, len(samples), size):
+                index, end = order[start : start + size], min(start + size, len(samples))
+                if targets is None:
+                    estimator.partial_fit(samples[index])
+                else:
+                    estimator.partial_fit(samples[index], targets[index], **known)
+                if should_stop():
+                    break
+            finished = end == len(samples)
+            after = {} if finished else {"cursor": [end, *place]}
+            losses = Losses(-(-(end - begin) // size))
+            after_unit = self._capture(estimator, classes, after)
+            return Trained(after_unit, end, math.nan, finished, losses=losses)
+
+    def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
+        """Score a state on one validation shard."""
+        samples, targets = _parts(shard)
+        names = self.metrics
+        if not len(samples):
+            return Evaluated(0, dict.fromkeys(names, 0.0))
+        with preserved_streams():
+            estimator, _, _ = self._restore(state, config)
+            values: dict[str, float] = {}
+            if "score" in names and "score" not in self._metrics:
+                values["score"] = float(estimator.score(samples, targets))
+            if values.keys() != names.keys():
+                predicted = estimator.predict(samples)
+                if "accuracy" in names and "accuracy" not in self._metrics:
+                    values["accuracy"] = float(np.mean(predicted == targets))
+                for name, metric in self._metrics.items():
+                    values[name] = float(metric(predicted, targets))
+        return Evaluated(len(samples), {name: values[name] for name in names})
+
+    def restore(self, state: State, config: Config) -> Any:
+        """Make the trained estimator of a state."""
+        with preserved_streams():
+            return self._restore(state, config)[0]
+
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Let a state go on with another configuration: its estimator gets the new parameters.
+
+        Raises
+        ------
+        WorkloadError
+            If a parameter has shaped what is fitted, or belongs to an estimator inside this one.
+        """
+        with preserved_streams():
+            before, after = self._parameters(config), self._parameters(new_config)
+            changed = {k: v for k, v in after.items() if k not in before or not _same(before[k], v)}
+            estimator, classes, _ = self._restore(state, config)
+            for name in changed:
+                if name in _SHAPING or "__" in name:
+                    raise WorkloadError(
+                        f"a trial cannot go on with another {name!r}: it has shaped what the "
+                        f"{type(estimator).__name__} has fitted"
+                    )
+            if changed:
+                estimator.set_params(**changed)
+                _set_optimizer(estimator, changed)
+            return self._capture(estimator, classes, {})
+
+    @property
+    def _is_factory(self) -> bool:
+        return callable(self.estimator) and not hasattr(self.estimator, "get_params")
+
+    def _make(self, config: Config) -> Any:
+        from sklearn.base import clone
+
+        if self._is_factory:
+            return self.estimator(config)
+        try:
+            return clone(self.estimator).set_params(**config)
+        except ValueError as error:
+            raise WorkloadError(str(error)) from error
+
+    def _parameters(self, config: Config) -> dict[str, Any]:
+        estimator = self._make(config)
+        if not hasattr(estimator, "set_params"):
+            raise WorkloadError(
+                f"a trial cannot go on with another configuration: {type(estimator).__name__} has "
+                "no get_params and set_params"
+            )
+        parameters: dict[str, Any] = estimator.get_params()
+        return parameters
+
+    def _batch_size(self, config: Config, n_samples: int) -> int:
+        size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
+        if size is None:
+            return max(n_samples, 1)
+        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+            raise WorkloadError(f"batch_size is {size!r}; it must be an integer of at least 1")
+        return int(size)
+
+    def _check_classes(self, classes: Any, targets: Any, visit: Visit) -> None:
+        if classes is None or targets is None:
+            return
+        unknown = np.setdiff1d(targets, classes)
+        if len(unknown):
+            raise WorkloadError(
+                f"shard {visit.shard} has classes {unknown.tolist()} beside {classes.tolist()}; "
+                "give SklearnWorkload all classes"
+            )
+
+    def _capture(self, estimator: Any, classes: Any, meta: dict[str, Any]) -> State:
+        encoder = Encoder(_own_classes(estimator))
+        encoder.register(estimator)
+        attributes = estimator.__getstate__()
+        parameters = estimator.get_params(deep=False) if hasattr(estimator, "get_params") else {}
+        if not isinstance(attributes, dict):
+            raise WorkloadError(f"the state of a {type(estimator).__name__} is not a dict")
+        tree: dict[str, Any] = {}
+        for name, value in attributes.items():
+            if name in parameters and inspect.isroutine(value):
+                continue  # the configuration gives it again
+            tree[name] = encoder.encode(value, f"estimator.{name}")
+        return State.pack(
+            encoder.tensors,
+            {
+                "kind": "sklearn",
+                "estimator": tree,
+                "classes": encoder.encode(classes, "classes"),
+                "random": encoder.encode(read_streams(), "random"),
+                **meta,
+            },
+        )
+
+    def _restore(self, state: State, config: Config) -> tuple[Any, Any, dict[str, Any]]:
+        meta = state.meta
+        estimator = self._make(config)
+        decoder = Decoder(state.tensors, _own_classes(estimator))
+        decoder.nodes[0] = estimator
+        attributes = {name: decoder.decode(value) for name, value in meta["estimator"].items()}
+        classes = decoder.decode(meta["classes"])
+        set_state(estimator, attributes)
+        write_streams(decoder.decode(meta["random"]))
+        return estimator, classes, meta
+
+
+def _parts(shard: Shard) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    arrays = list(shard.values())
+    return arrays[0], arrays[-1] if len(arrays) > 1 else None
+
+
+def _set_optimizer(estimator: Any, changed: Mapping[str, Any]) -> None:
+    # A multi-layer perceptron copies these at its first batch, and reads only the copies then.
+    optimizer = getattr(estimator, "_optimizer", None)
+    if optimizer is None:
+        return
+    if "learning_rate_init" in changed:
+        lowered = optimizer.learning_rate / optimizer.learning_rate_init
+        optimizer.learning_rate = changed["learning_rate_init"] * lowered
+    for name, value in changed.items():
+        copy = _OPTIMIZER_NAMES.get(name, name)
+        if hasattr(optimizer, copy):
+            setattr(optimizer, copy, value)
+
+
+def _same(first: Any, second: Any) -> bool:
+    one, other = Encoder(), Encoder()
+    try:
+        if one.encode(first, "") != other.encode(second, ""):
+            return False
+    except WorkloadError:
+        return True  # a function, say: no state holds it, the configuration gives it anew
+    pairs = zip(one.tensors.values(), other.tensors.values(), strict=True)
+    return all(a.data.tobytes() == b.data.tobytes() for a, b in pairs)
+
+
+def _is_classifier(estimator: Any) -> bool:
+    from sklearn.base import is_classifier
+
+    return bool(is_classifier(estimator))
+
+
+def _own_classes(estimator: Any) -> set[type]:
+    parameters = estimator.get_params() if hasattr(estimator, "get_params") else {}
+    return {type(estimator)} | {
+        type(value) for value in parameters.values() if hasattr(value, "get_params")
+    }

@@ -1,0 +1,14 @@
+"""Training of PyTorch modules: `TorchWorkload`, and the parts that it is made of.
+
+- `workload`: the workload; `build`: what its functions make of a configuration.
+- `loop`: the training loop; `speed`: compiled modules and CUDA graphs; `device`: data on GPUs.
+- `state`: module, optimizer and random streams as one buffer; `reconfigure`: for another
+  configuration.
+- `ddp`: one batch on several workers.
+"""
+
+from dagsel.workloads.torch.workload import TorchWorkload
+
+__all__ = ["TorchWorkload"]
+
+TorchWorkload.__module__ = __name__  # the public path, which run directories name

@@ -1,0 +1,231 @@
+"""Training in a gang: each rank's part of every batch, and gradients as of the whole batch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dagsel.errors import WorkloadError
+from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.random_streams import seed_streams
+from dagsel.workloads.torch.loop import _FOLD, Cursor, MakeBatch, ShardBatches
+
+
+def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    """Take a rank's share of a batch.
+
+    A batch that has less than two samples for each rank is trained on whole by each of them: there
+    may be none for a rank, and batch normalisation cannot do with one.
+
+    Parameters
+    ----------
+    part
+        Indices of the samples of the batch.
+    rank, size
+        Whose share, and of how many ranks.
+
+    Examples
+    --------
+    >>> part = torch.arange(5)
+    >>> share(part, 0, 2), share(part, 1, 2)
+    (tensor([0, 1, 2]), tensor([3, 4]))
+    >>> share(part, 1, 3)
+    tensor([0, 1, 2, 3, 4])
+    """
+    if part.numel() < 2 * size:
+        return part
+    return part.tensor_split(size)[rank]
+
+
+def weight(n_samples: int, rank: int, size: int) -> float:
+    """Give the weight of a rank's share in the mean over the batch.
+
+    Examples
+    --------
+    >>> weight(5, 0, 2), weight(1, 0, 2)
+    (0.6, 0.5)
+    """
+    if n_samples < 2 * size:
+        return 1 / size
+    return (n_samples // size + (rank < n_samples % size)) / n_samples
+
+
+class GangBatches(ShardBatches):
+    """One rank's parts of the batches; losses and the place are those of the whole batches.
+
+    Parameters
+    ----------
+    order, make, batch_size, drop_last, cursor, max_batch
+        As in `ShardBatches`, for the whole gang.
+    gang
+        The rank's.
+    should_stop
+        Rank 0's counts.
+    """
+
+    def __init__(
+        self,
+        order: torch.Tensor,
+        make: MakeBatch,
+        *,
+        gang: Gang,
+        should_stop: Callable[[], bool],
+        **options: Any,
+    ) -> None:
+        super().__init__(order, make, should_stop=self._agree_to_stop, **options)
+        rank, size = gang.rank, gang.size
+        self._parts = tuple(share(part, rank, size) for part in self._parts)
+        self._weights = [weight(n, rank, size) for n in self._sizes]
+        self.gang, self._wants_to_stop = gang, should_stop
+        self._n_collected, self._has_collected = self._done, False
+        self.check: Callable[[], object] = lambda: None
+
+    @property
+    def weight(self) -> float:
+        """Weight of this rank's share of the present batch."""
+        return self._weights[self._done]
+
+    def log(self, loss: torch.Tensor | float) -> None:
+        """Report the mean loss of this rank's share of the present batch."""
+        self._losses[self._done] = loss.detach() if isinstance(loss, torch.Tensor) else loss
+
+    def agreed(self, loss: torch.Tensor) -> torch.Tensor:
+        """Give the loss of the whole batch for that of this rank's share."""
+        total = self.gang.total(np.array([float(loss) * self.weight]))
+        return torch.as_tensor(total[0], dtype=loss.dtype, device=loss.device)
+
+    def _agree_to_stop(self) -> bool:
+        self.check()
+        if self._done - self._n_collected >= _FOLD:
+            self._fold()
+        return self.gang.agree(self.gang.rank == 0 and self._wants_to_stop())
+
+    def _collect(self) -> tuple[list[int], list[float]]:
+        # All ranks come here at the same batches, for a slot of each batch since the last time and
+        # one for a loss that was reported after the last batch.
+        if self._has_collected and self._done == self._n_collected:
+            return [], []
+        first, last = self._n_collected, self._done
+        own, n_slots = super()._collect(), last + 1 - first
+        sums = np.zeros(2 * n_slots)
+        for index, loss in zip(*own, strict=True):
+            of_batch = self._weights[min(index, len(self._weights) - 1)]
+            sums[index - first] = loss * of_batch
+            sums[n_slots + index - first] = of_batch
+        losses, weights = self.gang.total(sums).reshape(2, n_slots)
+        self._n_collected, self._has_collected = last, True
+        reported = np.flatnonzero(weights)
+        return (reported + first).tolist(), (losses[reported] / weights[reported]).tolist()
+
+
+class _Distributed(DistributedDataParallel):
+    def __init__(self, module: torch.nn.Module, gang: Gang) -> None:
+        # The ranks' models are equal already: their states are.
+        super().__init__(module, process_group=gang.group.process_group, init_sync=False)
+        self.gang = gang
+
+    # A loop of the user's own may read what its model has.
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name == "module":
+                raise
+            return getattr(self.module, name)
+
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Tell a reduction that was never finished from a gang that broke."""
+        try:
+            yield
+        except RuntimeError as error:
+            if "finished reduction" in str(error):  # PyTorch's word for an unused parameter
+                raise WorkloadError(_unused(self.module, str(error))) from error
+            self.gang.broken = True
+            raise
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        with self.reducing():  # the second one agrees on the buckets
+            return super()._pre_forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _sync_buffers(self) -> None:
+        with self.gang.exchange():
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
+
+
+def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module:
+    """Wrap a module so that its backward pass gives the gradients of the whole batch.
+
+    Parameters
+    ----------
+    module
+        Equal on all ranks, on the device where it trains.
+    batches
+        Those that it will be trained on.
+    """
+    gang = batches.gang
+    with gang.exchange():
+        model = _Distributed(module, gang)
+    complete = False
+
+    def result(future: Any) -> torch.Tensor:
+        with gang.exchange():
+            reduced: torch.Tensor = future.value()[0]
+            return reduced
+
+    def reduce(_: None, bucket: Any) -> Any:
+        nonlocal complete
+        complete = complete or bucket.is_last()
+        part = bucket.buffer().mul_(batches.weight)
+        with gang.exchange():
+            work = gang.group.process_group.allreduce([part])
+        return work.get_future().then(result)
+
+    reduce.__annotations__.clear()  # PyTorch knows them as classes only, and here they are text
+    model.register_comm_hook(None, reduce)
+
+    def check() -> None:
+        with model.reducing():
+            model.reducer._rebuild_buckets()  # also says whether the last reduction was whole
+        put_off = not model.require_forward_param_sync  # by the loop's own no_sync()
+        if not (complete or put_off) and any(p.grad is not None for p in module.parameters()):
+            raise WorkloadError(
+                "gradients came about that no other rank has seen: in a gang train_fn must call "
+                "the model itself, not a method of its own"
+            )
+
+    batches.check = check
+    return model
+
+
+def _unused(module: torch.nn.Module, said: str) -> str:
+    # The gradients themselves do not tell: a loop may have cleared them, or kept earlier ones.
+    names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+    first = re.search(r"did not receive grad for rank \d+: (\d+)", said)
+    which = repr(names[int(first[1])]) if first else "some parameter"
+    return (
+        f"the loss does not depend on {which}: in a gang every parameter must have a gradient "
+        "from every batch; freeze it by requires_grad=False or train with gangs of 1"
+    )
+
+
+def seed_rank(seed: int, cursor: Cursor, rank: int) -> None:
+    """Begin the random streams of a rank that has not the trial's own."""
+    place = [cursor.trial, cursor.epoch, cursor.shard, cursor.n_batches]
+    key = np.random.SeedSequence([abs(seed), *place, rank])
+    seed_streams(int(key.generate_state(1, np.uint64)[0]), torch=True)
+
+
+def check_shares(batch_size: int, size: int) -> None:
+    """Raise a `WorkloadError` if a batch has no sample for some rank."""
+    if size > batch_size:
+        raise WorkloadError(
+            f"a batch of {batch_size} cannot be shared by a gang of {size}: give a larger "
+            "batch_size or use smaller gangs"
+        )

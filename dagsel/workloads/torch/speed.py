@@ -1,0 +1,221 @@
+"""How a step is made fast: one option each, none of which is seen in a trial's state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch.utils import _pytree as pytree
+
+from dagsel.errors import WorkloadError
+from dagsel.workloads.torch.device import Accelerator
+from dagsel.workloads.torch.loop import ShardBatches
+
+Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+
+
+def check_options(
+    *,
+    precision: str,
+    compile: bool | str,  # noqa: A002 - PyTorch's own word
+    device_memory: int | float,
+    flags: Mapping[str, Any],
+) -> None:
+    """Raise a `WorkloadError` if an option is not what it may be."""
+    if precision not in ("fp32", "tf32", "bf16"):
+        raise WorkloadError(f"precision is {precision!r}, not 'fp32', 'tf32' or 'bf16'")
+    if isinstance(compile, str) and compile not in _backends():
+        raise WorkloadError(f"compile is {compile!r}; this PyTorch has {_backends()}")
+    for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
+        if not isinstance(flag, bool):
+            raise WorkloadError(f"{name} is {flag!r}, not True or False")
+    room: Any = device_memory
+    is_number = isinstance(room, Real) and not isinstance(room, bool)
+    if not is_number or not 0 <= room <= (1 if isinstance(room, float) else 1 << 60):
+        raise WorkloadError(f"device_memory is {device_memory!r}, not a share such as 0.5 or a "
+                            "number of bytes")  # fmt: skip
+
+
+def _backends() -> list[str]:
+    return torch.compiler.list_backends(exclude_tags=())
+
+
+def equip(
+    module: torch.nn.Module,
+    *,
+    precision: Precision,
+    compile: bool | str,  # noqa: A002
+    channels_last: bool,
+) -> None:
+    """Make a module's forward pass fast, in place: names and values of its state stay."""
+    if channels_last:
+        for parameter in module.parameters():
+            if parameter.dim() == 4:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    if compile:
+        module.compile(backend="inductor" if compile is True else compile)
+    if precision == "bf16":
+        module.__class__ = _autocasting(type(module))
+
+
+def _autocasting(kind: type[torch.nn.Module]) -> type[torch.nn.Module]:
+    # A class of its own as PyTorch's parametrizations have it: unlike a hook or another `forward`
+    # it is around what `torch.compile` compiles and is copied right. Each class has one, or
+    # `torch.compile` would take every unit's module for a new kind.
+    known: type[torch.nn.Module] | None = kind.__dict__.get("_dagsel_autocasting")
+    if known is not None:
+        return known
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
+            output = kind.__call__(self, *args, **kwargs)
+        return pytree.tree_map(_as_float32, output)
+
+    about = {"__call__": call, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    made = type(kind.__name__, (kind,), about)
+    kind._dagsel_autocasting = made  # type: ignore[attr-defined]
+    return made
+
+
+def _as_float32(value: Any) -> Any:
+    return value.float() if _is_tensor(value) and value.dtype is torch.bfloat16 else value
+
+
+@contextmanager
+def multiplying(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Let a CUDA device multiply float32 in TF32, if that is asked for."""
+    if precision != "tf32" or device.type != "cuda":
+        yield
+        return
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cudnn.allow_tf32 = before[1]
+
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # fused on the CPU and on CUDA
+
+
+@contextmanager
+def stepping(optimizer: torch.optim.Optimizer, *, fused: bool, capturable: bool) -> Iterator[None]:
+    """Let an optimizer step by other kernels for as long as the block lasts.
+
+    The trial's state does not know of it: after the block the groups say what they said before.
+
+    Parameters
+    ----------
+    optimizer
+        With its state loaded.
+    fused
+        By one kernel for all parameters, where it has one.
+    capturable
+        By kernels that can be recorded as a graph; only where `can_record` says so.
+    """
+    groups = optimizer.param_groups
+    flags: dict[str, Any] = {}
+    if fused and type(optimizer) in _FUSED and _fusible(groups):
+        flags |= {"fused": True, "foreach": None}
+    if capturable and all("capturable" in group for group in groups):
+        flags |= {"capturable": True}
+    before = [{flag: group[flag] for flag in flags} for group in groups]
+    for group in groups:
+        group.update(flags)
+    if flags:
+        for parameter, state in optimizer.state.items():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].to(parameter.device)
+    try:
+        yield
+    finally:
+        for group, values in zip(groups, before, strict=True):
+            group.update(values)
+
+
+def _fusible(groups: list[dict[str, Any]]) -> bool:
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return all(p.is_floating_point() for p in parameters) and not any(
+        group["differentiable"] for group in groups
+    )
+
+
+def can_record(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether an optimizer's steps can be recorded: a graph keeps the rate that it saw.
+
+    Examples
+    --------
+    >>> weights = [torch.nn.Parameter(torch.zeros(2))]
+    >>> can_record(torch.optim.Adam(weights)), can_record(torch.optim.LBFGS(weights))
+    (True, False)
+    """
+    groups = optimizer.param_groups
+    kinds = type(optimizer) is torch.optim.SGD or all("capturable" in group for group in groups)
+    return kinds and not any(isinstance(group.get("lr"), torch.Tensor) for group in groups)
+
+
+def recorded_loop(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: ShardBatches,
+    loss_of: Callable[[Any, Any], torch.Tensor],
+    device: Accelerator,
+    *,
+    n_warm_up: int = 3,
+) -> None:
+    """Train on the batches: some by ordinary steps, the rest by one recorded step.
+
+    Parameters
+    ----------
+    model, optimizer, batches, loss_of
+        As the standard loop has them.
+    device
+        Records the step.
+    n_warm_up
+        Ordinary steps before it is recorded: libraries choose their kernels in them. They train
+        as any other does. ShardBatches of another shape get an ordinary step too.
+    """
+    replay: Callable[[], torch.Tensor] | None = None
+    shapes: list[Any] = []
+    inputs_kept: Any = None
+    n_alike = 0
+
+    def step(inputs: Any, targets: Any) -> torch.Tensor:
+        loss = loss_of(model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    for batch in batches:
+        leaves = pytree.tree_leaves(batch)
+        found = [(leaf.shape, leaf.dtype) if _is_tensor(leaf) else leaf for leaf in leaves]
+        shapes = shapes or found
+        n_alike += found == shapes
+        if found != shapes or n_alike <= n_warm_up:
+            with device.aside():
+                optimizer.zero_grad(set_to_none=True)
+                batches.log(step(*batch))
+            continue
+        if replay is None:
+            inputs_kept = pytree.tree_map(_kept, batch)
+            optimizer.zero_grad(set_to_none=True)
+            replay = device.record(functools.partial(step, *inputs_kept))
+        for kept, leaf in zip(pytree.tree_leaves(inputs_kept), leaves, strict=True):
+            if _is_tensor(leaf):
+                kept.copy_(leaf)
+        batches.log(replay().clone())
+    optimizer.zero_grad(set_to_none=True)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _kept(leaf: Any) -> Any:
+    return leaf.clone() if _is_tensor(leaf) else leaf

@@ -1,0 +1,218 @@
+"""Between PyTorch's tensors and a state's bytes, each copied once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dagsel.errors import WorkloadError
+from dagsel.state import Json, State, flatten, unflatten
+from dagsel.workloads.torch.device import to_host
+
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+}  # fmt: skip
+_TORCH = {code: dtype for dtype, code in DTYPES.items()}
+
+
+class _Memory:
+    # NumPy's array interface over the memory of another array, which it keeps alive.
+    def __init__(self, owner: NDArray[Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = {**owner.__array_interface__}
+        self.__array_interface__["data"] = (owner.__array_interface__["data"][0], False)
+
+
+def as_torch(array: NDArray[Any]) -> torch.Tensor:
+    """View an array as a tensor, also a read-only one: nobody may write to the tensor then.
+
+    PyTorch has no read-only tensors, and warns. Here the reader keeps the promise: the tensor is
+    only ever the source of a copy.
+    """
+    if array.dtype.byteorder not in "=|" or any(stride < 0 for stride in array.strides):
+        array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Memory(array)))
+
+
+def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
+    """Pack a nested structure of tensors, arrays and plain values.
+
+    Tensors that are one and the same memory are kept once, and come back as one.
+    """
+    json_tree, tensors = flatten(tree, _leaf, same=_same)
+    shapes = {name: (DTYPES[leaf.dtype], tuple(leaf.shape)) for name, leaf in tensors.items()}
+    state, views = State.reserve(shapes, {**meta, "tree": json_tree})
+    with torch.no_grad():
+        for name, leaf in zip(tensors, to_host([*tensors.values()]), strict=True):
+            view = torch.from_numpy(views[name].data).view(leaf.dtype).view(leaf.shape)
+            view.copy_(leaf)
+    return state
+
+
+def check(tree: dict[str, Any]) -> None:
+    """Raise a `WorkloadError` if something of it cannot be in a state."""
+    flatten(tree, _leaf)
+
+
+def _leaf(node: Any) -> torch.Tensor | None:
+    if isinstance(node, np.ndarray):
+        if node.dtype == object or node.dtype.kind in "SUVmM":
+            return None
+        node = as_torch(node)
+    if not isinstance(node, torch.Tensor):
+        return None
+    if node.layout != torch.strided or node.dtype not in DTYPES:
+        raise WorkloadError(f"a tensor of {node.dtype}, {node.layout} cannot be in a state")
+    return node
+
+
+def _same(leaf: torch.Tensor) -> Hashable:
+    if leaf.numel() == 0:
+        return None
+    return leaf.device, leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
+
+
+class Reader:
+    """Reads the tensors of a state.
+
+    Parameters
+    ----------
+    state
+        The state. Not changed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.meta = state.meta
+        self.tree: dict[str, Any] = self.meta["tree"]
+        data = np.frombuffer(state.buffer, np.uint8)
+        data = data[8 + int.from_bytes(state.buffer[:8], "little") :]
+        if data.ctypes.data % 8:
+            data = data.copy()
+        self._data = as_torch(data)
+        self._entries = {name: e for name, e in state.header.items() if name != "__metadata__"}
+        self._copies: dict[str, torch.Tensor] = {}
+
+    def view(self, name: str) -> torch.Tensor:
+        """View a tensor in the state's own memory: to copy from, never to write to."""
+        entry = self._entries[name]
+        begin, end = entry["data_offsets"]
+        return self._data[begin:end].view(_TORCH[entry["dtype"]]).view(entry["shape"])
+
+    def copy(self, name: str) -> torch.Tensor:
+        """Copy a tensor, once: a second call gives the same tensor."""
+        if name not in self._copies:
+            self._copies[name] = self.view(name).clone()
+        return self._copies[name]
+
+    def nbytes(self, prefix: str) -> int:
+        """Add up the bytes of the tensors whose names begin so."""
+        spans = [e["data_offsets"] for name, e in self._entries.items() if name.startswith(prefix)]
+        return sum(end - begin for begin, end in spans)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        """Say whether a tensor lies in the state's memory."""
+        begin = self._data.data_ptr()
+        return begin <= tensor.data_ptr() < begin + self._data.nbytes
+
+    def decode(self, part: str, leaf: Callable[[str], Any]) -> Any:
+        """Put a part of the tree together, with the leaves that `leaf` gives for their names."""
+        return unflatten(self.tree[part], leaf, lambda name: self.view(name).numpy().copy())
+
+
+def load_module(reader: Reader, module: torch.nn.Module) -> None:
+    """Copy a state's model into a module."""
+
+    def leaves(leaf: Callable[[str], torch.Tensor]) -> dict[str, Any]:
+        state_dict: dict[str, Any] = _StateDict(reader.decode("model", leaf))
+        state_dict._metadata = {  # type: ignore[attr-defined]
+            name: {"version": version} for name, version in reader.decode("versions", leaf).items()
+        }
+        return state_dict
+
+    extra = any(name.endswith("_extra_state") for name in reader.tree["model"])
+    module.load_state_dict(leaves(reader.copy if extra else reader.view))
+    if any(reader.owns(value) for value in _tensors(module)):
+        module.load_state_dict(leaves(lambda name: reader.view(name).clone()))
+
+
+class _StateDict(dict[str, Any]):
+    pass
+
+
+def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def module_tree(module: torch.nn.Module) -> dict[str, Any]:
+    """Take a module's part of a state: its tensors and the versions of their meaning."""
+    state_dict = module.state_dict()
+    metadata: dict[str, Any] = getattr(state_dict, "_metadata", {})
+    return {
+        "model": dict(state_dict),
+        "versions": {name: entry.get("version") for name, entry in metadata.items()},
+    }
+
+
+def load_optimizer(
+    reader: Reader, optimizer: torch.optim.Optimizer, module: torch.nn.Module
+) -> None:
+    """Copy a state's optimizer into an optimizer, in the dtypes in which it was.
+
+    ``Optimizer.load_state_dict`` casts all moments to the dtype of their parameter, which loses
+    the bits of a float32 moment of a bfloat16 parameter, and shares memory with its argument. So
+    it is called only where a class or a hook has changed what it does.
+    """
+    alive: dict[str, Any] = {}
+
+    def leaf(name: str) -> Any:
+        if not name.startswith("model."):
+            return reader.copy(name)
+        if not alive:
+            alive.update(module.state_dict(keep_vars=True))
+        return alive[name.removeprefix("model.")]
+
+    saved = reader.decode("optimizer", leaf)
+    if (
+        type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+        or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
+        or optimizer._optimizer_load_state_dict_pre_hooks
+        or optimizer._optimizer_load_state_dict_post_hooks
+    ):
+        optimizer.load_state_dict(saved)
+        return
+    groups = optimizer.param_groups
+    if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved["param_groups"]]:
+        raise WorkloadError("the optimizer does not have the parameter groups of the trial's state")
+    state: defaultdict[Any, Any] = defaultdict(dict)
+    left = saved["state"]
+    for group, new in zip(groups, saved["param_groups"], strict=True):
+        for index, parameter in zip(new["params"], group["params"], strict=True):
+            if index in left:
+                state[parameter] = _place(left.pop(index), parameter, new)
+        new["params"] = group["params"]
+    state.update(left)
+    optimizer.__setstate__({"state": state, "param_groups": saved["param_groups"]})
+
+
+def _place(value: Any, parameter: torch.Tensor, group: dict[str, Any], key: Any = None) -> Any:
+    # On the parameter's device and in its memory format, as PyTorch itself would have it.
+    if isinstance(value, torch.Tensor):
+        stays = key == "step" and not (group.get("capturable") or group.get("fused"))
+        device = value.device if stays else parameter.device
+        if value.shape == parameter.shape and value.stride() != parameter.stride():
+            return torch.empty_like(parameter, dtype=value.dtype, device=device).copy_(value)
+        return value.to(device)
+    if isinstance(value, dict):
+        return type(value)((k, _place(v, parameter, group, k)) for k, v in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value)(_place(item, parameter, group, key) for item in value)
+    return value

@@ -1,0 +1,574 @@
+"""`TorchWorkload`: PyTorch models, from a six-line factory to a training loop of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn.parallel import DistributedDataParallel
+
+from dagsel.errors import WorkloadError
+from dagsel.state import State
+from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.random_streams import (
+    preserved_streams,
+    read_streams,
+    seed_streams,
+    write_streams,
+)
+from dagsel.workloads.torch.build import build_unfilled
+from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
+from dagsel.workloads.torch.device import (
+    Accelerator,
+    accelerator,
+    away,
+    copy_rows,
+    gather_rows,
+    lay_down,
+    send_ahead,
+)
+from dagsel.workloads.torch.loop import (
+    Cursor,
+    ShardBatches,
+    mean_metrics,
+    needs_closure,
+    standard_loop,
+    track_steps,
+)
+from dagsel.workloads.torch.reconfigure import Outline, difference, merge, n_steps, outline
+from dagsel.workloads.torch.speed import (
+    Precision,
+    can_record,
+    check_options,
+    equip,
+    multiplying,
+    recorded_loop,
+    stepping,
+)
+from dagsel.workloads.torch.state import (
+    Reader,
+    as_torch,
+    check,
+    load_module,
+    load_optimizer,
+    module_tree,
+    pack,
+)
+
+Shard: TypeAlias = dict[str, torch.Tensor]
+Metric: TypeAlias = Callable[[Any, Any], Any]
+_LARGE = 4_000_000  # bytes of a model for which random numbers cost more than leaving them out
+
+
+class TorchWorkload:
+    """Train PyTorch models.
+
+    What travels with a trial, bit for bit: all that stands in the state dicts of its model,
+    optimizer and learning-rate schedule, and the random streams of PyTorch, NumPy and Python.
+    Anything else that training changes belongs in a buffer or in ``get_extra_state``: model and
+    optimizer are built anew for every unit. Arguments are called in worker processes.
+
+    Parameters
+    ----------
+    model
+        ``model(config)`` builds the module.
+    loss
+        ``loss(output, target)`` gives the mean loss of a batch.
+    optimizer
+        ``optimizer(parameters, config)`` builds the optimizer.
+    batch_size
+        Samples in a batch, or a function of the configuration that says so.
+    metrics
+        Functions of output and target by name, each giving the mean over a batch. A function may
+        have a ``direction``. The validation ``"loss"`` is always there.
+    lr_scheduler
+        ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
+    input_fn
+        ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
+        Left out, the first array is the input and the last one the target.
+    train_fn
+        ``train_fn(model, optimizer, batches, config)`` is a training loop of your own over
+        ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
+        ends early when the unit is told to stop, and goes on at that sample in the next one. Keep
+        nothing in the loop that must outlive it. Gradients may be accumulated over batches if
+        ``optimizer.step()`` follows before the shard ends.
+    lr_scheduler_interval
+        When the schedule steps: after each ``"epoch"`` or after each batch (``"step"``).
+    drop_last
+        Leave out the last batch of a shard if it is smaller.
+    eval_batch_size
+        Samples in a batch of an evaluation.
+    precision
+        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; what it
+        gives out comes back as float32, and weights and moments stay what they are. ``"tf32"`` lets
+        a GPU multiply float32 in TF32. ``"fp32"`` leaves PyTorch as it is set.
+    compile
+        Compile the model with ``torch.compile``; a name chooses its backend.
+    channels_last
+        Lay four-dimensional weights out as convolutions on a GPU like them best. No effect on a
+        model without any.
+    fused
+        Step by one kernel for all parameters: Adam, AdamW and SGD have one, no effect on others.
+    cuda_graphs
+        Record a training step as a CUDA graph and repeat it. No effect on the CPU, in a gang, with
+        a ``train_fn`` or a ``max_batch``, with a schedule that steps after each batch, and with an
+        optimizer that cannot be recorded. The model must neither draw from Python's or NumPy's
+        streams nor look at numbers that are on the GPU.
+    device_memory
+        What shards may take of a GPU's memory, as a share (a float) or in bytes (an int); others
+        wait in pinned memory of the host, and their batches are sent ahead.
+
+    max_batch
+        Samples that a worker trains on at once: of a larger share of a batch the gradients are
+        accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
+        over samples; dropout and batch normalisation see the pieces. Not with a ``train_fn``.
+
+    Notes
+    -----
+    Several workers may train a trial together (`GangWorkload`): by PyTorch's
+    ``DistributedDataParallel``, each on its share of every batch, its gradients weighted by the
+    share. Their number changes a result by rounding alone, with four exceptions. Random numbers
+    drawn in training are the trial's own on rank 0 and derived ones on the others. Batch
+    normalisation in training mode sees each rank's share, and rank 0's running statistics are kept;
+    with its statistics fixed it changes nothing. A loss must be a mean over samples: one with class
+    weights or an ``ignore_index`` divides by something else. And a ``train_fn`` must do the same on
+    all ranks whatever the numbers of its own share are.
+
+    Examples
+    --------
+    >>> import dagsel.metrics
+    >>> workload = TorchWorkload(
+    ...     model=lambda config: torch.nn.Linear(4, 2),
+    ...     loss=torch.nn.functional.cross_entropy,
+    ...     optimizer=lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+    ...     batch_size=8,
+    ...     metrics={"accuracy": dagsel.metrics.accuracy},
+    ... )
+    >>> workload.metrics
+    {'loss': 'minimize', 'accuracy': 'maximize'}
+    >>> x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+    >>> shard = workload.prepare({"x": x, "y": (x[:, 0] > 0).astype("int64")})
+    >>> config = {"lr": 0.5}
+    >>> state = workload.init(config, seed=0)
+    >>> for epoch in range(1, 9):
+    ...     visit = Visit(seed=0, trial=0, epoch=epoch, shard=0, ends_epoch=True)
+    ...     state = workload.train(state, shard, config, visit=visit).state
+    >>> workload.evaluate(state, shard, config).metrics["accuracy"] > 0.9
+    True
+    """
+
+    def __init__(
+        self,
+        model: Callable[[Any], torch.nn.Module],
+        loss: Callable[[Any, Any], torch.Tensor],
+        optimizer: Callable[[Any, Any], torch.optim.Optimizer],
+        *,
+        batch_size: int | Callable[[Any], int],
+        metrics: Mapping[str, Metric] | None = None,
+        lr_scheduler: Callable[[Any, Any], Any] | None = None,
+        input_fn: Callable[[dict[str, torch.Tensor], Any], tuple[Any, Any]] | None = None,
+        train_fn: Callable[[Any, Any, ShardBatches, Any], object] | None = None,
+        lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
+        drop_last: bool = False,
+        eval_batch_size: int = 512,
+        precision: Precision = "fp32",
+        compile: bool | str = False,  # noqa: A002 - PyTorch's own word
+        channels_last: bool = False,
+        fused: bool = False,
+        cuda_graphs: bool = False,
+        device_memory: int | float = 0.5,
+        max_batch: int | None = None,
+    ) -> None:
+        if metrics and "loss" in metrics:
+            raise WorkloadError("the metric 'loss' is always there; give yours another name")
+        if lr_scheduler_interval not in ("epoch", "step"):
+            raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
+                                "'epoch' or 'step'")  # fmt: skip
+        _checked_size("eval_batch_size", eval_batch_size)
+        if max_batch is not None:
+            _checked_size("max_batch", max_batch)
+        if max_batch is not None and train_fn is not None:
+            raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
+                                "train_fn, or leave max_batch out")  # fmt: skip
+        flags = {"channels_last": channels_last, "fused": fused, "cuda_graphs": cuda_graphs}
+        check_options(
+            precision=precision, compile=compile, device_memory=device_memory, flags=flags
+        )
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.batch_size, self.lr_scheduler, self.input_fn = batch_size, lr_scheduler, input_fn
+        self.train_fn, self.drop_last, self.eval_batch_size = train_fn, drop_last, eval_batch_size
+        self.lr_scheduler_interval = lr_scheduler_interval
+        self.precision, self.compile, self.channels_last = precision, compile, channels_last
+        self.fused, self.cuda_graphs, self.device_memory = fused, cuda_graphs, device_memory
+        self.max_batch = max_batch
+        self._metrics = dict(metrics or {})
+        self._unfilled = True  # until a build shows that it cannot be done
+
+    @property
+    def metrics(self) -> Mapping[str, Direction | None]:
+        """Names of the metrics, each with its better direction if known."""
+        directions: dict[str, Direction | None] = {"loss": "minimize"}
+        for name, metric in self._metrics.items():
+            directions[name] = getattr(metric, "direction", None)
+        return directions
+
+    def validate(self, config: Config) -> None:
+        """Raise a `WorkloadError` if nothing can be trained with this configuration.
+
+        Examples
+        --------
+        >>> TorchWorkload(torch.nn.Linear, None, None, batch_size=0).validate({})
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.WorkloadError: batch_size is 0; it must be an integer of at least 1
+        """
+        self._batch_size(config)
+        with preserved_streams(torch=True):
+            module = self._build(config, seed=0, large=True)
+            optimizer, schedule = self._build_optimizer(module, config)
+            check(_tree(module, optimizer, schedule))
+
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Shard:
+        """Bring a shard to the worker's device as tensors by name, or to where it is sent from."""
+        try:
+            shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
+        except TypeError as error:
+            raise WorkloadError(f"the data cannot become tensors: {error}") from error
+        return lay_down(shard, accelerator(), self.device_memory)
+
+    def init(self, config: Config, seed: int) -> State:
+        """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
+        with preserved_streams(torch=True):
+            module = self._build(config, seed)
+            optimizer, schedule = self._build_optimizer(module, config)
+            return _capture(module, optimizer, schedule, {"seed": seed})
+
+    def train(
+        self,
+        state: State,
+        shard: Shard,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+    ) -> Trained:
+        """Train on one shard, or on what is left of it; at least one batch, if one is left."""
+        return self._train(state, shard, config, visit, should_stop, None)
+
+    def validate_gang(self, config: Config, size: int) -> None:
+        """Raise a `WorkloadError` if a batch has no sample for some rank."""
+        check_shares(self._batch_size(config), size)
+
+    def train_gang(
+        self,
+        state: State | None,
+        shard: Shard,
+        config: Config,
+        *,
+        visit: Visit,
+        should_stop: Callable[[], bool] = never,
+        gang: Gang,
+    ) -> Trained:
+        """Train as ``train`` does, on this rank's share of every batch."""
+        self.validate_gang(config, gang.size)
+        with gang.exchange():
+            gang.group.reach(_device_of(shard))
+        return self._train(gang.broadcast(state), shard, config, visit, should_stop, gang)
+
+    def _train(
+        self,
+        state: State,
+        shard: Shard,
+        config: Config,
+        visit: Visit,
+        should_stop: Callable[[], bool],
+        gang: Gang | None,
+    ) -> Trained:
+        reader, device = Reader(state), _device_of(shard)
+        cursor = _begin(reader.meta.get("cursor"), visit)
+        with preserved_streams(torch=True):
+            batches = self._batches(shard, config, visit, cursor, should_stop, gang)
+            module = self._equipped(reader, config, shard)
+            optimizer, schedule = self._build_optimizer(module, config)
+            load_optimizer(reader, optimizer, module)
+            if schedule is not None:
+                schedule.load_state_dict(reader.decode("schedule", reader.copy))
+                optimizer._opt_called = True  # type: ignore[attr-defined]  # a restored one was
+            if gang is None or gang.rank == 0:
+                _set_streams(reader, device)
+            else:
+                seed_rank(reader.meta["seed"], cursor, gang.rank)
+            model = module.train()
+            if isinstance(batches, GangBatches):
+                model = distribute(model, batches)
+            with multiplying(self.precision, device):
+                self._loop(model, optimizer, schedule, batches, config)
+            if isinstance(batches, GangBatches):
+                batches.check()  # the last batch too, if train_fn has left the loop there
+            ends_epoch = visit.ends_epoch and not batches.stopped
+            if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
+                schedule.step()
+            reached = batches.cursor
+            meta = {"seed": reader.meta["seed"], "cursor": asdict(reached)}
+            if not batches.stopped:
+                del meta["cursor"]
+            if gang is None or gang.rank == 0:
+                state = _capture(module, optimizer, schedule, meta, device.type)
+        return Trained(
+            state,
+            reached.n_samples,
+            batches.loss,
+            finished=not batches.stopped,
+            diverged=batches.diverged,
+            losses=batches.losses,
+        )
+
+    def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
+        """Score a state on one validation shard, its samples in order."""
+        reader = Reader(state)
+        with preserved_streams(torch=True), torch.inference_mode():
+            with torch.inference_mode(mode=False):
+                module = self._equipped(reader, config, shard).eval()
+            _set_streams(reader, _device_of(shard))
+            metrics = {"loss": self.loss, **self._metrics}
+            with multiplying(self.precision, _device_of(shard)):
+                n_samples, means = mean_metrics(module, self._parts(shard, config), metrics)
+        return Evaluated(n_samples, means)
+
+    def restore(self, state: State, config: Config) -> torch.nn.Module:
+        """Make the trained module of a state, on the CPU and in evaluation mode."""
+        with preserved_streams(torch=True):
+            return self._restore(Reader(state), config, torch.device("cpu")).eval()
+
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Let a state go on with another configuration.
+
+        Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
+        get what the new configuration says differently: the rate is what the schedule makes of its
+        new base after as many steps as it has made.
+
+        Raises
+        ------
+        WorkloadError
+            If the new configuration makes another model or another optimizer.
+        """
+        reader = Reader(state)
+        tree = {part: reader.decode(part, reader.view) for part in reader.tree}
+        steps = n_steps(tree["schedule"] or {})
+        with preserved_streams(torch=True):
+            before, after = self._outline(config, steps), self._outline(new_config, steps)
+            if before.kind != after.kind:
+                changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
+                alone = {k: self._outline({**config, k: new_config[k]}, 0).kind for k in changed}
+                keys = [k for k in changed if alone[k] != before.kind] or changed
+                raise WorkloadError(
+                    f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
+                    f"{difference(before.kind, after.kind)}"
+                )
+        meta = {name: value for name, value in reader.meta.items() if name != "tree"}
+        return pack(merge(tree, before.settings, after.settings), meta)
+
+    def _batch_size(self, config: Config) -> int:
+        size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
+        return _checked_size("batch_size", size)
+
+    def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
+        # Always from the trial's first random numbers: a factory may draw more than its weights.
+        module: Any = None
+        if large and self._unfilled:
+            seed_streams(seed, torch=True)
+            module = build_unfilled(lambda: self.model(config))
+            self._unfilled = module is not None
+        if module is None:
+            seed_streams(seed, torch=True)
+            module = self.model(config)
+        if not isinstance(module, torch.nn.Module):
+            raise WorkloadError(f"model gave a {type(module).__name__}, not a torch.nn.Module")
+        parameters = list(module.parameters())
+        if not parameters:
+            raise WorkloadError("model gave a module without parameters")
+        if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
+            raise WorkloadError("model gave a lazy module; let it see a batch of zeros first")
+        return module
+
+    def _build_optimizer(
+        self, module: torch.nn.Module, config: Config
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        optimizer: Any = self.optimizer(module.parameters(), config)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise WorkloadError(f"optimizer gave a {type(optimizer).__name__}, not an Optimizer")
+        if self.lr_scheduler is None:
+            return optimizer, None
+        schedule = self.lr_scheduler(optimizer, config)
+        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise WorkloadError("ReduceLROnPlateau needs a metric that no unit has; use another "
+                                "schedule, or change the rate in train_fn")  # fmt: skip
+        if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
+            raise WorkloadError(f"lr_scheduler gave a {type(schedule).__name__}, not a scheduler")
+        return optimizer, schedule
+
+    def _outline(self, config: Config, steps: int) -> Outline:
+        module = self._build(config, seed=0, large=True)
+        return outline(module, *self._build_optimizer(module, config), steps)
+
+    def _restore(self, reader: Reader, config: Config, device: torch.device) -> torch.nn.Module:
+        large = reader.nbytes("model.") > _LARGE
+        module = self._build(config, reader.meta["seed"], large=large)
+        if any(parameter.device != device for parameter in module.parameters()):
+            module = module.to(device)
+        load_module(reader, module)
+        return module
+
+    def _equipped(self, reader: Reader, config: Config, shard: Shard) -> torch.nn.Module:
+        module = self._restore(reader, config, _device_of(shard))
+        equip(
+            module,
+            precision=self.precision,
+            compile=self.compile,
+            channels_last=self.channels_last,
+        )
+        return module
+
+    def _batches(
+        self,
+        shard: Shard,
+        config: Config,
+        visit: Visit,
+        cursor: Cursor,
+        should_stop: Callable[[], bool],
+        gang: Gang | None,
+    ) -> ShardBatches:
+        first, last = next(iter(shard.values())), next(reversed(shard.values()))
+        order = torch.from_numpy(visit.order(_n_samples(shard))).to(first.device)
+        input_fn = self.input_fn
+
+        def make(index: torch.Tensor) -> tuple[Any, Any]:
+            if input_fn is None:
+                return first.index_select(0, index), last.index_select(0, index)
+            batch = {name: array.index_select(0, index) for name, array in shard.items()}
+            return input_fn(batch, config)
+
+        options: dict[str, Any] = {
+            "batch_size": self._batch_size(config),
+            "drop_last": self.drop_last,
+            "cursor": cursor,
+            "should_stop": should_stop,
+            "max_batch": self.max_batch,
+        }
+        batches = (
+            ShardBatches(order, make, **options)
+            if gang is None
+            else GangBatches(order, make, gang=gang, **options)
+        )
+        device = away(shard)
+        if device is not None:
+            batches.feed = lambda parts: (
+                self._pair(batch, config)
+                for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
+            )
+        return batches
+
+    def _pair(self, batch: Shard, config: Config) -> tuple[Any, Any]:
+        if self.input_fn is not None:
+            return self.input_fn(batch, config)
+        first, last = next(iter(batch.values())), next(reversed(batch.values()))
+        return first, last if last is not first else last.clone()
+
+    def _parts(self, shard: Shard, config: Config) -> Iterator[tuple[int, Any, Any]]:
+        # A copy, as in training: a model that works in place must not reach the shard.
+        n_samples, size, device = _n_samples(shard), self.eval_batch_size, away(shard)
+        parts = [slice(start, start + size) for start in range(0, n_samples, size)]
+        copy = partial(copy_rows, shard, device)
+        sent = map(copy, parts) if device is None else send_ahead(copy, parts, device)
+        for part, batch in zip(parts, sent, strict=True):
+            yield min(size, n_samples - part.start), *self._pair(batch, config)
+
+    def _loop(
+        self,
+        module: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Any,
+        batches: ShardBatches,
+        config: Config,
+    ) -> None:
+        if schedule is not None and self.lr_scheduler_interval == "step":
+            batches.after_batch = schedule.step
+        device = self._recorder(module, optimizer, batches)
+        with stepping(optimizer, fused=self.fused, capturable=device is not None):
+            if device is not None:
+                return recorded_loop(module, optimizer, batches, self.loss, device)
+            if self.train_fn is None:
+                return standard_loop(module, optimizer, batches, self.loss)
+            untrack = track_steps(module, optimizer, batches)
+            self.train_fn(module, optimizer, batches, config)
+            return untrack()
+
+    def _recorder(
+        self, module: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: ShardBatches
+    ) -> Accelerator | None:
+        plain = self.train_fn is None and batches.after_batch is None and batches.max_batch is None
+        if not (self.cuda_graphs and plain) or isinstance(module, DistributedDataParallel):
+            return None
+        may = can_record(optimizer) and not needs_closure(type(optimizer).step)
+        return accelerator() if may else None
+
+
+def _checked_size(name: str, size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
+    return int(size)
+
+
+def _device_of(shard: Shard) -> torch.device:
+    # Where it is trained on: a shard that is sent from the host lies elsewhere.
+    device = away(shard)
+    return next(iter(shard.values())).device if device is None else device.device
+
+
+def _n_samples(shard: Shard) -> int:
+    return len(next(iter(shard.values())))
+
+
+def _begin(saved: dict[str, Any] | None, visit: Visit) -> Cursor:
+    if saved is None:
+        return Cursor(visit.trial, visit.epoch, visit.shard)
+    cursor = Cursor(**saved)
+    if (cursor.trial, cursor.epoch, cursor.shard) != (visit.trial, visit.epoch, visit.shard):
+        raise WorkloadError(
+            f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of trial "
+            f"{cursor.trial}; it cannot go on with shard {visit.shard} of epoch {visit.epoch} of "
+            f"trial {visit.trial}"
+        )
+    return cursor
+
+
+def _tree(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> Any:
+    return {
+        **module_tree(module),
+        "optimizer": optimizer.state_dict(),
+        "schedule": None if schedule is None else schedule.state_dict(),
+    }
+
+
+def _capture(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    meta: dict[str, Any],
+    device: Any = "cpu",
+) -> State:
+    tree = {**_tree(module, optimizer, schedule), "random": read_streams(device)}
+    return pack(tree, {"kind": "torch", **meta})
+
+
+def _set_streams(reader: Reader, device: torch.device) -> None:
+    streams = reader.decode("random", reader.copy)
+    if device.type == "cuda" and "cuda" not in streams:
+        torch.cuda.manual_seed(reader.meta["seed"] % 2**63)
+    write_streams(streams)

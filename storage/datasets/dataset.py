@@ -1,0 +1,307 @@
+"""The sharded data set: what a user writes once and workers read shard by shard."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import google_crc32c
+from numpy.typing import NDArray
+
+from dagsel.console import ProgressBar
+from dagsel.errors import (
+    DatasetError,
+    DatasetFormatError,
+    DatasetNotFoundError,
+    ShardCorruptError,
+)
+from dagsel.storage.datasets import transaction
+from dagsel.storage.datasets.manifest import (
+    MANIFEST,
+    SPLITS,
+    UNFINISHED,
+    ArraySpec,
+    Manifest,
+    Split,
+)
+from dagsel.storage.datasets.repr import as_html, as_text
+from dagsel.storage.datasets.sources import Arrays
+from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
+from dagsel.storage.files import Folder, Url
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSize:
+    """How large one shard is: its training and its validation part.
+
+    Parameters
+    ----------
+    n_train, n_validation
+        Number of samples.
+    nbytes
+        Bytes of both parts in memory.
+    """
+
+    n_train: int
+    n_validation: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ShardedDataset:
+    """Named arrays of equal length, shuffled once and divided into shards.
+
+    Make one with `write` or `open`. It pickles as its URL, the storage options and the manifest,
+    and holds no data.
+
+    Parameters
+    ----------
+    folder
+        Where it is.
+    manifest
+        What it is.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> arrays = {"x": np.zeros((100, 8), "float32"), "y": np.arange(100)}
+    >>> data = ShardedDataset.write("memory://example.zarr", arrays, n_shards=4, overwrite=True)
+    >>> data
+    <ShardedDataset memory://example.zarr: 100 samples in 4 shards (80 train, 20 validation), 4.0 kB
+      x: float32 [8]
+      y: int64 []>
+    >>> {name: array.shape for name, array in data.shard(0).items()}
+    {'x': (20, 8), 'y': (20,)}
+    >>> ShardedDataset.open("memory://example.zarr") == data
+    True
+    """
+
+    folder: Folder
+    manifest: Manifest
+
+    @classmethod
+    def write(
+        cls,
+        url: Url,
+        arrays: Arrays,
+        *,
+        n_shards: int,
+        validation: float | Arrays = 0.2,
+        seed: int = 0,
+        storage_options: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> ShardedDataset:
+        """Shuffle arrays, divide them into shards and store them, all or nothing.
+
+        Memory holds about 200 MB whatever the size of the input. Inputs that are not in memory are
+        read once, in order, and need scratch room of their own size (beside the data where that is
+        a local folder, else where `tempfile` puts it).
+
+        Parameters
+        ----------
+        url
+            Any fsspec URL, or a path. Nothing may be there, or, with `overwrite`, a data set.
+        arrays
+            A mapping of names to arrays of equal length, samples first: NumPy, memmap, Dask, h5py,
+            Zarr, anything with ``shape``, ``dtype`` and slicing, or a `Batches` of such an array's
+            parts. Or a `Batches` of mappings.
+        n_shards
+            Number of training shards, and of validation shards: several for each worker.
+        validation
+            Fraction of the samples kept for validation, or arrays of its own.
+        seed
+            Of the shuffle.
+        storage_options
+            Passed to the file system.
+        overwrite
+            Replace a data set. The old one stays whole until the new one is.
+
+        Raises
+        ------
+        DatasetInputError
+            If the arrays cannot become a data set.
+        DatasetExistsError
+            If the URL is taken.
+        DatasetError
+            In a process that is still starting: the script lacks its main guard.
+        """
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            raise DatasetError(
+                "a worker process that imports your script again must not write the data set "
+                'again: put ShardedDataset.write under  if __name__ == "__main__":'
+            )
+        folder = Folder(url, storage_options)
+        manifest = transaction.write(
+            folder,
+            arrays,
+            n_shards=n_shards,
+            validation=validation,
+            seed=seed,
+            overwrite=overwrite,
+        )
+        return cls(folder, manifest)
+
+    @classmethod
+    def open(cls, url: Url, storage_options: Mapping[str, Any] | None = None) -> ShardedDataset:
+        """Open a data set.
+
+        Parameters
+        ----------
+        url
+            Any fsspec URL, or a path.
+        storage_options
+            Passed to the file system.
+
+        Raises
+        ------
+        DatasetNotFoundError
+            If nothing is there, or a write there did not end.
+        DatasetFormatError
+            If what is there is not a data set of ours, is damaged, or of a newer version.
+        """
+        folder = Folder(url, storage_options)
+        data = folder.read(MANIFEST)
+        if data is not None:
+            return cls(folder, Manifest.from_json(data, folder.url))
+        if transaction.marked(folder.read(UNFINISHED)):
+            raise DatasetNotFoundError(
+                f"a write to {folder.url} did not end (or is still going on); "
+                "write it again with overwrite=True"
+            )
+        if folder.is_file() or folder.names():
+            raise DatasetFormatError(
+                f"{folder.url} is not a data set of dagsel: it has no {MANIFEST}; make one with "
+                "ShardedDataset.write"
+            )
+        raise DatasetNotFoundError(
+            f"nothing is at {folder.url}; check the URL, or make a data set there with "
+            "ShardedDataset.write"
+        )
+
+    @property
+    def url(self) -> str:
+        """Its URL, without credentials."""
+        return self.folder.url
+
+    @property
+    def digest(self) -> str:
+        """Checksum of the manifest: another data set, or one written anew, has another."""
+        return f"{google_crc32c.value(self.manifest.to_json()):08x}"
+
+    @property
+    def n_shards(self) -> int:
+        """Number of training shards, and of validation shards."""
+        return self.manifest.n_shards
+
+    @property
+    def n_train(self) -> int:
+        """Number of samples in all training shards."""
+        return self.manifest.n_train
+
+    @property
+    def n_validation(self) -> int:
+        """Number of samples in all validation shards."""
+        return self.manifest.n_validation
+
+    @property
+    def schema(self) -> dict[str, ArraySpec]:
+        """Dtype and shape of a sample, by name."""
+        return {spec.name: spec for spec in self.manifest.arrays}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all samples in memory."""
+        return len(self) * sum(spec.sample_bytes for spec in self.manifest.arrays)
+
+    @property
+    def shard_sizes(self) -> tuple[ShardSize, ...]:
+        """How large each shard is: what placing shards on workers needs to know."""
+        sample_bytes = sum(spec.sample_bytes for spec in self.manifest.arrays)
+        pairs = zip(*(self.manifest.sizes(split) for split in SPLITS), strict=True)
+        return tuple(
+            ShardSize(n_train, n_validation, (n_train + n_validation) * sample_bytes)
+            for n_train, n_validation in pairs
+        )
+
+    def shard(self, index: int) -> dict[str, NDArray[Any]]:
+        """Read a training shard.
+
+        Parameters
+        ----------
+        index
+            From 0 to ``n_shards - 1``.
+
+        Returns
+        -------
+        arrays
+            New arrays by name, each of shape ``(n_samples, *sample_shape)``.
+
+        Raises
+        ------
+        ShardCorruptError
+            If an object is missing or a checksum does not match.
+        """
+        return self._read(index, "train")
+
+    def validation_shard(self, index: int) -> dict[str, NDArray[Any]]:
+        """Read a validation shard; see `shard`."""
+        return self._read(index, "validation")
+
+    def verify(self) -> None:
+        """Read everything that is stored and check it.
+
+        Raises
+        ------
+        ShardCorruptError
+            At the first damage.
+        """
+        with ProgressBar(self.nbytes, f"verifying {self.url}") as progress:
+            for split in SPLITS:
+                for index in range(self.n_shards):
+                    for name, spec in self.schema.items():
+                        progress.advance(self._read_array(index, split, spec).nbytes)
+                        self._check_metadata(index, split, name)
+
+    def __len__(self) -> int:
+        """Count all samples, training and validation."""
+        return self.manifest.n_samples
+
+    def __repr__(self) -> str:
+        return as_text(self.url, self.manifest)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.url, self.manifest)
+
+    def _read(self, index: int, split: Split) -> dict[str, NDArray[Any]]:
+        if isinstance(index, bool) or not 0 <= index < self.n_shards:
+            raise IndexError(f"shard {index} of {self.n_shards}: give 0 to {self.n_shards - 1}")
+        return {name: self._read_array(index, split, spec) for name, spec in self.schema.items()}
+
+    def _format(self, index: int, split: Split, spec: ArraySpec) -> ShardFormat:
+        n_samples = self.manifest.sizes(split)[index]
+        return ShardFormat(n_samples, spec.dtype, spec.shape, spec.chunk(split))
+
+    def _read_array(self, index: int, split: Split, spec: ArraySpec) -> NDArray[Any]:
+        form = self._format(index, split, spec)
+        try:
+            stream, n_bytes = self.folder.open_read(
+                f"{self.manifest.key(split, index, spec.name)}/{form.key}"
+            )
+            with stream:
+                if n_bytes != form.object_bytes:
+                    raise DamagedError(f"{n_bytes} bytes instead of {form.object_bytes}")
+                return form.decode(stream)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            reason = "missing object"
+        except DamagedError as error:
+            reason = str(error)
+        raise ShardCorruptError(index, spec.name, self.url, reason, split)
+
+    def _check_metadata(self, index: int, split: Split, name: str) -> None:
+        """Other readers go by Zarr's metadata, though we do not."""
+        key = f"{self.manifest.key(split, index, name)}/zarr.json"
+        expected = self._format(index, split, self.schema[name]).metadata()
+        if self.folder.read(key) != expected:
+            raise ShardCorruptError(index, name, self.url, "damaged zarr.json", split)

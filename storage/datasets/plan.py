@@ -1,0 +1,157 @@
+"""What a write will do, decided before anything is written. Pure but for a first batch's read."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.manifest import (
+    CHUNK_BYTES,
+    SPLITS,
+    ArraySpec,
+    Manifest,
+    Split,
+    chunk_samples,
+    shard_sizes,
+)
+from dagsel.storage.datasets.permutation import Shuffle
+from dagsel.storage.datasets.sources import Arrays, Source, inspect, integer
+from dagsel.storage.datasets.zarr_shard import ShardFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Pour:
+    """One input and the shards that it is poured into.
+
+    Parameters
+    ----------
+    source
+        The input.
+    shuffle
+        Where its samples go.
+    shards
+        Split, index and number of samples of each shard, in the order of the destinations.
+    """
+
+    source: Source
+    shuffle: Shuffle
+    shards: tuple[tuple[Split, int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """What a write will do."""
+
+    manifest: Manifest
+    pours: tuple[Pour, ...]
+
+
+def plan_write(
+    arrays: Arrays, *, n_shards: int, validation: float | Arrays, seed: int, folder: str
+) -> WritePlan:
+    """Check everything that can be checked before anything is written.
+
+    Raises
+    ------
+    DatasetInputError
+        Naming what cannot be done and what to do instead.
+    """
+    n_shards, seed = integer("n_shards", n_shards, least=1), integer("seed", seed, least=0)
+    source = inspect(arrays)
+    if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
+        n_validation = _n_validation(source.length, float(validation), n_shards)
+        n_train = source.length - n_validation
+        shards = _shards("train", n_train, n_shards) + _shards("validation", n_validation, n_shards)
+        pours: tuple[Pour, ...] = (Pour(source, Shuffle(source.length, seed), shards),)
+    else:
+        other = _own_validation(source, validation)
+        n_train, n_validation = source.length, other.length
+        pours = tuple(
+            Pour(each, Shuffle(each.length, (seed, number)), _shards(split, each.length, n_shards))
+            for number, (each, split) in enumerate(zip((source, other), SPLITS, strict=True))
+        )
+    for split, n_samples in (("training", n_train), ("validation", n_validation)):
+        if n_samples < n_shards:
+            raise DatasetInputError(
+                f"{n_samples} {split} samples are fewer than {n_shards} shards: lower n_shards to "
+                f"{n_samples} or less, or give more samples or another validation part"
+            )
+    manifest = Manifest(
+        folder=folder,
+        seed=seed,
+        n_shards=n_shards,
+        n_train=n_train,
+        n_validation=n_validation,
+        arrays=_specs(source, n_train, n_validation, n_shards),
+    )
+    _check_storable(manifest)
+    return WritePlan(manifest, pours)
+
+
+def _shards(split: Split, n_samples: int, n_shards: int) -> tuple[tuple[Split, int, int], ...]:
+    return tuple((split, index, n) for index, n in enumerate(shard_sizes(n_samples, n_shards)))
+
+
+def _n_validation(n_samples: int, fraction: float, n_shards: int) -> int:
+    if not 0 < fraction < 1:
+        raise DatasetInputError(
+            f"validation is {fraction:g}; give a fraction between 0 and 1, both excluded, or "
+            "arrays of its own: each shard needs validation samples"
+        )
+    n_validation = round(n_samples * fraction)
+    if min(n_validation, n_samples - n_validation) < n_shards:
+        raise DatasetInputError(
+            f"{n_samples} samples with validation={fraction:g} leave {n_samples - n_validation} to "
+            f"train and {n_validation} to validate: fewer than n_shards={n_shards}; lower n_shards "
+            "or change validation"
+        )
+    return n_validation
+
+
+def _own_validation(source: Source, validation: Any) -> Source:
+    other = inspect(validation, "validation")
+    if set(other.columns) != set(source.columns):
+        raise DatasetInputError(
+            f"validation has arrays {sorted(other.columns)}, training {sorted(source.columns)}; "
+            "give the same names to both"
+        )
+    for name, column in source.columns.items():
+        if other.columns[name] != column:
+            raise DatasetInputError(
+                f"validation array {name!r} holds {other.columns[name].dtype}"
+                f"{list(other.columns[name].shape)}, training {column.dtype}{list(column.shape)}; "
+                "make dtype and shape of a sample equal"
+            )
+    return other
+
+
+def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tuple[ArraySpec, ...]:
+    return tuple(
+        ArraySpec(
+            name=name,
+            dtype=column.dtype,
+            shape=column.shape,
+            train_chunk=chunk_samples(
+                math.ceil(n_train / n_shards), column.sample_bytes, CHUNK_BYTES
+            ),
+            validation_chunk=chunk_samples(
+                math.ceil(n_validation / n_shards), column.sample_bytes, CHUNK_BYTES
+            ),
+        )
+        for name, column in source.columns.items()
+    )
+
+
+def _check_storable(manifest: Manifest) -> None:
+    for spec in manifest.arrays:
+        form = ShardFormat(manifest.sizes("train")[0], spec.dtype, spec.shape, spec.train_chunk)
+        try:
+            form.metadata()
+        except (ValueError, TypeError) as error:
+            raise DatasetInputError(
+                f"array {spec.name!r} of dtype {spec.dtype} cannot be stored: {error}"
+            ) from None

@@ -1,0 +1,190 @@
+"""Pouring an input into shards: shuffled, in bounded memory.
+
+The input is read once, in order. Each sample goes to the *run* (a few inner chunks of one shard)
+that it belongs to after the shuffle, in a nameless scratch file; then each run is loaded, put in
+order and appended to its shard's object. So memory holds a block of the input and a run, whatever
+the size of either, and no disk is asked for single samples. Arrays that are in memory anyway are
+gathered from there without scratch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.console import ProgressBar
+from dagsel.storage.datasets.manifest import SPLITS, ArraySpec, Manifest, Split
+from dagsel.storage.datasets.permutation import Shuffle
+from dagsel.storage.datasets.plan import Pour, WritePlan
+from dagsel.storage.datasets.sources import in_memory
+from dagsel.storage.datasets.zarr_shard import ShardFormat, group_metadata
+from dagsel.storage.files import Folder
+
+#: Bytes of a run, which is loaded whole.
+RUN_BYTES = 32 << 20
+
+Reader: TypeAlias = Callable[[int], NDArray[Any]]
+
+
+def pour_all(folder: Folder, plan: WritePlan) -> None:
+    """Write all that a data set consists of, but for its manifest.
+
+    Parameters
+    ----------
+    folder
+        Where to.
+    plan
+        What to write.
+    """
+    manifest = plan.manifest
+    folder.replace("zarr.json", group_metadata())
+    folder.replace(f"{manifest.folder}/zarr.json", group_metadata())
+    for split in SPLITS:
+        folder.replace(f"{manifest.folder}/{split}/zarr.json", group_metadata())
+        for shard in range(manifest.n_shards):
+            key = f"{manifest.folder}/{split}/{shard:05d}/zarr.json"
+            folder.replace(key, group_metadata())
+    n_bytes = manifest.n_samples * sum(spec.sample_bytes for spec in manifest.arrays)
+    # Local scratch lies beside the data, where there is room; elsewhere in the usual place.
+    scratch_at = folder.path(manifest.folder) if folder.is_local else None
+    with ProgressBar(n_bytes, f"writing {folder.url}") as progress:
+        for pour in plan.pours:
+            for names, stream in pour.source.streams:
+                with contextlib.ExitStack() as stack:
+                    jobs = {
+                        spec.name: _Job(folder, manifest, spec, pour, progress)
+                        for spec in manifest.arrays
+                        if spec.name in names
+                    }
+                    readers = _readers(stack, names, stream, pour, jobs, scratch_at)
+                    for name, job in jobs.items():
+                        job.write_shards(readers[name])
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One array of one input, on its way into its shards."""
+
+    folder: Folder
+    manifest: Manifest
+    spec: ArraySpec
+    pour: Pour
+    progress: ProgressBar
+
+    def runs_of(self, split: Split, n_samples: int) -> Iterator[int]:
+        """Sizes of the runs of a shard: whole chunks each, but for the last."""
+        chunk = self.spec.chunk(split)
+        size = max(1, RUN_BYTES // (chunk * self.spec.sample_bytes)) * chunk
+        return (min(size, n_samples - start) for start in range(0, n_samples, size))
+
+    def edges(self) -> NDArray[np.int64]:
+        """First destination of each run, and the end of the last."""
+        sizes = [run for split, _, n in self.pour.shards for run in self.runs_of(split, n)]
+        return np.cumsum([0, *sizes], dtype=np.int64)
+
+    def write_shards(self, read: Reader) -> None:
+        run = 0
+        for split, index, n_samples in self.pour.shards:
+            form = ShardFormat(n_samples, self.spec.dtype, self.spec.shape, self.spec.chunk(split))
+            key = self.manifest.key(split, index, self.spec.name)
+            self.folder.replace(f"{key}/zarr.json", form.metadata())
+            n_runs = len(list(self.runs_of(split, n_samples)))
+            with self.folder.open_write(f"{key}/{form.key}") as stream:
+                form.encode(stream, self._counted(read, range(run, run + n_runs)))
+            run += n_runs
+
+    def _counted(self, read: Reader, runs: range) -> Iterator[NDArray[Any]]:
+        for run in runs:
+            rows = read(run)
+            yield rows
+            self.progress.advance(rows.nbytes)
+
+
+def _readers(
+    stack: contextlib.ExitStack,
+    names: tuple[str, ...],
+    stream: Any,
+    pour: Pour,
+    jobs: Mapping[str, _Job],
+    scratch_at: str | None,
+) -> dict[str, Reader]:
+    """Give for each name a function that loads a run in its final order."""
+    if in_memory(stream):
+        (name,) = names
+        edges = jobs[name].edges()
+
+        def gather(run: int) -> NDArray[Any]:
+            places = np.arange(edges[run], edges[run + 1])
+            rows: NDArray[Any] = stream[pour.shuffle.sources(places)]
+            return rows
+
+        return {name: gather}
+    scratches = {
+        name: stack.enter_context(_Scratch(job.spec, pour.shuffle, job.edges(), scratch_at))
+        for name, job in jobs.items()
+    }
+    for start, block in pour.source.blocks(names, stream):
+        n_rows = len(next(iter(block.values())))
+        places = pour.shuffle.destinations(np.arange(start, start + n_rows))
+        for name, rows in block.items():
+            scratches[name].scatter(places, rows)
+    return {name: scratch.run for name, scratch in scratches.items()}
+
+
+class _Scratch(contextlib.AbstractContextManager["_Scratch"]):
+    """A nameless file that holds an array's samples by run; it vanishes with the process."""
+
+    def __init__(
+        self, spec: ArraySpec, shuffle: Shuffle, edges: NDArray[np.int64], directory: str | None
+    ) -> None:
+        self._spec, self._shuffle, self._edges = spec, shuffle, edges
+        self._n_filled = np.zeros(len(edges) - 1, np.int64)
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+
+    def scatter(self, places: NDArray[np.int64], rows: NDArray[Any]) -> None:
+        """Append each sample to the run that holds its place."""
+        runs = np.searchsorted(self._edges, places, side="right") - 1
+        order = np.argsort(runs, kind="stable")
+        data = np.ascontiguousarray(rows[order], self._spec.dtype)
+        found, starts = np.unique(runs[order], return_index=True)
+        for run, piece in zip(found, np.split(data, starts[1:]), strict=True):
+            offset = int(self._edges[run] + self._n_filled[run]) * self._spec.sample_bytes
+            _write_at(self._file.fileno(), piece, offset)
+            self._n_filled[run] += len(piece)
+
+    def run(self, run: int) -> NDArray[Any]:
+        """Load a run in its final order."""
+        first, last = self._edges[run], self._edges[run + 1]
+        rows = np.empty((last - first, *self._spec.shape), self._spec.dtype)
+        _read_at(self._file.fileno(), rows, int(first) * self._spec.sample_bytes)
+        # Samples lie in the file in the order of the input, hence by rising source.
+        order = np.argsort(self._shuffle.sources(np.arange(first, last)))
+        arranged = np.empty_like(rows)
+        arranged[order] = rows
+        return arranged
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _write_at(fd: int, rows: NDArray[Any], offset: int) -> None:
+    data = rows.reshape(-1).view(np.uint8).data
+    while data:
+        n_written = os.pwrite(fd, data, offset)
+        data, offset = data[n_written:], offset + n_written
+
+
+def _read_at(fd: int, rows: NDArray[Any], offset: int) -> None:
+    data = rows.reshape(-1).view(np.uint8).data
+    while data:
+        n_read = os.preadv(fd, [data], offset)
+        if not n_read:
+            raise OSError("the scratch file of a write is shorter than what was written to it")
+        data, offset = data[n_read:], offset + n_read

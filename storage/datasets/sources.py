@@ -1,0 +1,351 @@
+"""What can be poured into a data set: arrays of any kind, and streams of batches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.manifest import check_names
+
+#: Bytes of the input that are taken at once, all arrays of a stream together.
+BLOCK_BYTES = 32 << 20
+
+Block: TypeAlias = "Mapping[str, NDArray[Any]]"
+
+
+class ArrayLike(Protocol):
+    """Anything with a shape, a dtype and slicing: NumPy, memmap, Dask, h5py, Zarr."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples first."""
+        ...
+
+    @property
+    def dtype(self) -> Any:
+        """Something that NumPy takes for a dtype."""
+        ...
+
+    def __getitem__(self, key: slice, /) -> Any: ...
+
+
+class Batches:
+    """A stream of batches whose total length is known. It is read once.
+
+    Parameters
+    ----------
+    iterable
+        Gives batches: mappings of names to arrays of equal length, or, where one name of a data set
+        is a stream of its own, arrays.
+    length
+        Samples in all batches together.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dagsel.storage import ShardedDataset
+    >>> batches = ({"x": np.full((5, 2), i), "y": np.arange(5)} for i in range(4))
+    >>> data = ShardedDataset.write(
+    ...     "memory://batches.zarr", Batches(batches, length=20), n_shards=2, overwrite=True
+    ... )
+    >>> len(data), data.shard(0)["x"].shape
+    (20, (8, 2))
+    """
+
+    def __init__(self, iterable: Iterable[Any], length: int) -> None:
+        self.length = integer("length of Batches", length, least=1)
+        self._iterator = iter(iterable)
+        self._first: list[Any] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        while self._first:
+            yield self._first.pop()
+        yield from self._iterator
+
+    def peek(self) -> Any:
+        """Look at the first batch without using it up."""
+        if not self._first:
+            try:
+                self._first.append(next(self._iterator))
+            except StopIteration:
+                raise DatasetInputError("the stream of batches is empty or already used") from None
+        return self._first[0]
+
+    def __repr__(self) -> str:
+        return f"Batches(length={self.length})"
+
+
+Arrays: TypeAlias = "Mapping[str, Any] | Batches"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What is known of an array before it is read: dtype (little-endian) and a sample's shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample."""
+        return int(math.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """A checked input.
+
+    Parameters
+    ----------
+    length
+        Number of samples.
+    columns
+        What each array is.
+    streams
+        Which names come together, and where from: one entry for a stream of mappings, else one for
+        each array.
+    """
+
+    length: int
+    columns: Mapping[str, Column]
+    streams: Sequence[tuple[tuple[str, ...], Any]]
+
+    def blocks(self, names: tuple[str, ...], stream: Any) -> Iterator[tuple[int, Block]]:
+        """Read a stream from its beginning to its end.
+
+        Yields
+        ------
+        start, block
+            Place of the block's first sample, and its samples by name, at most about
+            `BLOCK_BYTES` where the input's own chunks allow it.
+        """
+        columns = {name: self.columns[name] for name in names}
+        room = max(1, BLOCK_BYTES // sum(column.sample_bytes for column in columns.values()))
+        if isinstance(stream, Batches):
+            yield from _blocks_of_batches(stream, columns, room)
+        else:
+            yield from _blocks_of_array(stream, names[0], columns[names[0]], room)
+
+
+def inspect(arrays: Arrays, what: str = "arrays") -> Source:
+    """Check an input and find out what it is, reading at most a first batch.
+
+    Parameters
+    ----------
+    arrays
+        A mapping of names to arrays, or `Batches` of mappings.
+    what
+        How errors call it.
+
+    Raises
+    ------
+    DatasetInputError
+        For whatever cannot become a data set.
+    """
+    if isinstance(arrays, Batches):
+        first = arrays.peek()
+        if not isinstance(first, Mapping):
+            raise DatasetInputError(
+                f"{what}: a batch is a {type(first).__name__}; yield mappings of names to arrays"
+            )
+        check_names(first)
+        columns = {name: _column(np.asarray(rows), name) for name, rows in first.items()}
+        return Source(arrays.length, columns, [(tuple(columns), arrays)])
+    if not isinstance(arrays, Mapping):
+        raise DatasetInputError(
+            f"{what} is a {type(arrays).__name__}; pass a mapping of names to arrays, or Batches"
+        )
+    check_names(arrays)
+    columns, lengths = {}, {}
+    for name, array in arrays.items():
+        if isinstance(array, Batches):
+            columns[name], lengths[name] = _column(np.asarray(array.peek()), name), array.length
+        else:
+            columns[name], lengths[name] = _column(array, name), _length(array, name)
+    if len(set(lengths.values())) > 1:
+        each = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
+        raise DatasetInputError(f"{what} differ in length: {each} samples; make them equal")
+    return Source(
+        next(iter(lengths.values())), columns, [((name,), array) for name, array in arrays.items()]
+    )
+
+
+def integer(what: str, value: Any, *, least: int) -> int:
+    """Check an argument that has to be an integer.
+
+    Parameters
+    ----------
+    what
+        How the error calls it.
+    value
+        What was given.
+    least
+        Smallest that makes sense.
+    """
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_integer or value < least:
+        raise DatasetInputError(f"{what} is {value!r}; give an integer from {least} up")
+    return int(value)
+
+
+def in_memory(array: object) -> bool:
+    """Whether an input is a NumPy array in memory, not one that is mapped from a file."""
+    return isinstance(array, np.ndarray) and _mapping(array) is None
+
+
+def _column(array: Any, name: str) -> Column:
+    if not (hasattr(array, "shape") and hasattr(array, "dtype") and hasattr(array, "__getitem__")):
+        raise DatasetInputError(
+            f"array {name!r} is a {type(array).__name__}; pass an array, or numpy.asarray of it"
+        )
+    try:
+        dtype = np.dtype(array.dtype)
+    except TypeError:
+        raise DatasetInputError(
+            f"array {name!r} has dtype {array.dtype}, which NumPy does not know; pass a NumPy "
+            "array, such as tensor.numpy()"
+        ) from None
+    if dtype.hasobject:
+        raise DatasetInputError(
+            f"array {name!r} has an object dtype; convert it to numbers or to fixed-length strings,"
+            f" such as {name}.astype('float32') or {name}.astype('U')"
+        )
+    if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
+        raise DatasetInputError(
+            f"array {name!r} has dtype {dtype}, which Zarr does not store; convert it to a plain "
+            "dtype, a structured one to one array a field"
+        )
+    if len(array.shape) < 1:
+        raise DatasetInputError(f"array {name!r} is a scalar; its first axis must be the samples")
+    shape = tuple(int(size) for size in array.shape[1:])
+    if 0 in (dtype.itemsize, *shape):
+        raise DatasetInputError(
+            f"array {name!r} has samples of {dtype} with shape {shape}: there is nothing in them"
+        )
+    return Column(dtype.newbyteorder("<").str, shape)
+
+
+def _length(array: Any, name: str) -> int:
+    length = array.shape[0]
+    if isinstance(length, float) and math.isnan(length):
+        raise DatasetInputError(
+            f"array {name!r} has an unknown length; call its compute_chunk_sizes() first"
+        )
+    return int(length)
+
+
+def _blocks_of_array(
+    array: Any, name: str, column: Column, room: int
+) -> Iterator[tuple[int, Block]]:
+    mapping = _mapping(array)
+    for start, stop in _cuts(array, room):
+        rows = _checked(np.asarray(array[start:stop]), name, column, f"{name}[{start}:{stop}]")
+        if len(rows) != stop - start:
+            raise DatasetInputError(f"array {name!r} gave {len(rows)} samples for {start}:{stop}")
+        yield start, {name: rows}
+        del rows
+        if mapping is not None:
+            # Pages that were read would count as this process's memory until it ends.
+            with contextlib.suppress(OSError, ValueError):
+                mapping.madvise(mmap.MADV_DONTNEED)
+
+
+def _cuts(array: Any, room: int) -> Iterator[tuple[int, int]]:
+    """Cut an array into blocks of whole chunks of its own: none is read or computed twice."""
+    length = int(array.shape[0])
+    chunks = getattr(array, "chunks", None) or (1,)
+    own = chunks[0] if isinstance(chunks, Sequence) and len(chunks) else 1
+    if isinstance(own, int):
+        own = (own,) * math.ceil(length / max(1, own)) if own > 1 else ()
+    start = stop = 0
+    for size in own:
+        if stop > start and stop + size - start > room:
+            yield start, min(stop, length)
+            start = stop
+        stop += size
+    if own:
+        yield start, length
+        return
+    for start in range(0, length, room):
+        yield start, min(start + room, length)
+
+
+def _blocks_of_batches(
+    batches: Batches, columns: Mapping[str, Column], room: int
+) -> Iterator[tuple[int, Block]]:
+    """Gather small batches and cut large ones."""
+    start = n_held = n_seen = 0
+    held: list[Block] = []
+    for number, batch in enumerate(batches):
+        rows = _batch(batch, columns, number)
+        n_rows = len(next(iter(rows.values())))
+        n_seen += n_rows
+        if n_seen > batches.length:
+            raise DatasetInputError(
+                f"the stream of batches gave {n_seen} samples by batch {number}, but its stated "
+                f"length is {batches.length}; state the true length"
+            )
+        for cut in range(0, n_rows, room):
+            piece = {name: array[cut : cut + room] for name, array in rows.items()}
+            held.append(piece)
+            n_held += len(next(iter(piece.values())))
+            if n_held >= room:
+                yield start, _joined(held)
+                start, n_held, held = start + n_held, 0, []
+    if held:
+        yield start, _joined(held)
+    if n_seen != batches.length:
+        raise DatasetInputError(
+            f"the stream of batches ended after {n_seen} samples, but its stated length is "
+            f"{batches.length}; state the true length"
+        )
+
+
+def _batch(batch: Any, columns: Mapping[str, Column], number: int) -> Block:
+    named = batch if isinstance(batch, Mapping) else dict.fromkeys(columns, batch)
+    if set(named) != set(columns):
+        raise DatasetInputError(
+            f"batch {number} has {sorted(map(str, named))}, the first one {sorted(columns)}"
+        )
+    rows = {
+        name: _checked(np.asarray(named[name]), name, column, f"batch {number}")
+        for name, column in columns.items()
+    }
+    lengths = {name: len(array) for name, array in rows.items()}
+    if len(set(lengths.values())) > 1:
+        raise DatasetInputError(f"the arrays of batch {number} differ in length: {lengths}")
+    return rows
+
+
+def _checked(rows: NDArray[Any], name: str, column: Column, where: str) -> NDArray[Any]:
+    found = Column(rows.dtype.newbyteorder("<").str, rows.shape[1:])
+    if found != column:
+        raise DatasetInputError(
+            f"array {name!r}, {where}: samples are {found.dtype}{list(found.shape)}, but the array "
+            f"began or was declared as {column.dtype}{list(column.shape)}"
+        )
+    return rows
+
+
+def _joined(blocks: Sequence[Block]) -> Block:
+    if len(blocks) == 1:
+        return blocks[0]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def _mapping(array: object) -> mmap.mmap | None:
+    """Find the file mapping that an array is a view of, if its pages may be given back."""
+    while isinstance(array, np.ndarray):
+        if isinstance(array, np.memmap):
+            # The changed pages of a copy-on-write mapping exist nowhere else.
+            return None if array.mode == "c" else array._mmap  # type: ignore[attr-defined]
+        array = array.base
+    return None

@@ -1,0 +1,209 @@
+"""The folder of a run: what identifies it, what happened in it, the states of its trials.
+
+::
+
+    lock.json      who drives it; there as long as someone does
+    run.json       which run, and all that a resume needs; written first, never changed
+    journal.jsonl  a Journal (`journal/` on object stores)
+    states/        a CheckpointStore
+    best.json      the best trial and where its state is; written last
+
+Opening it writes nothing. No part of it is a pickle: a folder from a stranger runs no code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dagsel.errors import RunDirError
+from dagsel.storage.files import Folder, Url
+from dagsel.storage.runs.checkpoints import CheckpointStore
+from dagsel.storage.runs.journal import Journal
+from dagsel.storage.runs.lock import BEAT_S, STALE_AFTER_S, RunLock, acquire
+
+FORMAT = "dagsel.run"
+VERSION = 1
+
+
+class RunDir:
+    """A run's folder at any fsspec URL.
+
+    Parameters
+    ----------
+    url
+        Where; driver and workers must reach it.
+    storage_options
+        Passed to the file system.
+
+    Examples
+    --------
+    >>> folder = RunDir("memory://example-run")
+    >>> folder.claim("3f9a", {"study": "digits"})
+    >>> folder.belongs_to("3f9a"), folder.about()
+    (True, {'run': '3f9a', 'study': 'digits'})
+    >>> folder.claim("77aa", {"study": "digits"})
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.RunDirError: memory://example-run holds run 3f9a already; choose another run_dir
+    """
+
+    def __init__(self, url: Url, storage_options: Mapping[str, Any] | None = None) -> None:
+        self._open(Folder(url, storage_options, error=RunDirError))
+
+    def _open(self, folder: Folder) -> None:
+        self._folder = folder
+        self._states = CheckpointStore(folder.child("states"))
+        self._journal = Journal(folder)
+
+    @property
+    def url(self) -> str:
+        """Its URL, without credentials."""
+        return self._folder.url
+
+    @property
+    def states(self) -> CheckpointStore:
+        """The states of the run's trials."""
+        return self._states
+
+    @property
+    def journal(self) -> Journal:
+        """The run's append-only record."""
+        return self._journal
+
+    def claim(self, run: str, about: Mapping[str, Any]) -> None:
+        """Make the folder that of a new run.
+
+        Parameters
+        ----------
+        run
+            Identifier of the run.
+        about
+            JSON to keep with it: all that a resume needs.
+
+        Raises
+        ------
+        RunDirError
+            If it is another run's already, or cannot be written.
+        """
+        if taken := about.keys() & {"format", "version", "run"}:
+            raise RunDirError(f"{sorted(taken)} in about are the folder's own; rename them")
+        body = {"format": FORMAT, "version": VERSION, "run": run, **about}
+        try:
+            data = json.dumps(body, indent=1).encode()
+        except (TypeError, ValueError) as error:
+            raise RunDirError(f"about is no JSON: {error}") from None
+        try:
+            if self._folder.create("run.json", data, sync=True):
+                return
+            found = self._folder.read("run.json")
+        except OSError as error:
+            raise self._out_of_reach("write", error) from None
+        raise RunDirError(
+            f"{self.url} holds run {_run_of(found or b'')} already; choose another run_dir"
+        )
+
+    def about(self) -> dict[str, Any]:
+        """Read what the run was claimed with, and its identifier as ``"run"``.
+
+        Raises
+        ------
+        RunDirError
+            If it is no run of dagsel, is from a newer version, or cannot be read.
+        """
+        try:
+            data = self._folder.read("run.json")
+        except OSError as error:
+            raise self._out_of_reach("read", error) from None
+        if data is None:
+            raise RunDirError(f"{self.url} holds no run: run.json is missing; check the path")
+        try:
+            body = json.loads(data)
+        except (ValueError, RecursionError):
+            raise RunDirError(f"{self.url}/run.json is no JSON: damaged, or not dagsel's") from None
+        if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
+            raise RunDirError(f"{self.url} is not the run_dir of a run of dagsel")
+        version = body.pop("version", None)
+        if type(version) is not int or not isinstance(body.get("run"), str):
+            raise RunDirError(f"{self.url}/run.json is damaged; restore it from a copy")
+        if version > VERSION:
+            raise RunDirError(
+                f"{self.url} was written by a newer dagsel (run format {version}; this one reads "
+                f"up to {VERSION}); upgrade dagsel to use it"
+            )
+        return body
+
+    def lock(
+        self, run: str, *, stale_after_s: float = STALE_AFTER_S, beat_s: float = BEAT_S
+    ) -> RunLock:
+        """Keep all other drivers out until the lock is released or this process ends.
+
+        The lock of a process of this machine that is gone is taken over at once, that of another
+        machine when its heartbeat is old; what each kind of store can promise stands in
+        `dagsel.storage.runs.lock`.
+
+        Parameters
+        ----------
+        run
+            Identifier of the run, for those that are refused.
+        stale_after_s
+            How old a heartbeat from another machine may be.
+        beat_s
+            How often the lock is renewed.
+
+        Returns
+        -------
+        lock
+            A context manager with ``release()``, and ``check()``, which raises once the lock is
+            lost.
+
+        Raises
+        ------
+        RunDirLockedError
+            Naming who holds it.
+        RunDirError
+            If the folder cannot be written.
+
+        Examples
+        --------
+        >>> folder = RunDir("memory://locked-run")
+        >>> with folder.lock("3f9a"):
+        ...     folder.lock("3f9a")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.RunDirLockedError: memory://locked-run is in use by the driver of run 3f9a...
+        """
+        return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
+
+    def belongs_to(self, run: str) -> bool:
+        """Whether this process sees the folder as that of the run."""
+        found = self._folder.read("run.json")
+        return found is not None and _run_of(found) == run
+
+    def write_best(self, about: Mapping[str, Any]) -> None:
+        """Say which trial was the best and where its state is."""
+        self._folder.replace("best.json", json.dumps(dict(about), indent=1, default=str).encode())
+
+    def _out_of_reach(self, what: str, error: OSError) -> RunDirError:
+        text = self._folder.hide(str(error))
+        return RunDirError(f"cannot {what} run_dir {self.url}: {text}; check path and permissions")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self._folder,)
+
+    def __repr__(self) -> str:
+        return f"RunDir({self.url!r})"
+
+
+def _restore(folder: Folder) -> RunDir:
+    run_dir = RunDir.__new__(RunDir)
+    run_dir._open(folder)
+    return run_dir
+
+
+def _run_of(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["run"])[:100]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "unknown"

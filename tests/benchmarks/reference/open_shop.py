@@ -1,0 +1,302 @@
+"""Plans of a round: n trials, p workers, each trial on each worker once (open shop).
+
+The planner is the dispatcher's rule (`dagsel.dispatch.list_scheduler.ListScheduler`) in virtual
+time, repeated with other targets, weights and random skips. A run binds its units late, because
+under noise a plan made beforehand loses to that; plans are references to compare with.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from dagsel.dispatch.list_scheduler import ListScheduler
+from dagsel.history.makespans import Times, lower_bound
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One unit of a plan."""
+
+    trial: int
+    worker: int
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which trial is when on which worker.
+
+    Parameters
+    ----------
+    visits
+        In the order of their starts.
+    makespan
+        When the last one ends.
+    bound
+        No plan ends earlier than this.
+    """
+
+    visits: tuple[Visit, ...]
+    makespan: float
+    bound: float
+
+    @property
+    def gap(self) -> float:
+        """Makespan over bound."""
+        return self.makespan / self.bound if self.bound else 1.0
+
+    def check(self, times: Times) -> None:
+        """Raise ``AssertionError`` unless the plan is one of `times`."""
+        table = np.asarray(times, dtype=np.float64)
+        slack = 1e-9 * max(1.0, self.makespan)
+        seen = {(visit.trial, visit.worker) for visit in self.visits}
+        assert len(seen) == len(self.visits) == table.size, "each trial visits each worker once"
+        for visit in self.visits:
+            took = visit.end - visit.start
+            assert abs(took - table[visit.trial, visit.worker]) <= slack, f"wrong time: {visit}"
+        for axis in ("trial", "worker"):
+            rows = sorted(self.visits, key=lambda v: (getattr(v, axis), v.start, v.end))
+            for before, after in pairwise(rows):
+                if getattr(before, axis) == getattr(after, axis):
+                    assert after.start >= before.end - slack, f"two at once: {before}, {after}"
+
+
+def dispatch_once(
+    times: Sequence[Sequence[float]],
+    *,
+    target: float,
+    weights: Sequence[float] | None = None,
+    skips: Callable[[], bool] | None = None,
+    give_up_at: float = inf,
+) -> list[Visit] | None:
+    """One pass of the rule in virtual time; None when it ends no earlier than `give_up_at`."""
+    n_trials, n_workers = len(times), len(times[0])
+    list_scheduler: ListScheduler[int] = ListScheduler(
+        lambda trial, worker, _: times[trial][worker], stay=0.0
+    )
+    list_scheduler.target = target
+    list_scheduler.skips = skips
+    everything = (1 << n_workers) - 1
+    for worker in range(n_workers):
+        list_scheduler.held[worker] = 1 << worker
+        list_scheduler.load[worker] = sum(row[worker] for row in times)
+        list_scheduler.free_at[worker] = 0.0
+    for trial, row in enumerate(times):
+        list_scheduler.rem[trial] = sum(row)
+        if weights is not None:
+            list_scheduler.weight[trial] = weights[trial]
+        list_scheduler.enter(trial, everything)
+    return _run(list_scheduler, times, n_trials * n_workers, give_up_at)
+
+
+def _run(
+    list_scheduler: ListScheduler[int],
+    times: Sequence[Sequence[float]],
+    n_units: int,
+    give_up_at: float,
+) -> list[Visit] | None:
+    visits: list[Visit] = []
+    now, free = 0.0, set(list_scheduler.held)
+    ends: list[tuple[float, int, int]] = []  # when, trial (-1: a held worker wakes), worker
+    load, need = list_scheduler.load, list_scheduler.need
+    left = dict.fromkeys(list_scheduler.held, len(times))
+    while True:
+        for worker in sorted(free, key=load.__getitem__, reverse=True):
+            taken = list_scheduler.pick(worker, now)
+            if taken is None:
+                if list_scheduler.wait_until < inf:
+                    heapq.heappush(ends, (list_scheduler.wait_until, -1, worker))
+                continue
+            trial = taken[0]
+            took = times[trial][worker]
+            end = now + took
+            if end >= give_up_at:
+                return None
+            list_scheduler.start(trial, worker, now, took, need[trial] & ~(1 << worker))
+            free.discard(worker)
+            left[worker] -= 1
+            heapq.heappush(ends, (end, trial, worker))
+            visits.append(Visit(trial, worker, now, end))
+        if len(visits) == n_units:
+            return visits
+        if not ends:  # all that was idle has been skipped at random
+            list_scheduler.skips = None
+            continue
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            _, trial, worker = heapq.heappop(ends)
+            if trial < 0:
+                continue
+            if left[worker]:
+                free.add(worker)
+            if need[trial]:
+                list_scheduler.enter(trial, need[trial])
+            else:
+                list_scheduler.leave(trial)
+
+
+def plan(times: Times, *, tries: int | None = None, seed: int = 0) -> Plan:
+    """Plan a round: the rule in virtual time, with a search over targets and weights.
+
+    Parameters
+    ----------
+    times
+        Seconds of each trial on each worker, shape ``(n_trials, n_workers)``.
+    tries
+        Passes of the rule; by default more for small rounds, from 2 to 64.
+    seed
+        Of the search's random choices.
+
+    Returns
+    -------
+    plan
+        The best one found; it stops as soon as one meets the bound.
+
+    Examples
+    --------
+    >>> plan([[1, 2], [2, 1]]).makespan
+    3.0
+    """
+    table = np.asarray(times, dtype=np.float64)
+    if table.ndim != 2:
+        raise ValueError(f"times must have two axes, trials and workers, got {table.ndim}")
+    bound = lower_bound(table)
+    if table.size == 0:
+        return Plan((), 0.0, bound)
+    rows: list[list[float]] = table.tolist()
+    n_trials, n_workers = table.shape
+    if tries is None:
+        tries = min(64, max(2, 200_000 // table.size))
+    # A large round's pass takes long, and 0.02% is far below what any estimate is worth.
+    enough = bound * (1.0 + (2e-4 if table.size >= 10_000 else 1e-9))
+    rng = np.random.default_rng(seed)
+    best = dispatch_once(rows, target=bound)
+    assert best is not None, "a pass without a limit ends"
+    makespan = max(visit.end for visit in best)
+    if makespan > enough and n_trials <= 4 * n_workers:
+        rotated = _rotations(rows, rng, tries, makespan, enough)
+        if rotated is not None:
+            best, makespan = rotated
+    for _ in range(tries - 1):
+        if makespan <= enough:
+            break
+        found = _another_pass(rows, rng, bound, makespan)
+        if found is not None:
+            best, makespan = found, max(visit.end for visit in found)
+    return Plan(tuple(sorted(best, key=lambda v: (v.start, v.worker))), makespan, bound)
+
+
+def _another_pass(
+    rows: list[list[float]], rng: np.random.Generator, bound: float, makespan: float
+) -> list[Visit] | None:
+    u = rng.random()
+    chance = 0.1 * u * u
+    weights = (1.0 + 0.3 * u * rng.uniform(-1.0, 1.0, len(rows))).tolist()
+    draws = iter(rng.random(64).tolist())
+
+    def skips() -> bool:
+        nonlocal draws
+        draw: float | None = next(draws, None)
+        if draw is None:
+            draws = iter(rng.random(4096).tolist())
+            draw = next(draws)
+        return draw < chance
+
+    target = bound + u * u * (makespan - bound)
+    return dispatch_once(rows, target=target, weights=weights, skips=skips, give_up_at=makespan)
+
+
+def _rotations(
+    rows: list[list[float]],
+    rng: np.random.Generator,
+    tries: int,
+    makespan: float,
+    enough: float,
+) -> tuple[list[Visit], float] | None:
+    """Worker j takes trial ``at[(k + j) mod m]`` in round k; hill-climb over `at` by swaps."""
+    n_trials, n_workers = len(rows), len(rows[0])
+    size = max(n_trials, n_workers)
+    at = [*range(n_trials), *[-1] * (size - n_trials)]
+    value = _rotation_end(rows, at)
+    for _ in range(4 * tries):
+        if value <= enough:
+            break
+        a, b = (int(x) for x in rng.integers(0, size, 2))
+        at[a], at[b] = at[b], at[a]
+        other = _rotation_end(rows, at)
+        if other <= value:
+            value = other
+        else:
+            at[a], at[b] = at[b], at[a]
+    if value >= makespan:
+        return None
+    visits: list[Visit] = []
+    _rotation_end(rows, at, visits)
+    return visits, value
+
+
+def _rotation_end(
+    rows: list[list[float]], at: list[int], visits: list[Visit] | None = None
+) -> float:
+    size, workers = len(at), range(len(rows[0]))
+    trial_free = [0.0] * len(rows)
+    worker_free = [0.0] * len(rows[0])
+    for k in range(size):
+        for worker in workers:
+            trial = at[(k + worker) % size]
+            if trial < 0:
+                continue
+            start = max(trial_free[trial], worker_free[worker])
+            end = start + rows[trial][worker]
+            trial_free[trial] = worker_free[worker] = end
+            if visits is not None:
+                visits.append(Visit(trial, worker, start, end))
+    return max(worker_free)
+
+
+def randomized(times: Times, *, seed: int = 0) -> Plan:
+    """Cerebro's scheduler: a worker that gets free takes a random idle trial it has not seen.
+
+    Nakandala et al. 2020, Cerebro, section 5.3; the reference that the planner has to beat.
+
+    Examples
+    --------
+    >>> randomized([[1, 2], [2, 1]]).makespan >= 3.0
+    True
+    """
+    table = np.asarray(times, dtype=np.float64)
+    n_trials, n_workers = table.shape
+    rng = np.random.default_rng(seed)
+    idle, free, now = set(range(n_trials)), set(range(n_workers)), 0.0
+    todo = [set(range(n_trials)) for _ in range(n_workers)]
+    visits: list[Visit] = []
+    ends: list[tuple[float, int, int]] = []
+    while True:
+        for worker in rng.permutation(sorted(free)).tolist():
+            choice = sorted(todo[worker] & idle)
+            if not choice:
+                continue
+            trial = choice[int(rng.integers(len(choice)))]
+            end = now + float(table[trial, worker])
+            idle.discard(trial)
+            todo[worker].discard(trial)
+            free.discard(worker)
+            visits.append(Visit(trial, worker, now, end))
+            heapq.heappush(ends, (end, worker, trial))
+        if not ends:
+            break
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            _, worker, trial = heapq.heappop(ends)
+            idle.add(trial)
+            if todo[worker]:
+                free.add(worker)
+    makespan = max((visit.end for visit in visits), default=0.0)
+    return Plan(tuple(visits), makespan, lower_bound(table))

@@ -1,0 +1,366 @@
+"""The record of a run: what the entries of a journal say is what it holds and its frames show."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.codec import to_json
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    Decision,
+    Event,
+    Finish,
+    Pause,
+    Paused,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    WorkersChanged,
+    encode,
+)
+from dagsel.history import tables
+from dagsel.history.record import Best, Record
+from dagsel.history.trial import EpochRecord, Place
+
+N_SHARDS = 2
+
+
+def turn(event: Event | Context | None, *decisions: Decision, **about: Any) -> dict[str, Any]:
+    encoded = [encode(decision) for decision in decisions]
+    entry = {"is": "turn", "seconds": 1.0, "decisions": encoded, **about}
+    if isinstance(event, Context):
+        entry["context"] = to_json(event)
+    elif event is not None:
+        entry["event"] = encode(event)
+    return entry
+
+
+def asked(*trials: int, decisions: Sequence[Decision] = ()) -> dict[str, Any]:
+    params = [[trial, {"lr": 0.1 * trial}] for trial in trials]
+    return turn(Asked(trials), *decisions, params=params)
+
+
+def trained(trial: int, epoch: int, position: int, shard: int, **about: Any) -> dict[str, Any]:
+    return {
+        "is": "unit", "unit": ["train", trial, epoch, position], "shard": shard, "worker": "w",
+        "start": 1.0, "stop": 2.0, "hop": True, "state_bytes": 9, "n_samples": 4, "loss": 0.5,
+        "digest": f"{epoch}{position}", **about,
+    }  # fmt: skip
+
+
+def scored(trial: int, epoch: int, shard: int, value: float) -> dict[str, Any]:
+    return {
+        "is": "unit", "unit": ["evaluate", trial, epoch, shard], "shard": shard, "worker": "w",
+        "start": 2.0, "stop": 3.0, "hop": False, "n_samples": 2, "metrics": {"f1": value},
+    }  # fmt: skip
+
+
+def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list[dict[str, Any]]:
+    """List all that a journal says of an epoch."""
+    units = [trained(trial, epoch, p, N_SHARDS - 1 - p) for p in range(N_SHARDS)]
+    scores = [scored(trial, epoch, shard, value) for shard in range(N_SHARDS)]
+    return [*units, *scores, turn(Reported(trial, epoch, value, {"f1": value}, 2.0), *decisions)]
+
+
+def fold(*entries: dict[str, Any], direction: Any = "maximize") -> Record:
+    record = Record("3f9a", N_SHARDS, direction)
+    for entry in json.loads(json.dumps(entries)):
+        record.add(entry)
+    return record
+
+
+def searched(n_trials: int, n_epochs: int) -> Record:
+    trials = range(n_trials)
+    entries = [turn(Context(2), Ask(n_trials))]
+    entries.append(asked(*trials, decisions=[Train(trial, n_epochs) for trial in trials]))
+    for trial in trials:
+        for epoch in range(1, n_epochs + 1):
+            entries += epoch_of(trial, epoch, trial + epoch / 10)
+    return fold(*entries)
+
+
+@given(n_trials=st.integers(0, 3), n_epochs=st.integers(0, 3))
+def test_the_frames_have_a_row_for_each_number_and_each_unit(n_trials: int, n_epochs: int) -> None:
+    record = searched(n_trials, n_epochs)
+    frame = tables.metrics(record)
+    assert list(frame.columns) == ["trial", "epoch", "split", "name", "value", "seconds"]
+    key = ["trial", "epoch", "split", "name"]
+    values = dict(zip(frame[key].itertuples(index=False, name=None), frame.value, strict=True))
+    assert values == {
+        (trial, epoch, *name): value
+        for trial in range(n_trials)
+        for epoch in range(1, n_epochs + 1)
+        for name, value in [
+            (("train", "loss"), 0.5),
+            (("validation", "f1"), trial + epoch / 10),
+        ]
+    }
+    assert len(frame) == len(values) == 2 * record.n_epochs
+    timeline = tables.timeline(record)
+    assert len(timeline) == record.n_epochs * 2 * N_SHARDS
+    assert {"shard", "worker", "hop", "recovered"} < set(timeline.columns)
+    assert record.n_live == n_trials
+    assert all(trial.is_paused for trial in record.trials.values())
+    assert record.n_epochs_decided == n_trials * n_epochs
+
+
+def test_the_timeline_says_where_and_when() -> None:
+    record = fold(trained(0, 1, 3, 2, recovered=True), scored(0, 1, 1, 0.5))
+    first, second = tables.timeline(record).to_dict("records")
+    expected = {
+        "kind": "train", "trial": 0, "epoch": 1, "position": 3, "shard": 2, "worker": "w",
+        "start": 1.0, "stop": 2.0, "hop": True, "recovered": True,
+    }  # fmt: skip
+    assert expected.items() <= first.items()
+    assert (second["kind"], second["recovered"]) == ("evaluate", False)
+    assert [unit.state_bytes for unit in record.units] == [9, 0]
+
+
+def test_an_epoch_has_the_results_of_its_units_and_the_checksum_of_its_end() -> None:
+    record = fold(turn(Context(2), Ask(1)), asked(0, decisions=[Train(0, 2)]))
+    for entry in epoch_of(0, 1, 0.25):
+        record.add(entry)
+    record.add(trained(0, 1, 1, 0, loss=99.0))  # a unit that was thought lost
+    assert record.trials[0].epochs == [EpochRecord(1, 0.25, {"f1": 0.25}, 0.5, 2.0, "11")]
+    assert record.trials[0].tallies == {}
+    record.add(turn(Reported(0, 2, 0.5, {"f1": 0.5}, 3.0)))  # nothing is known of its units
+    last = record.trials[0].epochs[-1]
+    assert math.isnan(last.train_loss)
+    assert last.digest == ""
+
+
+def test_asks_wait_until_they_are_answered() -> None:
+    record = fold(turn(Context(2), Ask(2), Ask(1, "random")), asked(0, 1))
+    assert list(record.awaited) == [Ask(1, "random")]
+    assert record.context == Context(2)
+    record.add(turn(WorkersChanged(5)))
+    assert record.n_workers == 5
+    assert record.trials[1].params == {"lr": 0.1}
+
+
+def test_trials_end_in_their_own_way_and_the_best_completed_one_is_the_best() -> None:
+    record = searched(5, 1)  # worth 0.1, 1.1, 2.1, 3.1, 4.1
+    record.add(turn(TrialFailed(4, "ValueError: bad"), traceback="the whole"))
+    assert record.best is None
+    record.add(turn(None, Stop(3, "rung 1")))
+    assert record.best == Best(3, 1, 1, 3.1, is_complete=False)
+    record.add(turn(None, Stop(0, "the end", "complete"), Stop(1, "the end", "complete")))
+    assert record.best == Best(1, 1, 1, 1.1)
+    record.add(turn(None, Finish()))
+    states = [trial.state for trial in record.trials.values()]
+    assert states == ["complete", "complete", "pruned", "pruned", "failed"]
+    assert record.trials[2].reason == "the search has ended"
+    assert (record.failures[0].reason, record.failures[0].traceback) == (
+        "ValueError: bad", "the whole"
+    )  # fmt: skip
+    assert (record.n_live, record.finished) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("direction", "values", "best"),
+    [
+        ("minimize", (0.2, 0.1), 1),
+        ("maximize", (0.2, 0.1), 0),
+        ("maximize", (0.5, 0.5), 0),  # of equal ones the first drawn
+        ("minimize", (float("-inf"), 7.0), 1),  # what is not finite is the worst, either way
+        ("maximize", (float("inf"), -7.0), 1),
+        ("maximize", (float("nan"), -7.0), 1),
+    ],
+)
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0)])
+def test_the_best_is_the_same_whichever_ended_first(
+    direction: str, values: tuple[float, float], best: int, ends: tuple[int, int]
+) -> None:
+    epochs = [entry for trial in (0, 1) for entry in epoch_of(trial, 1, values[trial])]
+    stops = [turn(None, Stop(trial, "", "complete")) for trial in ends]
+    found = fold(asked(0, 1), *epochs, *stops, direction=direction).best
+    assert found is not None
+    assert found.trial == best
+
+
+def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_not_counted() -> (
+    None
+):
+    record = fold(asked(0, decisions=[Train(0, 5)]), turn(None, Stop(0, "", "complete")))
+    assert (record.trials[0].state, record.best, record.n_epochs_decided) == ("pruned", None, 0)
+
+
+def paused(trial: int, epochs: float, value: float | None, *decisions: Decision) -> dict[str, Any]:
+    event = Paused(trial, epochs, 3.0, 1.0, value=value, metrics={} if value is None else {"f1": 1})
+    return turn(event, *decisions, place=[int(epochs) + 1, 0, True])
+
+
+@pytest.mark.parametrize("again", [(), (Pause(0, evaluate=True),)])
+def test_the_last_score_counts_until_there_is_another(again: tuple[Decision, ...]) -> None:
+    begun = [asked(0, 1, decisions=[Train(0, 5), Train(1, 5)]), *epoch_of(0, 1, 0.2)]
+    begun += [*epoch_of(1, 1, 0.4), turn(None, Stop(1, "", "pruned"))]
+    rests = fold(*begun, paused(0, 1.25, 0.6), turn(None, Stop(0, "", "complete")))
+    assert rests.best == Best(0, 2, 0, 0.6, is_partial=True)
+    goes_on = [*begun, paused(0, 1.25, 0.6, Train(0, 0)), turn(None, *again)]
+    stop = turn(None, Stop(0, "", "complete"))
+    assert fold(*goes_on, stop).best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
+    unscored = fold(*goes_on, paused(0, 1.75, None), stop)
+    assert unscored.best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
+    assert fold(*goes_on, *epoch_of(0, 2, 0.5), stop).best == Best(0, 2, 1, 0.5)
+    twice = fold(*goes_on, paused(0, 1.75, 0.7, Train(0, 0)), stop)
+    assert twice.best == Best(0, 2, 0, 0.7, is_partial=True, check=2)
+
+
+def test_what_a_run_has_spent_is_known_as_of_its_last_unit() -> None:
+    unit = trained(0, 1, 0, 1, seconds=50.0, worker_seconds=400.0)
+    record = fold(asked(0, decisions=[Train(0, 5)]), unit)
+    assert (record.seconds, record.worker_seconds) == (50.0, 400.0)
+
+
+def test_what_the_store_holds_of_a_unit_is_trained() -> None:
+    begun = [asked(0, decisions=[Train(0, 2)]), *epoch_of(0, 1, 0.2)]
+    state = {"epoch": 1, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 0.5}
+    stored = {"is": "stored", "trial": 0, "states": [state]}
+    record = fold(*begun, stored, {"is": "partial", "trial": 0, "share": 0.25})
+    assert record.trials[0].progress(N_SHARDS) == 1.125
+    assert record.trials[0].place(N_SHARDS) == Place(2, 0, is_partial=True)
+
+
+def test_a_clone_goes_on_from_the_sources_configuration() -> None:
+    record = searched(3, 1)
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    record.add(turn(None, Clone(0, 1, {"lr": 0.7})))
+    assert record.trials[1].config == {"lr": 0.7, "net": "a"}
+    record.add(turn(None, Clone(1, 2, {"lr": 0.9})))
+    adoption = record.trials[2].adoptions[-1]
+    assert (adoption.after, adoption.source, adoption.source_epoch, adoption.root) == (1, 1, 1, 0)
+    live = {n: dict(record.trials[n].config) for n in range(3)}
+    record.configure({n: {"lr": n / 10, "net": "a"} for n in range(3)})
+    assert {n: record.trials[n].config for n in range(3)} == live
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        Train(7, 1),
+        Stop(7, ""),
+        Train(1, 1),
+        Stop(1, ""),
+        Clone(0, 1, {}),
+        Clone(1, 0, {}),
+        Clone(0, 2, {}),
+    ],
+)
+def test_what_cannot_be_is_refused(decision: Decision) -> None:
+    record = searched(3, 1)
+    record.add(turn(None, Stop(1, ""), Train(2, 1)))
+    with pytest.raises(SearchError, match=r"trial [127]"):
+        record.decide([decision])
+
+
+def test_orders_of_visits_are_those_of_epochs_that_came_to_their_end() -> None:
+    record = fold(
+        asked(0, decisions=[Train(0, 3)]), *epoch_of(0, 1, 0.5), trained(0, 2, 0, 1),
+        {"is": "stored", "trial": 0, "states": [
+            {"epoch": 2, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 1.5,
+             "digest": "ab"},
+            {"epoch": 3, "position": 0, "shard": 0, "visits": [0], "n_samples": 4, "loss": 1.0}]},
+    )  # fmt: skip
+    assert record.visits() == {(0, 1): (1, 0), (0, 2): (1, 0)}
+    assert record.order(0, 3) is None
+    tallies = record.trials[0].tallies
+    assert (tallies[2].digest, tallies[2].train_loss) == ("ab", 1.0)
+    assert tallies[3].begun.visits == (0,)
+
+
+def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
+    entries = epoch_of(0, 1, 0.5)[:-2]  # all but one score and the report
+    record = fold(asked(0, decisions=[Train(0, 1)]), *entries)
+    state = {"epoch": 1, "position": 0, "shard": 1, "visits": [1], "n_samples": 4, "loss": 0.5}
+    record.add({"is": "stored", "trial": 0, "states": [state]})
+    begun = record.trials[0].tallies[1].begun
+    assert (begun.visits, begun.scored) == ((1,), {0})
+    assert record.order(0, 1) == (1, 0), "what was scored came of this order"
+
+
+def test_differences_are_told_by_epoch() -> None:
+    one, other = searched(3, 2), searched(3, 2)
+    assert one.differences(other) == []
+    epochs = other.trials
+    epochs[0].epochs[1] = EpochRecord(2, 9.0, {"f1": 9.0}, 0.5, 2.0, "21")
+    epochs[1].epochs[0] = EpochRecord(1, 1.1, {"f1": 1.1}, 0.5, 2.0, "other")
+    epochs[2].epochs.pop()
+    assert one.differences(other) == [
+        "trial 0, epoch 2: {'f1': 0.2} then, {'f1': 9.0} now",
+        "trial 1, epoch 1: the same metrics, another state",
+        "trial 2, epoch 2: only one of the runs has it",
+    ]
+
+
+def test_nan_is_no_difference() -> None:
+    one, other = searched(1, 1), searched(1, 1)
+    for record in (one, other):
+        record.trials[0].epochs[0] = EpochRecord(1, 0.1, {"f1": math.nan}, math.nan, 2.0)
+    assert one.differences(other) == []
+
+
+def test_sessions_rounds_loads_and_notes_are_kept() -> None:
+    record = fold(
+        {"is": "session", "at": 5.0, "seconds": 0.0},
+        {"is": "round", "number": 1, "start": 6.0, "epochs": [[0, 1, 3], [4, 2, 3]]},
+        {"is": "load", "worker": "w", "shard": 1},
+        {"is": "note", "text": "look"},
+        {"is": "flow", "state": {}},
+    )
+    assert (record.n_sessions, record.loads, record.notes) == (1, [("w", 1)], ["look"])
+    assert record.rounds[0].epochs == {(0, 1), (0, 2), (4, 2)}
+
+
+def piece(share: float, start: float, stop: float, **about: Any) -> dict[str, Any]:
+    times = {"start": start, "stop": stop, "losses": [1, 0.5, 0.5], **about}
+    return trained(0, 1, 0, 0, share=share) | {"is": "piece"} | times
+
+
+PAIR = {"members": ["v"]}
+
+
+def switches(*entries: dict[str, Any]) -> list[float]:
+    began = [asked(0, decisions=[Train(0, 4)])]
+    return Record.read("r", N_SHARDS, "minimize", [*began, *entries]).switches
+
+
+def test_a_switch_costs_the_time_in_which_the_trial_did_not_train() -> None:
+    first = piece(0.25, start=1.0, stop=5.0, save_seconds=0.5)
+    second = piece(0.5, start=6.0, stop=9.0, ready_seconds=2.0, **PAIR)
+    last = trained(0, 1, 0, 0) | {"start": 9.5, "stop": 12.0, "ready_seconds": 0.25}
+    # It ceased at 4.5 and trained again from 8.0 on; then from 9.0 to 9.75 it was idle.
+    assert switches(first, second, last) == [3.5, 0.75]
+
+
+def test_what_is_no_switch_is_not_counted_as_one() -> None:
+    first = piece(0.25, start=1.0, stop=5.0)
+    alike = piece(0.5, start=60.0, stop=90.0)
+    other = piece(0.5, start=60.0, stop=90.0, **PAIR)
+    assert switches(first, alike) == []
+    assert switches(piece(0.0, start=1.0, stop=5.0), other) == []  # it had not begun to train
+    assert switches(first, other | {"recovered": True}) == []
+    pause, train = turn(None, Pause(0)), turn(None, Train(0, 0, gang=2))
+    assert switches(pause, first, train, other) == []
+    assert switches(first, pause, train, other) == []
+    assert switches(turn(None, Train(0, 0, seconds=4.0)), first, train, other) == []
+    assert switches(first, train, other) == [55.0]
+
+
+def test_a_flow_hears_of_a_switch_once() -> None:
+    reported = turn(Reported(0, 1, 0.5, {}, 1.0, switches=(3.5,)))
+    record = Record.read("r", N_SHARDS, "minimize", [asked(0, decisions=[Train(0, 4)])])
+    record.trials[0].switches += [3.5, 4.5]
+    record.add(reported)
+    assert record.trials[0].n_switches_told == 1

@@ -1,0 +1,189 @@
+"""A script decides again what was decided, in whatever order the same things happen."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Finish,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    encode,
+)
+from dagsel.history.script import Script, Turn, read_turns
+
+
+def reported(trial: int, epoch: int) -> Reported:
+    return Reported(trial, epoch, 0.5, {}, 1.0)
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Turn]:
+    """Make the turns of a run in which trials train epoch by epoch, are cloned, end or fail."""
+    chance = random.Random(draw(st.integers(0, 10**6)))
+    n_trials = draw(st.integers(1, 4))
+    turns = [Turn(None, (Ask(n_trials),))]
+    turns.append(
+        Turn(Asked(tuple(range(n_trials))), tuple(Train(trial, 1) for trial in range(n_trials)))
+    )
+    training, epochs = set(range(n_trials)), dict.fromkeys(range(n_trials), 0)
+    paused: set[int] = set()
+    while training:
+        trial = chance.choice(sorted(training))
+        training.remove(trial)
+        if chance.random() < 0.15:
+            turns.append(Turn(TrialFailed(trial, "broken"), ()))
+            continue
+        epochs[trial] += 1
+        decisions: list[Decision] = []
+        for other in sorted({trial, *paused}):
+            what = chance.choice(["train", "stop", "pause", "clone"])
+            if what == "clone" and other in paused:
+                decisions.append(Clone(trial, other, {"lr": chance.random()}))
+                what = "train"
+            paused.discard(other)
+            if what == "train" and epochs[other] < 4:
+                decisions.append(Train(other, 1, chance.random()))
+                training.add(other)
+            elif what == "pause":
+                paused.add(other)
+            else:
+                decisions.append(Stop(other, "rung", "complete"))
+                if other == trial:
+                    break
+        turns.append(Turn(reported(trial, epochs[trial]), tuple(decisions)))
+    last = turns[-1]
+    turns[-1] = Turn(last.event, (*last.decisions, Finish()))
+    return turns
+
+
+def test_a_gang_is_no_larger_than_the_cluster_is_now() -> None:
+    turns = (Turn(None, (Train(0, 1, gang=4),)), Turn(reported(0, 1), (Finish(),)))
+    for n_workers, gang in ((1, 1), (3, 3), (8, 4)):
+        assert list(Script(turns).start(Context(n_workers))) == [Train(0, 1, gang=gang)]
+
+
+def play(script: Script, chance: random.Random) -> list[Decision]:
+    """Let what was decided happen, each trial in its order, the trials in any."""
+    decided = list(script.start(Context(1)))
+    due: dict[int, int] = {}
+    done: dict[int, int] = {}
+    taken = 0
+    while True:
+        for decision in decided[taken:]:
+            match decision:
+                case Train(trial, epochs):
+                    due[trial] = due.get(trial, 0) + epochs
+                case Stop(trial):
+                    due.pop(trial, None)
+        taken = len(decided)
+        if Finish() in decided:
+            return decided
+        ready = sorted(trial for trial, n in due.items() if done.get(trial, 0) < n)
+        assert ready, "it waits for nothing"
+        trial = chance.choice(ready)
+        done[trial] = done.get(trial, 0) + 1
+        decided += script.handle(reported(trial, done[trial]))
+
+
+def of(decisions: Sequence[Decision], trial: int) -> list[Decision]:
+    """List what concerns a trial, up to its end."""
+    found: list[Decision] = []
+    for decision in decisions:
+        match decision:
+            case Train(number, epochs) if number == trial:
+                found += [Train(trial, 1, decision.priority)] * epochs
+            case Stop(number) if number == trial:
+                return [*found, decision]
+            case Clone(source, target) if trial in (source, target):
+                found.append(decision)
+    return found
+
+
+@given(turns=runs(), seed=st.integers(0, 10**6))
+def test_each_trial_gets_the_same_decisions_in_the_same_order(turns: list[Turn], seed: int) -> None:
+    decided = play(Script(tuple(turns)), random.Random(seed))
+    assert decided.count(Finish()) == 1
+    assert not any(isinstance(decision, Ask) for decision in decided)
+    failed = {turn.event.trial for turn in turns if isinstance(turn.event, TrialFailed)}
+    then = [decision for turn in turns for decision in turn.decisions]
+    epochs = {t.event.trial: t.event.epoch for t in turns if isinstance(t.event, Reported)}
+    for trial in range(4):
+        again = of(decided, trial)
+        n_epochs = sum(isinstance(decision, Train) for decision in again)
+        assert n_epochs == epochs.get(trial, 0), "it trains what it had reported then"
+        if trial not in failed and Finish() in then:
+            expected = of(then, trial)
+            assert again == expected
+    order = [d for d in then if isinstance(d, Clone)]
+    assert [d for d in decided if isinstance(d, Clone)] == order
+
+
+def test_what_was_decided_and_never_trained_is_not_trained() -> None:
+    turns = (
+        Turn(None, (Train(0, 5), Train(1, 5))),
+        Turn(reported(0, 1), ()),
+        Turn(DeadlineReached(9.0), (Stop(0, "the time is over"), Stop(1, "late"), Finish())),
+    )
+    script = Script(turns)
+    assert script.start(Context(1)) == [Train(0, 1)]
+    assert script.handle(reported(0, 1)) == [
+        Stop(0, "the time is over"), Stop(1, "late"), Finish()
+    ]  # fmt: skip
+
+
+def test_a_trial_that_fails_only_now_ends_it_and_is_told() -> None:
+    script = Script((Turn(None, (Train(0, 1), Train(1, 1))), Turn(reported(0, 1), (Finish(),))))
+    script.start(Context(1))
+    assert script.handle(TrialFailed(0, "broken")) == [Finish()]
+    assert script.state.astray == "trial 0 failed: broken"
+
+
+def test_one_that_failed_then_fails_again_or_is_stopped() -> None:
+    turns = (
+        Turn(None, (Train(0, 2), Train(1, 1))),
+        Turn(reported(0, 1), ()),
+        Turn(TrialFailed(0, "broken"), ()),
+        Turn(reported(1, 1), (Stop(1, "end", "complete"), Finish())),
+    )
+    events: list[list[Event]] = [
+        [reported(0, 1), reported(1, 1)],
+        [reported(0, 1), TrialFailed(0, "broken"), reported(1, 1)],
+    ]
+    for heard in events:
+        script = Script(turns)
+        decided = script.start(Context(1))
+        assert decided == [Train(0, 1), Train(1, 1)]
+        for event in heard:
+            decided += script.handle(event)
+        assert decided[-2:] == [Stop(1, "end", "complete"), Finish()]
+        assert script.state.astray == ""
+
+
+def test_a_run_that_never_ended_ends_with_its_last_turn() -> None:
+    script = Script((Turn(None, (Train(0, 1),)), Turn(reported(0, 1), (Train(0, 3),))))
+    script.start(Context(1))
+    assert script.handle(reported(0, 1)) == [Finish()]
+
+
+def test_turns_are_read_from_a_journal() -> None:
+    turns = [Turn(None, (Ask(2),)), Turn(reported(0, 1), (Stop(0, "x"), Finish()))]
+    entries = [
+        {"is": "turn", "seconds": 0.0, "decisions": [encode(d) for d in turn.decisions]}
+        | ({} if turn.event is None else {"event": encode(turn.event)})
+        for turn in turns
+    ]
+    assert read_turns([{"is": "session"}, entries[0], {"is": "unit"}, entries[1]]) == tuple(turns)

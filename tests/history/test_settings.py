@@ -1,0 +1,91 @@
+"""What a run was called with is read back as it was, and another flow or part is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+import dagsel.flows
+from dagsel.errors import RunDirError, SearchError
+from dagsel.flow import Context
+from dagsel.flows import ASHA, PBT, Grid, RandomSearch, Range
+from dagsel.history.settings import Settings, flow_config, flow_name
+
+SETTINGS = Settings(
+    study="s", home=None, sampler="TPESampler", sampler_seed=2**40, direction="maximize",
+    metric="accuracy", seed=3, flow="Grid", flow_config={}, data="/d.zarr", data_digest="ab",
+    n_shards=4, workload={"class": "a.B", "loss": "f"}, deadline_s=1.5,
+)  # fmt: skip
+FLOWS: list[Any] = [
+    RandomSearch(max_epochs=2, n_trials=5),
+    Grid(max_epochs=1),
+    ASHA(max_epochs=9, n_trials=6, mode="stopping", semantics="syne"),
+    PBT(max_epochs=3, n_trials=4, mutations={"lr": Range(0.1, 1.0, log=True), "n": [1, 2]}),
+]
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A flow of a user."""
+
+    rungs: tuple[int, ...] = (1, 3)
+    state: list[int] = field(default_factory=list, init=False)
+
+
+def test_settings_survive_a_file() -> None:
+    text = json.dumps(SETTINGS.to_json() | {"run": "3f9a"})
+    assert Settings.from_json(json.loads(text), "/r") == SETTINGS
+
+
+@pytest.mark.parametrize("change", [{"n_shards": "4"}, {"surprise": 1}, {"direction": "up"}])
+def test_a_damaged_one_is_refused_with_its_name(change: dict[str, Any]) -> None:
+    with pytest.raises(RunDirError, match=r"^/r/run.json cannot be read: "):
+        Settings.from_json(SETTINGS.to_json() | change, "/r")
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=flow_name)
+def test_a_flow_of_dagsel_is_made_again_from_its_file(flow: Any) -> None:
+    flow.start(Context(2))  # what it has learnt is none of its configuration
+    config = json.loads(json.dumps(flow_config(flow)))
+    settings = replace(SETTINGS, flow=flow_name(flow), flow_config=config)
+    again: Any = settings.make_flow(None)
+    assert again == flow
+    assert again.state == type(flow.state)()
+    assert settings.make_flow(flow) is flow
+    assert flow_name(flow) in dagsel.flows.__all__
+
+
+def test_another_flow_is_refused() -> None:
+    settings = replace(SETTINGS, flow="RandomSearch", flow_config=flow_config(FLOWS[0]))
+    for other in (RandomSearch(max_epochs=2, n_trials=6), FLOWS[1]):
+        with pytest.raises(SearchError, match=r"flow= is \w+ with .* began with RandomSearch"):
+            settings.make_flow(other)
+
+
+def test_a_flow_that_is_not_dagsels_must_be_given() -> None:
+    mine: Any = Mine()
+    settings = replace(SETTINGS, flow=flow_name(mine), flow_config=flow_config(mine))
+    assert settings.flow == f"{__name__}.Mine"
+    assert settings.make_flow(mine) is mine
+    for name in (settings.flow, "os.system", "flow_name"):
+        with pytest.raises(SearchError, match="give the run's with flow="):
+            replace(settings, flow=name).make_flow(None)
+    with pytest.raises(SearchError, match="give the run's with flow="):
+        replace(settings, flow="Grid", flow_config=None).make_flow(None)
+
+
+def test_what_has_no_form_in_json_is_no_configuration() -> None:
+    assert flow_config(object()) is None
+    assert flow_config(replace(Mine(), rungs=(object(),))) is None  # type: ignore[arg-type]
+
+
+def test_other_data_and_another_workload_are_refused_and_named() -> None:
+    SETTINGS.check_data("ab", "/elsewhere.zarr")
+    with pytest.raises(RunDirError, match=r"/e.zarr is not the data set .* \(/d.zarr, .*ab; here"):
+        SETTINGS.check_data("cd", "/e.zarr")
+    SETTINGS.check_workload({"class": "a.B", "loss": "f"})
+    with pytest.raises(RunDirError, match=r": 'loss' was f and is g$"):
+        SETTINGS.check_workload({"class": "a.B", "loss": "g"})

@@ -1,0 +1,128 @@
+"""Searches with a deadline and a budget keep to both on a cluster that is late, slow and loses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Reported,
+    Scale,
+    Stop,
+    Tick,
+    Train,
+    Wake,
+)
+from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched, RandomSearch
+from dagsel.planning.scaling import Scaling
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
+from tests.driver.scripted import Scripted
+
+DEADLINE_S, BUDGET = 600.0, 4800.0
+FLOWS: dict[str, Flow] = {
+    "SEER": SEER(DEADLINE_S, BUDGET, max_workers=8),
+    "SEER, paper": SEER(DEADLINE_S, BUDGET, max_workers=8, mode="paper"),
+    "HyperSched": HyperSched(DEADLINE_S, BUDGET, max_workers=8),
+    "E-Hyperband": ElasticHyperband(DEADLINE_S, BUDGET),
+    "E-Grid": ElasticGrid(DEADLINE_S, BUDGET, sampling="study"),
+}
+
+
+def space(trial: Any) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}
+
+
+@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        {},
+        {"startup_s": 15.0, "hop_s": 0.2, "switch_s": 1.0, "load_s": 0.5},
+        {"startup_s": 5.0, "failures": ((100.0, 2), (200.0, 5), (300.0, 7))},
+    ],
+)
+def test_deadline_and_budget_hold(name: str, trouble: dict[str, Any]) -> None:
+    n_workers, seed = 8, 0
+    cluster = SimulatedCluster(n_workers=n_workers, n_shards=4, max_workers=200, **trouble)
+    curves = PowerLaw(
+        epoch_s=30.0, evaluation_share=0.1, seed=seed, scaling=Scaling({2: 1.85, 4: 3.43, 8: 5.4})
+    )
+    run = simulate(FLOWS[name], curves, cluster, seed=seed, space=space, deadline=DEADLINE_S)
+    assert run.seconds <= DEADLINE_S + 1e-6
+    # What there was before the beginning was not the flow's to decide.
+    before = n_workers * cluster.startup_s
+    assert 0.85 * BUDGET <= run.cost <= 1.002 * BUDGET + before
+    assert run.record.best is not None
+    assert run.record.best.is_complete
+    assert not [trial for trial in run.record.trials.values() if trial.is_live]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05])
+@pytest.mark.parametrize(
+    "flow",
+    [
+        ElasticGrid(DEADLINE_S, 2400, sampling="study"),
+        HyperSched(DEADLINE_S, 2400),
+        SEER(DEADLINE_S, 2400, min_stage=DEADLINE_S),
+        SEER(DEADLINE_S, 2400, min_stage=60),
+    ],
+)
+def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
+    flow: Flow, share: float
+) -> None:
+    run = simulate(
+        flow,
+        PowerLaw(epoch_s=900.0, evaluation_share=share),
+        SimulatedCluster(n_workers=4, max_workers=50),
+        space=space,
+        deadline=DEADLINE_S,
+        budget=2400,
+    )
+    assert run.record.best is not None
+    assert run.record.best.is_complete
+    assert run.cost <= 2400 + 1e-6
+
+
+def test_an_elastic_cluster_replaces_a_worker_that_dies_for_any_flow() -> None:
+    flow = RandomSearch(max_epochs=3, n_trials=4)
+    cluster = SimulatedCluster(2, max_workers=2, startup_s=5.0, failures=((10.0, 0),))
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
+    assert set(run.timeline()["worker"]) == {"worker-1", "worker-2"}
+    # 720 s of training, the unit that was lost, and the time in which a worker was to come.
+    assert run.cost == pytest.approx(2 * (5.0 + run.seconds))
+    assert run.seconds < 420.0
+
+
+def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked(trials):
+                return [Train(trial, 2) for trial in trials]
+            case Tick():
+                return [Scale(1)]
+            case Reported(trial, 2):
+                left.discard(trial)
+                return [Stop(trial, "the end", "complete"), *([] if left else [Finish()])]
+        return []
+
+    left = {0, 1, 2, 3}
+    flow = Scripted([Scale(4), Wake(50), Ask(4)], answer)
+    cluster = SimulatedCluster(n_workers=1, startup_s=80, max_workers=4)
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
+    assert set(run.timeline()["worker"]) == {"worker-0"}
+    # One worker all the time, three more from the beginning until they were given up.
+    assert run.cost == 80 + 8 * 60 + 3 * 50
+
+
+def test_a_budget_in_money_ends_a_simulation_at_its_price() -> None:
+    flow, cluster = RandomSearch(max_epochs=9, n_trials=8), SimulatedCluster(n_workers=4)
+    options: dict[str, Any] = {"space": space, "price_per_worker_hour": 3.0}
+    run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, budget="1 EUR", **options)
+    assert run.cost == pytest.approx(1200.0)
