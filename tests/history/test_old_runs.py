@@ -1,0 +1,76 @@
+"""Runs that 163b1ee began go on, and repeat, with the code as it is now."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import searches
+from distributed import Client
+
+import dagsel
+from dagsel.history.record import Record
+from dagsel.storage import RunDir
+
+HERE = Path(searches.__file__).parent
+N_SHARDS = 3
+
+pytestmark = pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="run.json names functions by their bytecode, of 3.11"
+)
+
+
+NAMES = sorted(searches.SEARCHES)
+KILLED = [name for name in NAMES if name.endswith("-killed")]
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    shutil.copytree(HERE / request.param, tmp_path / request.param)
+    return str(tmp_path / request.param)
+
+
+def parts(folder: str) -> dict[str, Any]:
+    workload, _, _, _ = searches.SEARCHES[Path(folder).name]
+    return {"workload": workload(), "space": searches.space, "data": str(HERE / "data")}
+
+
+def read(folder: str) -> Record:
+    about = RunDir(folder).about()
+    entries = RunDir(folder).journal.read()
+    return Record.read(about["run"], N_SHARDS, about["direction"], entries)
+
+
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
+def test_a_journal_is_read_to_its_last_entry(folder: str) -> None:
+    record = read(folder)
+    is_killed = Path(folder).name in KILLED
+    assert record.finished is not is_killed
+    assert record.trials
+    assert all(done.stop > done.start for done in record.units)
+    if Path(folder).name == "gangs-ended":
+        assert {done.gang for done in record.units} == {1, 2}
+    if Path(folder).name == "hermes-killed":
+        assert any(0 < piece.share < 1 for piece in record.pieces)
+
+
+@pytest.mark.parametrize("folder", NAMES, indirect=True)
+def test_a_run_is_resumed_and_repeats(folder: str, client: Client, tmp_path: Path) -> None:
+    before = read(folder)
+    run = dagsel.resume(folder, client, **parts(folder))
+    assert run.record.finished
+    assert not run.failures
+    for trial in before.trials.values():  # what was reported stays reported
+        now = run.record.trials[trial.number]
+        assert now.params == trial.params
+        assert now.epochs[: len(trial.epochs)] == trial.epochs
+    assert run.best_model() is not None
+    states = {t.state for t in run.study.trials}
+    assert optuna.trial.TrialState.RUNNING not in states
+    again = dagsel.replay(folder, client, **parts(folder), into=str(tmp_path / "again"))
+    assert again.record.notes == []
+    assert again.best_value == run.best_value
