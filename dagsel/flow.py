@@ -1,9 +1,9 @@
 """The seam between search procedures and the engine: events in, decisions out.
 
-A *flow* is a search procedure: a frozen configuration and an explicit state. It decides which
-trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no clock,
-no file, no global random state. Whoever runs it (`dagsel.driver.runner` on a cluster,
-`dagsel.simulate` in virtual time) performs its decisions and tells it what came of them.
+A *flow* is a search procedure: a configuration, and a state that belongs to one run. It decides
+which trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no
+clock, no file, no global random state. The driver (`dagsel.driver.runner`), on a cluster or in
+virtual time, performs its decisions and tells it what came of them.
 
 A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train,
 or was suspended by `Pause` or by the end of its ``Train(seconds=)``, is *paused*: it costs nothing
@@ -14,11 +14,15 @@ them, at the sample where it stopped, as if it had never paused.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
 from dagsel.codec import Json, from_json, to_json
+from dagsel.errors import SearchError
+from dagsel.planning.brackets import StagePlan
+from dagsel.planning.budget import Budget, read_budget, to_seconds
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -378,28 +382,132 @@ _DECISIONS = {kind.__name__: kind for kind in get_args(Decision)}
 _EVENTS = {kind.__name__: kind for kind in get_args(Event)}
 
 
-@runtime_checkable
-class Flow(Protocol):
-    """A search procedure.
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a flow says of itself before it starts: to the study, to the limits, to a preview.
 
-    Its configuration is frozen; what it learns stands in `state`, a dataclass of builtins (numbers,
-    strings, lists, tuples, sets, mappings, dataclasses of these), annotated, so that it can be
-    written as JSON and read again. Each run works on a deep copy, so that one flow may serve many
-    runs. `dagsel.testing.FlowSuite` checks a flow of your own.
+    Parameters
+    ----------
+    max_epochs
+        Epochs of the longest trial; None if it is not known.
+    sampling
+        Who draws the trials; with ``"grid"`` the space has to be finite.
+    uses_pruner
+        Whether it heeds `Reported.prune`.
+    pruner
+        The pruner of Optuna's that is asked; None for the study's own.
+    deadline_s
+        How long the search may last, in seconds; None for no limit.
+    budget
+        What its workers may cost; None for no limit.
+    plan
+        Its stages, where they are fixed beforehand.
+    reads_configs
+        What it reads off configurations, as the rest of a sentence; empty if nothing.
     """
 
-    @property
-    def state(self) -> Any:
-        """What the flow has learnt."""
-        ...
+    max_epochs: int | None = None
+    sampling: Sampling = "study"
+    uses_pruner: bool = False
+    pruner: Any = None
+    deadline_s: float | None = None
+    budget: Budget | None = None
+    plan: StagePlan | None = None
+    reads_configs: str = ""
 
+
+@runtime_checkable
+class Flow(Protocol):
+    """A search procedure: inherit it as a dataclass of its configuration.
+
+    What it learns stands in `state`, a dataclass of builtins (numbers, strings, lists, tuples,
+    sets, mappings, dataclasses of these), annotated, so that it can be written as JSON and read
+    again. The state changes as events come; it belongs to one run, and each run takes a `fresh`
+    flow. `dagsel.testing.FlowSuite` checks a flow of your own.
+
+    Attributes
+    ----------
+    state
+        What the flow has learnt: a field with ``init=False, repr=False, compare=False``.
+    """
+
+    state: Any
+
+    @property
+    def traits(self) -> Traits:
+        """What the flow says of itself; by default nothing."""
+        return Traits()
+
+    def fresh(self) -> Self:
+        """Return a flow of the same configuration that has not begun."""
+        return replace(self)  # type: ignore[type-var]  # subclasses are dataclasses
+
+    @abstractmethod
     def start(self, context: Context) -> list[Decision]:
         """Begin a search."""
         ...
 
+    @abstractmethod
     def handle(self, event: Event) -> list[Decision]:
         """Answer what has happened."""
         ...
+
+
+def check_flow(flow: Any) -> None:
+    """Refuse what is no flow.
+
+    Raises
+    ------
+    SearchError
+        Naming what it lacks.
+
+    Examples
+    --------
+    >>> check_flow("asha")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: flow must be a search procedure such as RandomSearch, got 'asha'
+    """
+    missing = [name for name in ("start", "handle", "state", "traits", "fresh")
+               if not hasattr(flow, name)]  # fmt: skip
+    if isinstance(flow, type) or {"start", "handle"} <= set(missing):
+        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
+    if missing:
+        raise SearchError(
+            f"{type(flow).__name__} has no {' and no '.join(missing)}: let it inherit "
+            "dagsel.flow.Flow, which declares what every search procedure has"
+        )
+    if not isinstance(flow.traits, Traits):
+        raise SearchError(
+            f"{type(flow).__name__}.traits must be dagsel.flow.Traits, got {flow.traits!r}"
+        )
+
+
+def limits_of(
+    traits: Traits,
+    deadline: float | str | None,
+    budget: float | str | None,
+    price_per_worker_hour: float | None,
+) -> tuple[float | None, Budget | None]:
+    """Return deadline and budget of a search: the caller's; where one is missing, the flow's own.
+
+    Raises
+    ------
+    SearchError
+        If one of them cannot be read.
+
+    Examples
+    --------
+    >>> limits_of(Traits(deadline_s=60.0), None, "2 worker-minutes", None)
+    (60.0, Budget(worker_seconds=120.0, price_per_worker_hour=None, currency=''))
+    """
+    deadline_s = traits.deadline_s if deadline is None else to_seconds("deadline", deadline)
+    own, price = traits.budget, price_per_worker_hour
+    if price is None and own is not None:
+        price = own.price_per_worker_hour
+    if budget is not None:
+        return deadline_s, read_budget(budget, price)
+    return deadline_s, None if own is None else replace(own, price_per_worker_hour=price)
 
 
 def encode(value: Decision | Event) -> Json:
@@ -446,4 +554,4 @@ def save_state(flow: Flow) -> Json:
 
 def load_state(flow: Flow, value: Json) -> None:
     """Give a flow the state that `save_state` took from one of the same configuration."""
-    object.__setattr__(flow, "state", from_json(type(flow.state), value))
+    flow.state = from_json(type(flow.state), value)

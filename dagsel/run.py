@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 import uuid
@@ -13,12 +12,11 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Asked, Flow, encode
+from dagsel.flow import Asked, Flow, Traits, check_flow, encode, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script, read_turns
-from dagsel.history.settings import Priority, Settings, by_convergence, flow_config, flow_name
-from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.planning.small_population import Policy
 from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
@@ -49,7 +47,6 @@ def optimize(
     deadline: float | str | None = None,
     budget: float | str | None = None,
     price_per_worker_hour: float | None = None,
-    priority: Priority = "flow",
     small_population: Policy = "auto",
     replicas: int = 1,
     deterministic: bool = False,
@@ -102,9 +99,6 @@ def optimize(
         request to its release.
     price_per_worker_hour
         What an hour of a worker costs, in the currency of the budget; None for what the flow says.
-    priority
-        Whom the workers serve first where the search procedure leaves it open: ``"flow"`` the trial
-        with the most work left, ``"convergence"`` the one whose value improves the fastest.
     small_population
         What becomes of workers when fewer trials are left than there are: ``"hop"`` leaves them
         idle, ``"gang"`` trains each trial on several, ``"release"`` lets them go. ``"auto"`` takes
@@ -149,22 +143,11 @@ def optimize(
     """
     if isinstance(data, str):
         data = ShardedDataset.open(data)
-    if not isinstance(flow, Flow):
-        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    own_s = getattr(flow, "deadline_s", None)
-    deadline_s = own_s if deadline is None else to_seconds("deadline", deadline)
-    if budget is None:
-        budget = getattr(flow, "budget_worker_s", None)
-    if price_per_worker_hour is None:
-        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
-    cost = None if budget is None else read_budget(budget, price_per_worker_hour)
-    if priority not in get_args(Priority):
-        raise SearchError(f"priority must be one of {get_args(Priority)}, got {priority!r}")
-    if priority == "convergence":
-        flow = by_convergence(flow)
+    check_flow(flow)
+    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     run = uuid.uuid4().hex[:8]
     driver = _driver(study, space, metric, seed, callbacks, run, flow)
-    grid = getattr(flow, "sampling", "study") == "grid"
+    grid = flow.traits.sampling == "grid"
     driver.validate(workload.metrics, grid=grid, check=workload.validate)
     assert driver.sampler_seed is not None
     settings = Settings(
@@ -186,14 +169,13 @@ def optimize(
         deadline_s=deadline_s,
         unit_timeout_s=unit_timeout,
         budget_s=None if cost is None else cost.worker_seconds,
-        price_per_worker_hour=price_per_worker_hour,
-        priority=priority,
+        price_per_worker_hour=cost.price_per_worker_hour if cost else price_per_worker_hour,
         small_population=_crew_policy(small_population, deterministic, workload),
     )
     folder = RunDir(run_dir or _new_run_dir(driver.name, run))
     folder.claim(run, settings.to_json())
     record = Record(run, data.n_shards, settings.direction)
-    session = Session(settings, folder, driver, copy.deepcopy(flow), workload, data, record)
+    session = Session(settings, folder, driver, flow.fresh(), workload, data, record)
     with folder.lock(run) as lock:
         return session.run(client, cluster, worker_timeout, lock)
 
@@ -259,9 +241,7 @@ def resume(
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
     workload, space, data = _parts(settings, workload, space, data)
-    if flow is not None and settings.priority == "convergence":
-        flow = by_convergence(flow)
-    flow = copy.deepcopy(settings.make_flow(flow))
+    flow = settings.make_flow(flow)
     with folder.lock(about["run"]) as lock:
         entries = folder.journal.read()
         record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
@@ -407,9 +387,7 @@ def _driver(
         callbacks,
         run=run,
         sampler_seed=sampler_seed,
-        max_epochs=getattr(flow, "max_epochs", None),
-        use_pruner=hasattr(flow, "pruner"),
-        pruner=getattr(flow, "pruner", None),
+        traits=Traits() if flow is None else flow.traits,
     )
 
 

@@ -25,6 +25,7 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
 )
@@ -154,7 +155,7 @@ class Allotment:
     switched: dict[str, list[float]] = field(default_factory=dict)  # what the last switches cost
 
 
-@dataclass(frozen=True)
+@dataclass
 class Allocator(Wrapper):
     """Give the trials of a search their workers, and let those wait for whom there are none.
 
@@ -321,7 +322,7 @@ class Allocator(Wrapper):
         return max(0.0, work.left * known_s / epochs - (work.worked_s - work.reported_s))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProfiledAllocator(Allocator):
     """An `Allocator` that knows how each architecture scales; the fields are those of `Marble`.
 
@@ -348,6 +349,11 @@ class ProfiledAllocator(Allocator):
                     f"scaling[{architecture!r}] must be a scaling profile such as "
                     f"Scaling({{1: 1.0, 2: 1.8}}), got {model!r}"
                 )
+
+    @property
+    def traits(self) -> Traits:
+        """All that the search inside says of itself; and its configurations are read."""
+        return replace(self.flow.traits, reads_configs="reads the architecture off them")
 
     def architecture(self, trial: int, config: Mapping[str, Any], source: str = "") -> str:
         """Read the architecture off the configuration."""

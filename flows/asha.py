@@ -34,7 +34,7 @@ class AshaState(RungState):
     n_complete: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass
 class ASHA(RungSearch):
     """Decide about each trial when it reaches a rung, by what has reached the rung so far.
 

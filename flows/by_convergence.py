@@ -43,7 +43,7 @@ class Paces:
     paces: dict[int, Pace] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ByConvergence(Wrapper):
     """Serve those trials of a search first that converge fastest.
 

@@ -10,7 +10,7 @@ from dagsel.flows.stages import StagedSearch, StagedState, check_staged
 from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class ElasticGrid(StagedSearch):
     """Train all trials from the beginning to the deadline, or to their last epoch.
 

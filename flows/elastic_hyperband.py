@@ -10,7 +10,7 @@ from dagsel.flows.stages import StagedSearch, StagedState, check_staged
 from dagsel.planning.brackets import StagePlan, hyperband_plan
 
 
-@dataclass(frozen=True)
+@dataclass
 class ElasticHyperband(StagedSearch):
     """Run Hyperband's brackets side by side in training time, a worker for each trial.
 

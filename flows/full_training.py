@@ -12,12 +12,14 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Flow,
     Paused,
     Reported,
     Sampling,
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
 )
@@ -32,8 +34,8 @@ class FullTrainingState(Drawing):
     live: set[int] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class FullTraining:
+@dataclass
+class FullTraining(Flow):
     """Draw trials and train each for the same number of epochs.
 
     Parameters
@@ -61,6 +63,11 @@ class FullTraining:
         if self.sampling == "grid" and self.n_trials is None:
             del counts["n_trials"]  # no other space has an end of its own
         check_counts(**counts, n_concurrent=self.n_concurrent)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs, self.sampling)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""

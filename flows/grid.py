@@ -8,7 +8,7 @@ from dagsel.flow import Sampling
 from dagsel.flows.full_training import FullTraining
 
 
-@dataclass(frozen=True)
+@dataclass
 class Grid(FullTraining):
     """Train every point of a finite search space to the end.
 

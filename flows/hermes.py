@@ -50,7 +50,7 @@ def convergence(losses: Losses, before: float | None = None) -> float:
     return (before - loss) / losses.n
 
 
-@dataclass(frozen=True)
+@dataclass
 class ByLoss(RoundRobin):
     """Share time by the training losses that a trial tells."""
 
@@ -107,7 +107,7 @@ class ByLoss(RoundRobin):
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Slaq(ByLoss):
     """The trial with the largest loss runs next, as it has the most to gain: SLAQ.
 
@@ -148,7 +148,7 @@ class Slaq(ByLoss):
         return job.loss if math.isfinite(job.loss) else -math.inf
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hermes(ByLoss):
     """The trial that converges fastest runs next.
 

@@ -8,7 +8,7 @@ from dagsel.flows.rungs import Bracket, Rounding, hyperband_brackets
 from dagsel.flows.successive_halving import BracketSearch, BracketsState
 
 
-@dataclass(frozen=True)
+@dataclass
 class Hyperband(BracketSearch):
     """Run all brackets of Hyperband once, side by side.
 

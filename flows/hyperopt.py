@@ -8,7 +8,7 @@ from typing import ClassVar
 from dagsel.flows.full_training import FullTraining
 
 
-@dataclass(frozen=True)
+@dataclass
 class HyperOpt(FullTraining):
     """Let the study's sampler draw each trial when another one has ended, and train it to the end.
 

@@ -19,6 +19,7 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     Wake,
     WorkersChanged,
@@ -58,7 +59,7 @@ class HyperSchedState(Drawing):
     timed_s: float = 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class HyperSched(WithinBudget):
     """Explore as ASHA does as long as there is time; then reallocate the workers to the best.
 
@@ -120,6 +121,11 @@ class HyperSched(WithinBudget):
             max_epochs=self.max_epochs,
         )
         _ = self.n_workers  # refuses a budget that pays for none
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs, deadline_s=self.deadline_s, budget=self._budget)
 
     @property
     def end_s(self) -> float:

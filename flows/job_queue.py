@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Asked, Decision, Event, Sampling
+from dagsel.flow import Asked, Decision, Event, Sampling, Traits
 from dagsel.flows.full_training import FullTraining, FullTrainingState
 
 
@@ -19,7 +19,7 @@ class Queue(FullTrainingState):
     epochs: dict[int, int] = field(default_factory=dict)  # of each job that was drawn
 
 
-@dataclass(frozen=True)
+@dataclass
 class JobQueue(FullTraining):
     """Train every point of a finite space for as many epochs as its configuration says.
 
@@ -55,6 +55,11 @@ class JobQueue(FullTraining):
     epochs_by: str = field(default="epochs", kw_only=True)
     state: Queue = field(default_factory=Queue, init=False, repr=False, compare=False)
     sampling: Sampling = field(default="grid", init=False, repr=False)
+
+    @property
+    def traits(self) -> Traits:
+        """What the queue says of itself."""
+        return Traits(sampling="grid", reads_configs="reads the number of epochs off them")
 
     def handle(self, event: Event) -> list[Decision]:
         """Train what was drawn; draw another job for each that ended."""

@@ -25,7 +25,7 @@ def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
     return gangs
 
 
-@dataclass(frozen=True)
+@dataclass
 class Lsf(Allocator):
     """Let each trial of a search have all workers, one after another, in the order of the queue.
 

@@ -59,7 +59,7 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
     return gangs
 
 
-@dataclass(frozen=True)
+@dataclass
 class Marble(ProfiledAllocator):
     """Give each trial of a search the number of workers that is best for it, the rest to others.
 

@@ -17,7 +17,7 @@ class LearningCurves(FullTrainingState):
     losses: dict[int, list[float]] = field(default_factory=dict)  # by trial, one an epoch
 
 
-@dataclass(frozen=True)
+@dataclass
 class MedianStopping(FullTraining):
     """Stop a trial whose best value so far is worse than the median of the others' averages.
 

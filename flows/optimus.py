@@ -58,7 +58,7 @@ class Rounds(Allotment):
     inner_s: float | None = None  # when the search inside wants to wake
 
 
-@dataclass(frozen=True)
+@dataclass
 class Optimus(ProfiledAllocator):
     """Divide the workers anew at fixed intervals, each to the trial that gains most by it.
 

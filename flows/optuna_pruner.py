@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Reported, Stop
+from dagsel.flow import Reported, Stop, Traits
 from dagsel.flows.full_training import FullTraining
 
 
-@dataclass(frozen=True)
+@dataclass
 class OptunaPruner(FullTraining):
     """Let a pruner decide after each epoch whether a trial trains on.
 
@@ -59,6 +59,11 @@ class OptunaPruner(FullTraining):
                 f"pruner must be one of Optuna's, such as optuna.pruners.MedianPruner(), got "
                 f"{self.pruner!r}"
             )
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return replace(super().traits, uses_pruner=True, pruner=self.pruner)
 
     def _judge(self, report: Reported) -> Stop | None:
         stop = super()._judge(report)

@@ -19,9 +19,11 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Flow,
     Reported,
     Stop,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
 )
@@ -102,8 +104,8 @@ class Population:
     losses: dict[int, float] = field(default_factory=dict)  # live: the latest
 
 
-@dataclass(frozen=True)
-class PBT:
+@dataclass
+class PBT(Flow):
     """Train a population; let its worst members go on from the best ones, with other settings.
 
     All members train for an interval, then each of the worst quantile takes the state of one of the
@@ -187,6 +189,11 @@ class PBT:
             raise SearchError("mutations is empty; name what may change in the configuration")
         for key, values in self.mutations.items():
             _check_mutation(key, values)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs, reads_configs="changes their parameters")
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the population."""

@@ -8,7 +8,7 @@ from dagsel.flow import Sampling
 from dagsel.flows.full_training import FullTraining
 
 
-@dataclass(frozen=True)
+@dataclass
 class RandomSearch(FullTraining):
     """Draw trials at random and train each to the end.
 

@@ -13,8 +13,10 @@ from dagsel.flow import (
     DeadlineReached,
     Decision,
     Event,
+    Flow,
     Reported,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
 )
@@ -29,10 +31,10 @@ class RungState(Drawing):
     training: dict[int, int] = field(default_factory=dict)  # trial: epochs of its next rung
 
 
-class RungSearch:
+class RungSearch(Flow):
     """What searches with rungs share: draw trials, keep to the concurrency, hear of results.
 
-    A subclass is a frozen dataclass with the fields below. It says what becomes of a trial that
+    A subclass is a dataclass with the fields below. It says what becomes of a trial that
     stands on a rung or is lost, and what to do with free places.
     """
 
@@ -60,6 +62,11 @@ class RungSearch:
 
     def _check(self) -> None:
         """Refuse what is wrong with a subclass's own fields."""
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""

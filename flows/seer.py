@@ -12,7 +12,7 @@ from dagsel.planning.brackets import Brackets, Mode, StagePlan, seer_plan, solve
 from dagsel.planning.budget import to_seconds
 
 
-@dataclass(frozen=True)
+@dataclass
 class SEER(StagedSearch):
     """Search for so long, and for so much, on a cluster that grows and shrinks.
 

@@ -16,6 +16,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Flow,
     Pause,
     Paused,
     Reported,
@@ -24,13 +25,14 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     Wake,
     WorkersChanged,
 )
 from dagsel.flows.drawing import check_counts
 from dagsel.planning.brackets import Stage, StagePlan
-from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.planning.budget import Budget, read_budget, to_seconds
 
 #: Epochs that a trial has before it, so that none waits while the flow hears of its last one.
 EPOCHS_AHEAD = 2
@@ -79,10 +81,10 @@ class StagedState:
     finished: bool = False
 
 
-class WithinBudget:
+class WithinBudget(Flow):
     """A search that may last so long and cost so much.
 
-    A subclass is a frozen dataclass with the fields below.
+    A subclass is a dataclass with the fields below.
     """
 
     deadline: float | str
@@ -97,13 +99,17 @@ class WithinBudget:
     @property
     def budget_worker_s(self) -> float:
         """Worker-seconds that it may cost."""
-        return read_budget(self.budget, self.price_per_worker_hour).worker_seconds
+        return self._budget.worker_seconds
+
+    @property
+    def _budget(self) -> Budget:
+        return read_budget(self.budget, self.price_per_worker_hour)
 
 
 class StagedSearch(WithinBudget):
     """A search whose trials are ranked at fixed times.
 
-    A subclass is a frozen dataclass with the fields below; it gives the plan. The ends of the
+    A subclass is a dataclass with the fields below; it gives the plan. The ends of the
     stages are counted from the beginning of the run, and a pause begins as much before as the
     longest one took so far: what goes slower than planned shortens a stage, it moves no end. With
     more trials on a worker than then it counts as longer, and a search of one stage pauses halfway
@@ -122,6 +128,12 @@ class StagedSearch(WithinBudget):
     def plan(self) -> StagePlan:
         """What is done if nothing fails and every worker comes at once."""
         raise NotImplementedError
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        limits = (self.deadline_s, self._budget)
+        return Traits(self.max_epochs, self.sampling, False, None, *limits, self.plan)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers and the trials of the first stage."""

@@ -131,7 +131,7 @@ class BracketSearch(RungSearch):
         return [*out]
 
 
-@dataclass(frozen=True)
+@dataclass
 class SuccessiveHalving(BracketSearch):
     """Train all trials up to a rung, keep the best of them, and so on up to the last rung.
 

@@ -17,12 +17,14 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Flow,
     Pause,
     Paused,
     Reported,
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
 )
@@ -63,8 +65,8 @@ class Sharing(Drawing):
     places: list[Place] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class TimeSharing:
+@dataclass
+class TimeSharing(Flow):
     """Train every trial to the end, one at a time on each worker.
 
     Places stand for workers: as many as there are, but which of them a trial runs on is the
@@ -77,6 +79,11 @@ class TimeSharing:
 
     def __post_init__(self) -> None:
         check_counts(max_epochs=self.max_epochs, n_trials=self.n_trials)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for as many trials as have a place."""
@@ -233,7 +240,7 @@ class TimeSharing:
         return decisions
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fifo(TimeSharing):
     """First in, first out: a trial keeps its worker to the end.
 
@@ -260,7 +267,7 @@ class Fifo(TimeSharing):
     """
 
 
-@dataclass(frozen=True)
+@dataclass
 class RoundRobin(TimeSharing):
     """The trials of a worker train in turn, a quantum each: the early feedback of Gandiva.
 

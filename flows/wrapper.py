@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Decision, Event, Flow
-
-#: What study and run read off a search, where it has it.
-_TRAITS = ("max_epochs", "pruner", "sampling", "deadline_s", "budget_worker_s")
+from dagsel.flow import Context, Decision, Event, Flow, Traits
 
 
-@dataclass(frozen=True)
-class Wrapper:
+@dataclass
+class Wrapper(Flow):
     """A flow around another one.
 
     A subclass adds its configuration and gives `own` a dataclass of its own. Its `state` holds both
@@ -38,7 +35,7 @@ class Wrapper:
     >>> outer.flow.flow.start(Context(n_workers=1))
     [Ask(n=4, sampling='random')]
     >>> load_state(again, save_state(outer))
-    >>> again.flow.flow.state.n_asked, again.max_epochs
+    >>> again.flow.flow.state.n_asked, again.traits.max_epochs
     (4, 5)
     """
 
@@ -51,6 +48,15 @@ class Wrapper:
                 f"{type(self).__name__} goes around a search such as RandomSearch, got "
                 f"{self.flow!r}; give one as flow="
             )
+
+    @property
+    def traits(self) -> Traits:
+        """All that the search inside says of itself."""
+        return self.flow.traits
+
+    def fresh(self) -> Self:
+        """Return a flow of the same configuration, around a fresh one."""
+        return replace(self, flow=self.flow.fresh())
 
     def start(self, context: Context) -> list[Decision]:
         """Begin the search inside."""
@@ -69,13 +75,7 @@ class Wrapper:
 
     @state.setter
     def state(self, state: Any) -> None:
-        object.__setattr__(self, "own", state.own)
-        object.__setattr__(self.flow, "state", state.inner)
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _TRAITS:
-            return getattr(self.flow, name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        self.own, self.flow.state = state.own, state.inner
 
 
 @cache

@@ -14,6 +14,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Flow,
     Pause,
     Reported,
     Scale,
@@ -74,8 +75,8 @@ class ScriptState:
     n_workers: int = 1
 
 
-@dataclass(frozen=True)
-class Script:
+@dataclass
+class Script(Flow):
     """Repeats a run's decisions in their order; its trials are there from the start.
 
     A trial trains the epochs that it had reported then, not those that were decided and never came

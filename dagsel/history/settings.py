@@ -10,15 +10,16 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias, get_type_hints
+from typing import Any, get_type_hints
 
 from dagsel.codec import Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Direction, Flow
+from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.small_population import Policy
 from dagsel.workloads.describe import differences
 
-Priority: TypeAlias = Literal["flow", "convergence"]
+#: Search procedures that had another name in a ``run.json`` of dagsel 0.1.
+_FORMER_NAMES: dict[str, str] = {}  # filled as classes are renamed
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Settings:
         As `dagsel.optimize` was given them.
     budget_s
         The budget, in worker-seconds.
-    price_per_worker_hour, priority, small_population
+    price_per_worker_hour, small_population
         As `dagsel.optimize` was given them.
     dagsel
         Version that began the run.
@@ -80,7 +81,6 @@ class Settings:
     unit_timeout_s: float | None = None
     budget_s: float | None = None
     price_per_worker_hour: float | None = None
-    priority: Priority = "flow"
     small_population: Policy = "auto"
     dagsel: str = version("dagsel")
 
@@ -99,7 +99,7 @@ class Settings:
             If something is missing or is not what it should be.
         """
         try:
-            settings: Settings = from_json(cls, {k: v for k, v in about.items() if k != "run"})
+            settings: Settings = from_json(cls, _as_now(about))
         except ValueError as error:
             raise RunDirError(f"{url}/run.json cannot be read: {error}") from error
         return settings
@@ -134,13 +134,14 @@ class Settings:
             If it is needed and not given, or is another one.
         """
         if given is not None:
+            check_flow(given)
             about = (flow_name(given), flow_config(given))
             if about != (self.flow, self.flow_config):
                 raise SearchError(
                     f"flow= is {about[0]} with {about[1]}, the run began with {self.flow} with "
                     f"{self.flow_config}"
                 )
-            return given
+            return given.fresh()
         # Only dagsel's own are made from a name: no other module is imported for a run_dir's sake.
         flow = _make(self.flow, self.flow_config)
         if flow is None:
@@ -166,10 +167,14 @@ def _make(name: str, config: Any) -> Flow | None:
     return flow
 
 
-def by_convergence(flow: Flow) -> Flow:
-    """Let a search serve the trials first that converge the fastest."""
-    wrapped: Flow = importlib.import_module("dagsel.flows").ByConvergence(flow)
-    return wrapped
+def _as_now(about: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what `Settings` holds of a ``run.json``, also of one that dagsel 0.1 wrote."""
+    told = {name: value for name, value in about.items() if name != "run"}
+    told["flow"] = _FORMER_NAMES.get(told.get("flow", ""), told.get("flow"))
+    if told.pop("priority", "flow") == "convergence":  # it is a flow around the flow now
+        inner = {"flow": told["flow"], "config": told.get("flow_config")}
+        told["flow"], told["flow_config"] = "ByConvergence", {"flow": inner}
+    return told
 
 
 def flow_name(flow: Flow) -> str:

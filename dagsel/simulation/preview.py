@@ -10,10 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Direction, Flow
+from dagsel.flow import Direction, Flow, check_flow, limits_of
 from dagsel.history.record import UnitRecord
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.planning.budget import Budget, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
@@ -97,18 +97,15 @@ def preview(
     >>> told.seconds, told.worker_minutes, told.money
     (360.0, 24.0, 1.0)
     """
-    if not isinstance(flow, Flow):
-        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
+    check_flow(flow)
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
-    if price_per_worker_hour is None:
-        price_per_worker_hour = getattr(flow, "price_per_worker_hour", None)
-    own = getattr(flow, "budget", 1.0) if hasattr(flow, "budget_worker_s") else 1.0
-    limit = read_budget(own if budget is None else budget, price_per_worker_hour)
-    budget_s = math.inf if budget is None else limit.worker_seconds
-    price = (limit.price_per_worker_hour, limit.currency)
-    name, plan = type(flow).__name__, getattr(flow, "plan", None)
+    _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
+    budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
+    shown = limit or Budget(math.inf, price_per_worker_hour)
+    price = (shown.price_per_worker_hour, shown.currency)
+    name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
-    if isinstance(plan, StagePlan) and all(value is None for value in told):
+    if plan is not None and all(value is None for value in told):
         rows, ends_early = _planned(plan, deadline_s, budget_s)
         _check_any(rows)
         return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
@@ -184,12 +181,12 @@ def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | No
     """Give a space of which nothing is asked but that its trials differ, if there is none."""
     if space is not None or curves is not None:  # curves may ask for parameters, or bring them
         return space
-    if getattr(flow, "sampling", "study") == "grid":
+    if flow.traits.reads_configs:
+        raise SearchError(
+            f"space is missing: it makes configurations, and the flow {flow.traits.reads_configs}"
+        )
+    if flow.traits.sampling == "grid":
         raise SearchError("space is missing: how many trials a grid has depends on it")
-    if hasattr(flow, "scaling"):
-        raise SearchError("space is missing: the flow reads the architecture off configurations")
-    if hasattr(flow, "mutations"):
-        raise SearchError("space is missing: the flow changes parameters of the configurations")
     return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
-from dagsel.flow import Direction, Flow, Sampling
+from dagsel.flow import Direction, Flow, Sampling, check_flow, limits_of
 from dagsel.history.record import Entry, Record
 from dagsel.history.result import Result
-from dagsel.planning.budget import Bill, read_budget, to_seconds
+from dagsel.planning.budget import Bill
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
 from dagsel.simulation.engine import VirtualEngine
@@ -136,15 +136,9 @@ def simulate(
     >>> run.seconds, run.cost  # 8 trials of 3 epochs of a minute, on 4 workers
     (360.0, 1440.0)
     """
-    if not isinstance(flow, Flow):
-        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    deadline_s = getattr(flow, "deadline_s", None)
-    if deadline is not None:
-        deadline_s = to_seconds("deadline", deadline)
-    budget_s = getattr(flow, "budget_worker_s", None)
-    if budget is not None:
-        budget_s = read_budget(budget, price_per_worker_hour).worker_seconds
-    flow = copy.deepcopy(flow)
+    check_flow(flow)
+    flow = flow.fresh()
+    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     name = f"simulated-{seed}"
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
     record = Record(name, cluster.n_shards, direction)
@@ -165,7 +159,7 @@ def simulate(
         metric,
         seed=seed,
         deadline_s=deadline_s,
-        budget_s=budget_s,
+        budget_s=None if cost is None else cost.worker_seconds,
     )
     runner.run()
     return SimulatedRun(driver.study, metric, record, cluster, journal, engine.bill)
@@ -199,12 +193,10 @@ def _driver(
         seed,
         run=name,
         sampler_seed=seed if sampler is None else None,
-        max_epochs=getattr(flow, "max_epochs", None),
-        use_pruner=hasattr(flow, "pruner"),
-        pruner=getattr(flow, "pruner", None),
+        traits=flow.traits,
     )
     if recorded is None:
-        grid = getattr(flow, "sampling", "study") == "grid"
+        grid = flow.traits.sampling == "grid"
         driver.validate({metric: None}, grid=grid, check=lambda config: None)
     else:
         for number in sorted(recorded.configs):

@@ -15,7 +15,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from dagsel.flow import Sampling
+from dagsel.flow import Sampling, Traits
 from dagsel.study.checks import Space, check_metric, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
@@ -58,12 +58,8 @@ class StudyDriver:
     sampler_seed
         Seeds the draws of the study's own sampler; None to draw one from the sampler's own stream.
         A resumed run is given that of the run.
-    max_epochs
-        After how many epochs a trial ends, if that is known.
-    use_pruner
-        Whether `should_prune` is asked.
-    pruner
-        Who answers; None for the study's own.
+    traits
+        What the flow says of itself: its longest trial, and whether it heeds a pruner.
     """
 
     study: optuna.Study
@@ -73,9 +69,7 @@ class StudyDriver:
     callbacks: Sequence[Callback] = ()
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     sampler_seed: int | None = None
-    max_epochs: int | None = None
-    use_pruner: bool = False
-    pruner: BasePruner | None = None
+    traits: Traits = field(default_factory=Traits)
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
     _view: SamplerStudy = field(init=False)
     _draws: Draws = field(init=False)
@@ -84,7 +78,7 @@ class StudyDriver:
         own = self.study.sampler
         if self.sampler_seed is None:
             self.sampler_seed = draw_seed(own, self.seed)
-        self._view = SamplerStudy(self.study, self.run, self.max_epochs)
+        self._view = SamplerStudy(self.study, self.run, self.traits.max_epochs)
         self._draws = Draws(self._view, self.space, own, self.sampler_seed, self.seed)
 
     @property
@@ -119,8 +113,8 @@ class StudyDriver:
             If they do not; the text names the culprit and the cure.
         """
         check_metric(self.study, self.metric, directions)
-        if self.use_pruner and self.max_epochs is not None:
-            check_pruner(self._pruner, self.max_epochs)
+        if self.traits.uses_pruner and self.traits.max_epochs is not None:
+            check_pruner(self._pruner, self.traits.max_epochs)
         uniform = RandomSampler()
         reseed(uniform, self.seed, 0, 0)  # what is checked is what a random draw gives first
         configs = probe(self.space, GridWalk() if grid else uniform)
@@ -234,14 +228,14 @@ class StudyDriver:
 
     def should_prune(self, number: int) -> bool:
         """Ask the pruner whether a live trial is to end after its last report."""
-        if not self.use_pruner:
+        if not self.traits.uses_pruner:
             return False
         trial = self.study._storage.get_trial(self._live[number]._trial_id)
         return bool(self._pruner.prune(self.study, copy.copy(trial)))
 
     @property
     def _pruner(self) -> BasePruner:
-        return self.study.pruner if self.pruner is None else self.pruner
+        return self.traits.pruner or self.study.pruner
 
     def complete(self, number: int, value: float) -> None:
         """Tell a live trial's final value; with NaN, which Optuna does not take, it has failed."""

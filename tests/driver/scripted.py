@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from dagsel.flow import Context, DeadlineReached, Decision, Event, Finish, TrialFailed
+from dagsel.flow import Context, DeadlineReached, Decision, Event, Finish, Flow, TrialFailed
 
 
 @dataclass
@@ -13,8 +13,8 @@ class Log:
     n_events: int = 0
 
 
-@dataclass(frozen=True)
-class Scripted:
+@dataclass
+class Scripted(Flow):
     begin: Sequence[Decision]
     answer: Callable[[Event], list[Decision]]
     state: Log = field(default_factory=Log, init=False)

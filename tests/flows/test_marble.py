@@ -51,8 +51,8 @@ class Resting:
     rest_s: float = 4.0
 
 
-@dataclass(frozen=True)
-class Restless:
+@dataclass
+class Restless(Flow):
     """Trains in quanta; every few seconds it lets all trials rest, and begins again."""
 
     quantum_s: float | None = None
@@ -215,7 +215,7 @@ def test_what_was_held_back_is_stopped_paused_and_resumed() -> None:
 
 
 def test_who_is_about_to_pause_is_left_alone() -> None:
-    @dataclass(frozen=True)
+    @dataclass
     class Pauses(Restless):
         def handle(self, event: Event) -> list[Decision]:
             match event:
@@ -233,7 +233,7 @@ def test_who_is_about_to_pause_is_left_alone() -> None:
 
 
 def test_a_clone_may_bring_another_architecture() -> None:
-    @dataclass(frozen=True)
+    @dataclass
     class Copies(Restless):
         def handle(self, event: Event) -> list[Decision]:
             match event:

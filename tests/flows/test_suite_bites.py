@@ -43,8 +43,8 @@ class Learnt:
     n_halved: int = 0
 
 
-@dataclass(frozen=True)
-class Halving:
+@dataclass
+class Halving(Flow):
     """Train all for an epoch, go on with the better half, until one is left."""
 
     n_trials: int = 6
@@ -124,7 +124,7 @@ class GrowsWithTheCluster(Halving):
         return super().handle(event)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ForgetsThePruned(Halving):
     pruner: str = "median"
 
@@ -184,7 +184,7 @@ class RemembersOtherRuns(Halving):
         return super().rank()[:: (-1) ** len(self.seen)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class RemembersOutsideItsState(Halving):
     best: dict[int, float] = field(default_factory=dict, init=False, compare=False)
 
@@ -193,17 +193,17 @@ class RemembersOutsideItsState(Halving):
         return self.best[0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ComparesItsState(Halving):
     state: Learnt = field(default_factory=Learnt, init=False)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class EqualsNoCopy(Halving):
     __eq__ = object.__eq__
 
 
-@dataclass(frozen=True)
+@dataclass
 class KeepsABareState(Halving):
     state: dict[str, int] = field(default_factory=dict, init=False, compare=False)  # type: ignore[assignment]
 
@@ -251,8 +251,8 @@ class Turns:
     n_workers: int = 1
 
 
-@dataclass(frozen=True)
-class InTurn:
+@dataclass
+class InTurn(Flow):
     """Train the best trial alone, new ones first; look again after two seconds, or at a score."""
 
     n_trials: int = 3
@@ -423,7 +423,7 @@ class RanksThePausedByTheBareValue(InTurn):
         return value if math.isfinite(value) else math.inf
 
 
-@dataclass(frozen=True)
+@dataclass
 class RemembersPausesOutsideItsState(InTurn):
     scored: list[int] = field(default_factory=list, init=False, compare=False)
 

@@ -177,7 +177,7 @@ def test_the_settings_of_the_process_come_back() -> None:
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before
 
 
-@dataclass(frozen=True)
+@dataclass
 class InGangs(RandomSearch):
     """Random search, each trial on so many workers together."""
 

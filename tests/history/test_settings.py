@@ -10,8 +10,8 @@ import pytest
 
 import dagsel.flows
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Context
-from dagsel.flows import ASHA, PBT, Grid, RandomSearch, Range
+from dagsel.flow import Context, Decision, Event, Flow
+from dagsel.flows import ASHA, PBT, ByConvergence, Grid, RandomSearch, Range
 from dagsel.history.settings import Settings, flow_config, flow_name
 
 SETTINGS = Settings(
@@ -28,11 +28,17 @@ FLOWS: list[Any] = [
 
 
 @dataclass(frozen=True)
-class Mine:
+class Mine(Flow):
     """A flow of a user."""
 
     rungs: tuple[int, ...] = (1, 3)
-    state: list[int] = field(default_factory=list, init=False)
+    state: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def start(self, context: Context) -> list[Decision]:
+        return []
+
+    def handle(self, event: Event) -> list[Decision]:
+        return []
 
 
 def test_settings_survive_a_file() -> None:
@@ -54,7 +60,7 @@ def test_a_flow_of_dagsel_is_made_again_from_its_file(flow: Any) -> None:
     again: Any = settings.make_flow(None)
     assert again == flow
     assert again.state == type(flow.state)()
-    assert settings.make_flow(flow) is flow
+    assert settings.make_flow(flow) == flow
     assert flow_name(flow) in dagsel.flows.__all__
 
 
@@ -69,7 +75,7 @@ def test_a_flow_that_is_not_dagsels_must_be_given() -> None:
     mine: Any = Mine()
     settings = replace(SETTINGS, flow=flow_name(mine), flow_config=flow_config(mine))
     assert settings.flow == f"{__name__}.Mine"
-    assert settings.make_flow(mine) is mine
+    assert settings.make_flow(mine) == mine
     for name in (settings.flow, "os.system", "flow_name"):
         with pytest.raises(SearchError, match="give the run's with flow="):
             replace(settings, flow=name).make_flow(None)
@@ -89,3 +95,20 @@ def test_other_data_and_another_workload_are_refused_and_named() -> None:
     SETTINGS.check_workload({"class": "a.B", "loss": "f"})
     with pytest.raises(RunDirError, match=r": 'loss' was f and is g$"):
         SETTINGS.check_workload({"class": "a.B", "loss": "g"})
+
+
+def test_a_run_gets_a_flow_of_its_own() -> None:
+    flow = ASHA(max_epochs=9, n_trials=4)
+    settings = replace(SETTINGS, flow=flow_name(flow), flow_config=flow_config(flow))
+    made = settings.make_flow(flow)
+    made.start(Context(n_workers=1))
+    assert made.state != flow.state
+
+
+def test_the_priority_of_an_older_run_is_a_flow_around_its_flow() -> None:
+    flow = ASHA(max_epochs=9, n_trials=4)
+    about = replace(SETTINGS, flow=flow_name(flow), flow_config=flow_config(flow)).to_json()
+    settings = Settings.from_json({**about, "run": "3f9a", "priority": "convergence"}, "/r")
+    assert settings.make_flow(None) == ByConvergence(flow)
+    settings = Settings.from_json({**about, "run": "3f9a", "priority": "flow"}, "/r")
+    assert settings.make_flow(None) == flow

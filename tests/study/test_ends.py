@@ -24,6 +24,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 
 from dagsel.errors import SearchError
+from dagsel.flow import Traits
 from dagsel.study import StudyDriver
 
 
@@ -207,7 +208,10 @@ def test_a_pruner_decides_as_in_optuna(name: str, whose: str) -> None:
     pruner = PRUNERS[name]()
     study = make_study(pruner=pruner if whose == "study" else NopPruner())
     driver = StudyDriver(
-        study, space, "loss", use_pruner=True, pruner=None if whose == "study" else pruner
+        study,
+        space,
+        "loss",
+        traits=Traits(uses_pruner=True, pruner=None if whose == "study" else pruner),
     )
     for number in range(8):
         driver.ask(1, "random")
@@ -222,7 +226,7 @@ def test_a_pruner_decides_as_in_optuna(name: str, whose: str) -> None:
 def test_no_pruner_is_asked_unless_the_flow_wants_one() -> None:
     study = make_study(pruner=ThresholdPruner(upper=0.0))
     for use_pruner in (False, True):
-        driver = StudyDriver(study, space, "loss", use_pruner=use_pruner)
+        driver = StudyDriver(study, space, "loss", traits=Traits(uses_pruner=use_pruner))
         (number,) = driver.ask(1, "random")[0]
         driver.report(number, 1, 0.5)
         assert driver.should_prune(number) is use_pruner
@@ -251,10 +255,10 @@ NEVER = [
 def test_a_pruner_that_never_acts_is_refused(make: Any, first: int) -> None:
     pruner = make()
     study = make_study(pruner=pruner)
-    options = {"metric": "loss", "use_pruner": True}
 
-    def validate(max_epochs: int | None, **changes: Any) -> None:
-        driver = StudyDriver(study, space, **{**options, **changes}, max_epochs=max_epochs)
+    def validate(max_epochs: int | None, *, uses_pruner: bool = True, pruner: Any = None) -> None:
+        traits = Traits(max_epochs, uses_pruner=uses_pruner, pruner=pruner)
+        driver = StudyDriver(study, space, "loss", traits=traits)
         driver.validate({"loss": "minimize"}, grid=False, check=lambda config: None)
 
     with pytest.raises(SearchError, match=f"ends no trial before step {first}, and a trial has 9"):
@@ -262,6 +266,6 @@ def test_a_pruner_that_never_acts_is_refused(make: Any, first: int) -> None:
     with pytest.raises(SearchError, match=type(pruner).__name__):
         validate(9, pruner=pruner)
     validate(9, pruner=NopPruner())
-    validate(9, use_pruner=False)
+    validate(9, uses_pruner=False)
     validate(None)
     validate(first + 1)

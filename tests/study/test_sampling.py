@@ -18,6 +18,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 from scipy.stats import wilcoxon
 
+from dagsel.flow import Traits
 from dagsel.study import StudyDriver
 
 
@@ -116,7 +117,7 @@ def test_what_was_complete_before_the_run_counts_with_its_value() -> None:
             earlier.report(number, epoch, number + epoch / 10)
     earlier.complete(2, 2.2)
     earlier.fail_live("lost")
-    driver = StudyDriver(study, one_float, "loss", max_epochs=1)
+    driver = StudyDriver(study, one_float, "loss", traits=Traits(max_epochs=1))
     driver.ask(1, "study")
     assert spy.seen == [("COMPLETE", 0.5), ("COMPLETE", 0.7), ("COMPLETE", 2.1), ("FAIL", None)]
 
