@@ -207,12 +207,8 @@ def test_a_pruner_decides_as_in_optuna(name: str, whose: str) -> None:
 
     pruner = PRUNERS[name]()
     study = make_study(pruner=pruner if whose == "study" else NopPruner())
-    driver = StudyDriver(
-        study,
-        space,
-        "loss",
-        traits=Traits(uses_pruner=True, pruner=None if whose == "study" else pruner),
-    )
+    traits = Traits(uses_pruner=True, pruner=None if whose == "study" else pruner)
+    driver = StudyDriver(study, space, "loss", traits=traits)
     for number in range(8):
         driver.ask(1, "random")
         for epoch in range(1, expected[number] + 1):
