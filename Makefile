@@ -1,9 +1,9 @@
-# What a user runs. CI runs `make test` and nothing else.
+# What a user runs. CI runs `make test newest-short` and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest churn chaos clean
+.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -14,6 +14,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
+	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
@@ -77,6 +78,9 @@ $(NEWEST): $(VENV)/.dev
 
 newest: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/laws tests/execution/test_churn.py
+
+newest-short: $(NEWEST)
+	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
 	CHURN_SEEDS=20 $(BIN)/python -m pytest -q tests/execution/test_churn.py
