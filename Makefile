@@ -47,8 +47,10 @@ imports: $(VENV)/.dev
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules -q dagsel
 
+# What has a cluster of its own wants the cores for itself; the rest goes side by side.
 tests: $(VENV)/.dev
-	$(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
+	$(BIN)/python -m pytest -q -m alone tests
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev

@@ -16,6 +16,17 @@ from dagsel.storage import ShardedDataset
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
+HERE = Path(__file__).parent
+#: Tests here start clusters or gangs.
+ALONE = ("chaos", "execution", "gpu", "laws", "workloads/test_gang.py", "workloads/test_traps.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
+        if is_there or "cluster" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
