@@ -1,4 +1,4 @@
-"""Progress of what takes longer than two seconds, shown where someone can see it."""
+"""Progress of work that takes longer than two seconds, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import sys
 import threading
 import time
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -21,7 +20,7 @@ def is_watched() -> bool:
 
 
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
-    """Bytes done of a total.
+    """Shows how many bytes of a total are done.
 
     Parameters
     ----------
@@ -40,21 +39,17 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
     def __init__(self, total: int, description: str) -> None:
         self.total, self.description, self.done = total, description, 0
-        self._begin = time.monotonic()
-        self._watched = is_watched()
+        self._shown_from = time.monotonic() + _PATIENCE_S if is_watched() else float("inf")
         self._bar: Any = None
         self._task: Any = None
 
     def advance(self, n_bytes: int) -> None:
         """Count bytes as done."""
         self.done += n_bytes
-        if self._bar is None and self._watched and self._is_late():
+        if self._bar is None and time.monotonic() > self._shown_from:
             self._show()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._begin > _PATIENCE_S
 
     def _show(self) -> None:
         from rich import progress
@@ -77,7 +72,7 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
 
 class Waiting(contextlib.AbstractContextManager["Waiting"]):
-    """Shows a line with a spinner while something goes on.
+    """Shows a line with a spinner while the block runs.
 
     Parameters
     ----------
@@ -104,12 +99,7 @@ class Waiting(contextlib.AbstractContextManager["Waiting"]):
             self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         if self._timer.ident is not None:
             self._timer.join()  # it may be starting the line at this moment

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from dagsel.codec import from_json, to_json
 from dagsel.console import Waiting
 from dagsel.errors import DatasetFormatError, SearchError
-from dagsel.execution.cluster import connect
-from dagsel.execution.timing import GangTimer, TimingPlan
+from dagsel.execution.cluster import connect, workers_of
+from dagsel.execution.timing import Timing as Timing
+from dagsel.execution.timing import TimingPlan, time_gangs
 from dagsel.history.result import Run
 from dagsel.planning.scaling import Fit, Scaling, learn
 from dagsel.storage import ShardedDataset
@@ -29,29 +30,6 @@ logger = logging.getLogger("dagsel")
 
 _VERSION = 1
 _TITLES = ("workers", "speedup", "efficiency", "samples/s", "ms a batch", "memory a worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What was measured of one number of workers.
-
-    Parameters
-    ----------
-    n_workers
-        How many trained together.
-    batch_s
-        Seconds of a batch, the median.
-    samples_per_s
-        Of all of them together.
-    memory_bytes
-        The most that training took on one of them besides the shard: of the device's memory on a
-        GPU, else of the process.
-    """
-
-    n_workers: int
-    batch_s: float
-    samples_per_s: float
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -292,22 +270,16 @@ def profile(
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
     if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
-    measured = []
     with Waiting(f"profiling {architecture}") as waiting, connect(client, cluster) as here:
-        n_workers = len(here.scheduler_info(n_workers=-1)["workers"])
+        n_workers = len(workers_of(here))
         if kept is not None and plan.gangs is None and _has(kept, plan.on(n_workers)):
             return replace(kept, within=within)
-        with GangTimer(here, workload, config, data, plan) as timer:
-            for n in timer.gangs:
-                waiting.say(f"profiling {architecture} on {n} of {max(timer.gangs)} workers")
-                measured.append(timer.measure(n))
-    one = measured[0].batch_s
-    speedups = {m.n_workers: one / m.batch_s for m in measured}
-    timings = tuple(
-        Timing(m.n_workers, m.batch_s, m.batch_samples / m.batch_s, m.memory_bytes)
-        for m in measured
-    )
-    device = measured[0].device
+
+        def on_begin(n: int, most: int) -> None:
+            waiting.say(f"profiling {architecture} on {n} of {most} workers")
+
+        timings, device = time_gangs(here, workload, config, data, plan, on_begin)
+    speedups = {timing.n_workers: timings[0].batch_s / timing.batch_s for timing in timings}
     if kept is not None and kept.device in ("", device):
         older = [timing for timing in kept.timings if timing.n_workers not in speedups]
         timings = tuple(sorted((*older, *timings), key=lambda timing: timing.n_workers))
