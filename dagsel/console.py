@@ -1,4 +1,4 @@
-"""Progress of work that takes longer than two seconds, in a terminal or a notebook."""
+"""Tables, and progress of work that takes longer than two seconds, in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,38 @@ import contextlib
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from rich.console import Console
 
 _PATIENCE_S = 2.0
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with right-aligned columns.
+
+    Examples
+    --------
+    >>> text_table([("n", "speed"), ("10", "1.5")])
+    ['  n  speed', ' 10    1.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" " + "  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in HTML; its first row is the head.
+
+    Examples
+    --------
+    >>> html_table([("n", "speed"), ("10", "1.5")])
+    '<table><tr><th>n</th><th>speed</th></tr><tr><td>10</td><td>1.5</td></tr></table>'
+    """
+    head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    lines = [head.replace("td>", "th>"), *body]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def is_watched() -> bool:

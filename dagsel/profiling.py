@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dagsel.codec import from_json, to_json
-from dagsel.console import Waiting
+from dagsel.console import Waiting, html_table, text_table
 from dagsel.errors import DatasetFormatError, SearchError
 from dagsel.execution.cluster import connect, workers_of
 from dagsel.execution.timing import Timing as Timing
@@ -183,21 +183,10 @@ class Profile:
         return f"Profile {self.architecture}: best on {self.best} worker{plural}{on}"
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            " " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join([f"<{self._title()}", *lines]) + ">"
+        return "\n".join([f"<{self._title()}", *text_table(self._rows())]) + ">"
 
     def _repr_html_(self) -> str:
-        head, *rows = self._rows()
-        titles = "".join(f"<th>{title}</th>" for title in head)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-        )
-        return f"<p>{escape(self._title())}</p><table><tr>{titles}</tr>{body}</table>"
+        return f"<p>{escape(self._title())}</p>{html_table(self._rows())}"
 
 
 def profile(
