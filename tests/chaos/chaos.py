@@ -185,7 +185,7 @@ def run_seed(seed: int, folder: str) -> Outcome:
 
 @contextlib.contextmanager
 def small_disk(folder: str, scenario: Scenario, outcome: Outcome) -> Iterator[str]:
-    """Give a run_dir; on a file system of its own if it is to be filled."""
+    """Yield a run_dir, on a file system of its own if a fault fills it."""
     if not any(isinstance(fault, FillDisk) for fault in scenario.special):
         yield f"{folder}/run"
         return

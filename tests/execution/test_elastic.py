@@ -109,7 +109,7 @@ def test_those_that_have_not_come_are_given_up_and_those_there_stay() -> None:
 
 
 def lose(cluster: LocalCluster, client: Client) -> str:
-    """Let a worker disappear, as a machine that the provider takes back."""
+    """Make a worker disappear, as a machine that the provider takes back."""
     (lost,) = client.retire_workers([there(client)[0]], close_workers=True)
     return str(lost)
 
@@ -208,6 +208,21 @@ def test_a_worker_whose_data_nobody_takes_stays() -> None:
         assert "no other worker takes" in driver.troubles()[0]
         assert client.gather(data) == "held"
         assert driver.wanted == 1
+
+
+def test_workers_are_seen_though_the_client_asks_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = Client._update_scheduler_info
+
+    async def twice(self: Client, n_workers: int = 0) -> None:
+        await update(self, n_workers)
+        await update(self)  # as the client does every two seconds
+
+    monkeypatch.setattr(Client, "_update_scheduler_info", twice)
+    with cluster_of(1) as (cluster, client):
+        assert client.scheduler_info(n_workers=-1)["workers"] == {}
+        assert list(workers_of(client)) == [cluster.workers[0].address]
 
 
 def test_adapt_stays_in_charge() -> None:
