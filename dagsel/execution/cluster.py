@@ -31,7 +31,7 @@ _OPTIONS: dict[str, Any] = {
 
 @contextmanager
 def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
-    """Return a client for a run.
+    """Open a client for a run.
 
     Parameters
     ----------

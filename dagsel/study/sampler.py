@@ -58,7 +58,7 @@ class _Storage(InMemoryStorage):
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
         """Note something on the study."""
         if ":parent:" in key:
-            return  # evolutionary samplers remember parents, who may be unseen by the next draw
+            return  # evolutionary samplers note parents, which may be hidden at the next draw
         self._theirs._storage.set_study_system_attr(study_id, key, value)
 
     def put(self, trial: FrozenTrial) -> None:
