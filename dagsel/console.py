@@ -1,4 +1,4 @@
-"""Progress of what takes longer than two seconds, shown where someone can see it."""
+"""Tables, and progress of work that takes longer than two seconds, in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ import contextlib
 import sys
 import threading
 import time
-from types import TracebackType
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from rich.console import Console
 
 _PATIENCE_S = 2.0
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table with right-aligned columns.
+
+    Examples
+    --------
+    >>> text_table([("n", "speed"), ("10", "1.5")])
+    ['  n  speed', ' 10    1.5']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [" " + "  ".join(map(str.rjust, row, widths)) for row in rows]
+
+
+def html_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in HTML; its first row is the head.
+
+    Examples
+    --------
+    >>> html_table([("n", "speed"), ("10", "1.5")])
+    '<table><tr><th>n</th><th>speed</th></tr><tr><td>10</td><td>1.5</td></tr></table>'
+    """
+    head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
+    lines = [head.replace("td>", "th>"), *body]
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
 
 
 def is_watched() -> bool:
@@ -21,7 +47,7 @@ def is_watched() -> bool:
 
 
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
-    """Bytes done of a total.
+    """Shows how many bytes of a total are done.
 
     Parameters
     ----------
@@ -40,21 +66,17 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
     def __init__(self, total: int, description: str) -> None:
         self.total, self.description, self.done = total, description, 0
-        self._begin = time.monotonic()
-        self._watched = is_watched()
+        self._shown_from = time.monotonic() + _PATIENCE_S if is_watched() else float("inf")
         self._bar: Any = None
         self._task: Any = None
 
     def advance(self, n_bytes: int) -> None:
         """Count bytes as done."""
         self.done += n_bytes
-        if self._bar is None and self._watched and self._is_late():
+        if self._bar is None and time.monotonic() > self._shown_from:
             self._show()
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done)
-
-    def _is_late(self) -> bool:
-        return time.monotonic() - self._begin > _PATIENCE_S
 
     def _show(self) -> None:
         from rich import progress
@@ -77,7 +99,7 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
 
 class Waiting(contextlib.AbstractContextManager["Waiting"]):
-    """Shows a line with a spinner while something goes on.
+    """Shows a line with a spinner while the block runs.
 
     Parameters
     ----------
@@ -104,12 +126,7 @@ class Waiting(contextlib.AbstractContextManager["Waiting"]):
             self._timer.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._timer.cancel()
         if self._timer.ident is not None:
             self._timer.join()  # it may be starting the line at this moment

@@ -7,7 +7,7 @@
     │   ├── DatasetInputError     (ValueError) arrays that cannot become a data set
     │   ├── DatasetExistsError    (FileExistsError) the URL is taken
     │   ├── DatasetNotFoundError  (FileNotFoundError) nothing is there, or a write did not end
-    │   ├── DatasetFormatError    (ValueError) not ours, damaged, or from a newer version
+    │   ├── DatasetFormatError    (ValueError) not a data set, damaged, or from a newer version
     │   └── ShardCorruptError     a shard's bytes are not what was written
     ├── RunDirError               (OSError) a run's folder is taken or out of reach
     │   ├── RunDirLockedError     another driver holds it
@@ -20,14 +20,14 @@
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
-    │   └── GangBrokenError       a worker of a gang went away, or did not come: nobody is at fault
+    │   └── GangBrokenError       a worker of a gang was lost or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
     │   ├── WorkerMemoryError     (MemoryError) a worker cannot hold its shards
     │   └── VersionMismatchError  client, scheduler and workers differ in what matters
-    └── NoCompletedTrialError     the run has no completed trial to give back
+    └── NoCompletedTrialError     the run has no completed trial
 
-An error's arguments are its ``args``, so that each one survives pickling between processes.
+All arguments of an error are in its ``args``, so it survives pickling between processes.
 """
 
 
@@ -52,7 +52,7 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
 
 
 class DatasetFormatError(DatasetError, ValueError):
-    """What is at the URL is not a data set of ours, is damaged, or is from a newer version."""
+    """What is at the URL is not a data set of dagsel, is damaged, or is from a newer version."""
 
 
 class ShardCorruptError(DatasetError):
@@ -93,7 +93,7 @@ class RunDirLockedError(RunDirError):
 
 
 class JournalCorruptError(RunDirError):
-    """The run's journal is damaged, and not only where a crash cuts it off."""
+    """The run's journal is damaged, and not only at its end, where a crash cuts it off."""
 
 
 class CheckpointError(DagselError):
@@ -129,7 +129,7 @@ class DivergedError(TrainingError):
 
 
 class GangBrokenError(TrainingError):
-    """A worker of a gang went away or did not come in time; the unit can be begun again."""
+    """A worker of a gang was lost or did not come in time; the unit can be started again."""
 
 
 class ClusterError(DagselError, RuntimeError):
@@ -149,4 +149,4 @@ class VersionMismatchError(ClusterError):
 
 
 class NoCompletedTrialError(DagselError):
-    """The run has no completed trial to give back."""
+    """The run has no completed trial to return."""

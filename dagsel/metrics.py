@@ -1,7 +1,7 @@
-"""Metrics of a batch: functions of output and target that give the mean over the samples.
+"""Metrics: functions of a batch's output and target that return the mean over its samples.
 
-All take PyTorch tensors or NumPy arrays, and import neither. Each has a ``direction``, from which
-dagsel knows whether more is better. A function of your own needs no more than these have::
+All take PyTorch tensors or NumPy arrays, and import neither. The attribute ``direction`` tells
+dagsel whether larger values are better. A metric of your own looks like this::
 
     def exact_match(output, target):
         return (output == target).all(-1).mean()
@@ -25,12 +25,12 @@ __all__ = [
 
 
 class Metric(Protocol):
-    """A mean over the samples of a batch, with the direction in which it is better."""
+    """A function that returns a mean over the samples of a batch, and the better direction."""
 
     direction: Literal["minimize", "maximize"]
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """Give the mean over the batch."""
+        """Return the mean over the batch."""
         ...
 
 
@@ -45,7 +45,7 @@ def _directed(
 
 
 def _mean(values: Any) -> Any:
-    # In float64: a count of hits must be exact, and a mean must not depend on how it is summed.
+    # In float64, so that a count is exact and the order of summation hardly matters.
     if hasattr(values, "detach"):
         return values.double().mean()
     return values.astype("float64").mean()
@@ -75,7 +75,7 @@ def accuracy(output: Any, target: Any) -> Any:
 
 @_directed("maximize")
 def binary_accuracy(output: Any, target: Any) -> Any:
-    """Share of samples whose logit has the sign that its class, 0 or 1, demands.
+    """Share of samples whose logit is above 0 exactly if the class is 1.
 
     Parameters
     ----------
@@ -94,14 +94,14 @@ def binary_accuracy(output: Any, target: Any) -> Any:
 
 
 def top_k(k: int) -> Metric:
-    """Make the metric: share of samples whose class is among the `k` of the highest scores.
+    """Return the metric: share of samples whose class is among the `k` with the highest scores.
 
-    A class that shares its score with others counts as the last of them.
+    Among classes of equal score, the target counts as the last.
 
     Parameters
     ----------
     k
-        How many scores count.
+        How many classes count.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class _TopK:
             own = output.gather(1, classes)
         else:
             own = output[range(len(output)), classes[:, 0]].reshape(-1, 1)
-        # NaN compares false with everything: a NaN score of the class itself is no hit.
+        # NaN equals nothing, itself included: a class whose score is NaN is no hit.
         return _mean((own == own)[:, 0] & ((output >= own).sum(1) <= self.k))
 
     def __repr__(self) -> str:
@@ -175,7 +175,7 @@ def mean_absolute_error(output: Any, target: Any) -> Any:
 
 
 def _aligned(output: Any, target: Any) -> Any:
-    # Without this (n, 1) - (n,) would silently be (n, n).
+    # Without this, (n, 1) - (n,) would be broadcast to (n, n).
     if output.ndim == target.ndim + 1 and output.shape[-1] == 1:
         output = output[..., 0]
     if output.shape != target.shape:

@@ -1,4 +1,4 @@
-"""Scaling profiles: measured once for an architecture, learnt from runs, or given by hand."""
+"""Scaling profiles of an architecture: measured, learnt from runs, or given by hand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dagsel.codec import from_json, to_json
-from dagsel.console import Waiting
+from dagsel.console import Waiting, html_table, text_table
 from dagsel.errors import DatasetFormatError, SearchError
-from dagsel.execution.cluster import connect
-from dagsel.execution.timing import GangTimer, TimingPlan
+from dagsel.execution.cluster import connect, workers_of
+from dagsel.execution.timing import Timing as Timing
+from dagsel.execution.timing import TimingPlan, time_gangs
 from dagsel.history.result import Run
 from dagsel.planning.scaling import Fit, Scaling, learn
 from dagsel.storage import ShardedDataset
@@ -31,29 +32,6 @@ _VERSION = 1
 _TITLES = ("workers", "speedup", "efficiency", "samples/s", "ms a batch", "memory a worker")
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """What was measured of one number of workers.
-
-    Parameters
-    ----------
-    n_workers
-        How many trained together.
-    batch_s
-        Seconds of a batch, the median.
-    samples_per_s
-        Of all of them together.
-    memory_bytes
-        The most that training took on one of them besides the shard: of the device's memory on a
-        GPU, else of the process.
-    """
-
-    n_workers: int
-    batch_s: float
-    samples_per_s: float
-    memory_bytes: int
-
-
 @dataclass(frozen=True, slots=True, repr=False)
 class Profile:
     """How one architecture scales.
@@ -63,15 +41,15 @@ class Profile:
     architecture
         Its name.
     scaling
-        λ by number of workers.
+        The speedup λ by number of workers.
     within
         Share of the top speed that may be given up for fewer workers.
     timings
-        What was measured, if it was.
+        The measurements, if it was measured.
     device
         What it was measured on.
     fit
-        The law that `scaling` was taken from, and how wrong it was, if it was learnt.
+        The law that `scaling` was taken from, and its error, if it was learnt.
 
     Examples
     --------
@@ -94,39 +72,38 @@ class Profile:
     fit: Fit | None = None
 
     def __post_init__(self) -> None:
-        self.scaling.best(1, within=self.within)  # says so if it cannot be
+        self.scaling.best(1, within=self.within)  # raises if within is out of range
 
     @classmethod
     def given(
         cls, speedups: Mapping[int, float], *, architecture: str = "given", within: float = 0.03
     ) -> Profile:
-        """Make one of numbers that are known already: λ by number of workers."""
+        """Return a profile of known speedups: λ by number of workers."""
         return cls(architecture, Scaling(speedups), within)
 
     @classmethod
     def learnt(cls, *runs: Run, by: str | None = None, within: float = 0.03) -> dict[str, Profile]:
         """Learn how architectures scale from the units that runs have trained.
 
-        The universal scalability law is fitted to the units' times (`dagsel.planning.scaling.fit`),
-        which hold what a unit costs besides its batches, unlike those of `dagsel.profile`; the
-        first gang of each worker is left out. Beyond the largest number of workers that was seen
-        the profile is flat.
+        The universal scalability law is fitted to the units' times (`dagsel.planning.scaling.fit`).
+        Unlike those of `dagsel.profile`, they contain the overhead of a unit. The first gang of
+        each worker is left out. Beyond the largest observed number of workers λ is constant.
 
         Parameters
         ----------
         *runs
             Runs on the same data set.
         by
-            What names the architecture in the configurations; by default `architecture_of` the
-            workload with each of them.
+            The name in the configurations that tells the architecture; by default
+            `architecture_of` the workload with each configuration.
         within
             As for `dagsel.profile`.
 
         Returns
         -------
         profiles
-            By architecture; ``profile.fit.error`` says how wrong each is. An architecture that was
-            trained on one number of workers alone is not among them.
+            By architecture; ``profile.fit.error`` is the error of each. An architecture that was
+            trained on only one number of workers is left out.
 
         Raises
         ------
@@ -177,7 +154,7 @@ class Profile:
         return found
 
     def save(self, data: ShardedDataset | str) -> None:
-        """Keep it with the data, in the place of an earlier one of this architecture."""
+        """Store it with the data; an earlier one of this architecture is replaced."""
         body = {"format": "dagsel.profile", "version": _VERSION, "profile": to_json(self)}
         profiles.keep(_open(data), self.architecture, json.dumps(body, indent=1).encode())
 
@@ -206,21 +183,10 @@ class Profile:
         return f"Profile {self.architecture}: best on {self.best} worker{plural}{on}"
 
     def __repr__(self) -> str:
-        rows = self._rows()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            " " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join([f"<{self._title()}", *lines]) + ">"
+        return "\n".join([f"<{self._title()}", *text_table(self._rows())]) + ">"
 
     def _repr_html_(self) -> str:
-        head, *rows = self._rows()
-        titles = "".join(f"<th>{title}</th>" for title in head)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-        )
-        return f"<p>{escape(self._title())}</p><table><tr>{titles}</tr>{body}</table>"
+        return f"<p>{escape(self._title())}</p>{html_table(self._rows())}"
 
 
 def profile(
@@ -239,10 +205,10 @@ def profile(
 ) -> Profile:
     """Measure how training scales with the number of workers, or read what was measured before.
 
-    A few batches of the data set's first shard are trained on each number of workers and timed. The
-    result is kept with the data set under the architecture's name, and is not measured again unless
-    a number of workers is missing in it. What it has of other numbers stays, if it was given by
-    hand or measured on the same device.
+    A few batches of the data set's first shard are trained and timed on each number of workers. The
+    result is stored with the data set under the architecture's name. It is measured again only if a
+    number of workers is missing in it. Its other numbers stay, if they were given by hand or
+    measured on the same device.
 
     Parameters
     ----------
@@ -253,8 +219,8 @@ def profile(
     data
         A data set, or its URL.
     gangs
-        Numbers of workers; 1 is always among them. By default 1, 2, 4 and so on, up to the
-        cluster's workers; without a cluster those of the profile that is kept.
+        Numbers of workers; 1 is always added. By default 1, 2, 4 and so on, up to the cluster's
+        workers; without a cluster those of the stored profile.
     client, cluster
         As for `dagsel.optimize`.
     n_batches
@@ -264,20 +230,19 @@ def profile(
     within
         The best number of workers is the smallest within this share of the top speed.
     remeasure
-        Measure in any case and keep nothing of before: needed where the profile is of other
-        hardware.
+        Measure in any case and discard the stored profile, as needed on other hardware.
     architecture
-        Name to keep it under; by default `architecture_of` the workload with this configuration.
+        Name to store it under; by default `architecture_of` the workload with this configuration.
 
     Returns
     -------
     Profile
-        The table; ``profile.best`` and ``profile.scaling`` are what flows ask for.
+        The table; flows take ``profile.best`` or ``profile.scaling``.
 
     Raises
     ------
     SearchError
-        If the numbers cannot be.
+        If an argument is out of range.
     WorkloadError
         If the workload cannot train on several workers, or not with so small a batch.
     ClusterError
@@ -292,22 +257,16 @@ def profile(
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
     if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
-    measured = []
     with Waiting(f"profiling {architecture}") as waiting, connect(client, cluster) as here:
-        n_workers = len(here.scheduler_info(n_workers=-1)["workers"])
+        n_workers = len(workers_of(here))
         if kept is not None and plan.gangs is None and _has(kept, plan.on(n_workers)):
             return replace(kept, within=within)
-        with GangTimer(here, workload, config, data, plan) as timer:
-            for n in timer.gangs:
-                waiting.say(f"profiling {architecture} on {n} of {max(timer.gangs)} workers")
-                measured.append(timer.measure(n))
-    one = measured[0].batch_s
-    speedups = {m.n_workers: one / m.batch_s for m in measured}
-    timings = tuple(
-        Timing(m.n_workers, m.batch_s, m.batch_samples / m.batch_s, m.memory_bytes)
-        for m in measured
-    )
-    device = measured[0].device
+
+        def on_begin(n: int, most: int) -> None:
+            waiting.say(f"profiling {architecture} on {n} of {most} workers")
+
+        timings, device = time_gangs(here, workload, config, data, plan, on_begin)
+    speedups = {timing.n_workers: timings[0].batch_s / timing.batch_s for timing in timings}
     if kept is not None and kept.device in ("", device):
         older = [timing for timing in kept.timings if timing.n_workers not in speedups]
         timings = tuple(sorted((*older, *timings), key=lambda timing: timing.n_workers))
@@ -321,11 +280,10 @@ def profile(
 
 
 def architecture_of(workload: Workload, config: Config) -> str:
-    """Name an architecture: its checksum, and the batch size where the workload tells it.
+    """Return the name of an architecture: a checksum, and the batch size if the workload has one.
 
-    Two configurations are of one architecture if the names and shapes of all that their fresh
-    states hold are the same. How a model scales depends on its batch size too, so that is part of
-    the name.
+    Two configurations are of one architecture if their initial states hold tensors of the same
+    names, types and shapes. The batch size is part of the name as scaling depends on it.
 
     Parameters
     ----------
@@ -350,7 +308,7 @@ def architecture_of(workload: Workload, config: Config) -> str:
 
 
 def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> Scaling | None:
-    """Find how a configuration scales in the profiles that are kept with a data set."""
+    """Return how a configuration scales by the profiles stored with a data set; None if unknown."""
     try:
         if not profiles.names(data):
             return None
@@ -362,7 +320,7 @@ def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> 
 
 
 def _units(run: Run, by: str | None) -> list[tuple[str, int, float]]:
-    """List architecture, workers and seconds of the units of a run."""
+    """Return architecture, number of workers and seconds of the units of a run."""
     timed, trials = run.record.timed(), run.record.trials
     trained = {done.unit.trial for done in timed}
     names = {trial: _name(run.workload, trials[trial].config, by) for trial in trained}
@@ -371,7 +329,7 @@ def _units(run: Run, by: str | None) -> list[tuple[str, int, float]]:
         workers = {done.worker, *done.members}
         if done.gang == 1 or workers <= ready:
             units.append((names[done.unit.trial], done.gang, done.stop - done.start))
-        else:  # what a process does in its first gang alone is not counted
+        else:  # the first gang of a process takes longer
             ready |= workers
     return units
 

@@ -6,5 +6,5 @@
   memory, `process` sets up the process, `sigterm` stores the running unit before the worker ends.
 - `messages`: what these tell each other. `compatibility`: versions that fit together.
 - `cluster`, `elastic`: the cluster of a run, and how it grows and shrinks.
-- `timing`, `timed_rank`: measuring for `dagsel.profile`.
+- `timing`: measuring for `dagsel.profile`.
 """

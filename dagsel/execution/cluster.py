@@ -1,4 +1,4 @@
-"""The cluster of a run: the user's, or one on this machine that is made and closed again."""
+"""The cluster of a run: the user's, or one on this machine that is started and closed again."""
 
 from __future__ import annotations
 
@@ -17,21 +17,28 @@ from dagsel.execution.messages import RESOURCE
 from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
 from dagsel.storage import ShardedDataset
 
-__all__ = ["Client", "close", "connect", "local_cluster", "why_no_room"]
+__all__ = ["Client", "close", "connect", "local_cluster", "why_no_room", "workers_of"]
 
 logger = logging.getLogger("dagsel")
+
+_OPTIONS: dict[str, Any] = {
+    "threads_per_worker": 2,
+    "host": "127.0.0.1",
+    "dashboard_address": "127.0.0.1:0",
+    "silence_logs": logging.ERROR,
+}
 
 
 @contextmanager
 def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
-    """Give a client for a run.
+    """Open a client for a run.
 
     Parameters
     ----------
     client
         A client, or the address of a scheduler. Used and left as it was.
     cluster
-        A cluster object of Dask. Used and left as it was. ``"cuda"`` makes a cluster of this
+        A cluster object of Dask. Used and left as it was. ``"cuda"`` starts a cluster of this
         machine's GPUs.
 
     Yields
@@ -47,14 +54,19 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         its main guard, or there is no GPU or no dask-cuda where it is needed.
     """
     if client is not None and cluster == "cuda":
-        raise ClusterError('cluster="cuda" makes a cluster of its own: give no client with it')
+        raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
     if isinstance(client, Client):
         if client.asynchronous:
             raise ClusterError("dagsel needs a synchronous client: Client(asynchronous=False)")
         yield client
-        return
-    ours = client is None and (cluster is None or cluster == "cuda")
-    if not ours:
+    elif client is None and cluster in (None, "cuda"):
+        here = local_cluster() if cluster is None else cuda_cluster()
+        try:
+            with Client(here, set_as_default=False) as own:
+                yield own
+        finally:
+            close(here)
+    else:
         address = client if client is not None else cluster
         try:
             own = Client(address, set_as_default=False)
@@ -62,19 +74,12 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
             raise ClusterError(f"no scheduler at {address}: {error}") from error
         with own:
             yield own
-        return
-    here = local_cluster() if cluster is None else cuda_cluster()
-    try:
-        with Client(here, set_as_default=False) as own:
-            yield own
-    finally:
-        close(here)
 
 
 def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
-    """Close a cluster of ours, at most so long.
+    """Close a cluster of ours; return after this time at the latest.
 
-    A `LocalCluster` that is closed while a nanny restarts a lost worker may wait for ever; its
+    A `LocalCluster` that is closed while a nanny restarts a lost worker may wait forever; its
     processes are daemons and end with this one.
     """
     try:
@@ -84,7 +89,7 @@ def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:
-    """Make a cluster on this machine, fit for training.
+    """Start a cluster for training on the CPUs of this machine.
 
     Parameters
     ----------
@@ -94,13 +99,12 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
     Returns
     -------
     LocalCluster
-        Each worker trains one unit at a time in one thread, on the CPU, and has a second thread to
-        read shards.
+        Each worker trains one unit at a time in one thread, and has a second thread to read shards.
     """
     _check_main_guard()
     if gpus_seen():
-        logger.warning('the workers train on the CPU; cluster="cuda" makes one for each GPU')
-    # Shown the GPUs, all of them would train on the first one.
+        logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
+    # If they saw the GPUs, all of them would train on the first one.
     return LocalCluster(
         n_workers=n_workers or CPU_COUNT,
         resources={RESOURCE: 1},
@@ -110,12 +114,12 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
 
 
 def cuda_cluster() -> LocalCluster:
-    """Make a cluster of this machine's GPUs: one worker for each.
+    """Start a cluster with one worker for each GPU of this machine.
 
     Returns
     -------
     LocalCUDACluster
-        Its workers have the resource ``GPU=1``, which dask-cuda does not give by itself.
+        Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself.
 
     Raises
     ------
@@ -134,14 +138,6 @@ def cuda_cluster() -> LocalCluster:
     return cluster
 
 
-_OPTIONS: dict[str, Any] = {
-    "threads_per_worker": 2,
-    "host": "127.0.0.1",
-    "dashboard_address": "127.0.0.1:0",
-    "silence_logs": logging.ERROR,
-}
-
-
 def _check_main_guard() -> None:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ClusterError(
@@ -150,8 +146,19 @@ def _check_main_guard() -> None:
         )
 
 
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` may return no workers at all: every two seconds the client replaces what
+    it has asked for by an answer without them.
+    """
+    scheduler: Any = client.scheduler
+    found: dict[str, dict[str, Any]] = client.sync(scheduler.identity, n_workers=-1)["workers"]
+    return found
+
+
 def why_no_room(client: Client, data: ShardedDataset, *, share: float) -> str:
-    """Say why not every worker can hold all shards, as those of a gang do; empty if they can.
+    """Say why some worker cannot hold all shards, as each worker of a gang does; empty if all can.
 
     Parameters
     ----------
@@ -163,8 +170,8 @@ def why_no_room(client: Client, data: ShardedDataset, *, share: float) -> str:
         Share of a worker's memory limit that shards may take.
     """
     largest = max(size.nbytes for size in data.shard_sizes)
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
-    rooms = [shards_that_fit(about["memory_limit"], largest, share=share) for about in workers]
+    limits = [about["memory_limit"] for about in workers_of(client).values()]
+    rooms = [shards_that_fit(limit, largest, share=share) for limit in limits]
     least = min((room for room in rooms if room is not None), default=data.n_shards)
     if least >= data.n_shards:
         return ""

@@ -1,4 +1,4 @@
-"""What training needs of a worker's process: its allocator, its random numbers, its memory."""
+"""What training needs of a worker's process: memory, random numbers, threads and GPUs."""
 
 from __future__ import annotations
 
@@ -17,47 +17,43 @@ _M_TOP_PAD = -2
 _M_MMAP_THRESHOLD = -3
 _GIGABYTE = 1 << 30
 
+#: The resource of a worker that has a GPU of its own. Units do not take it (see `RESOURCE`).
+GPU_RESOURCE = "GPU"
+
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next batch instead of giving it back to the kernel.
+    """Make glibc keep up to 1 GB of freed memory for the next batch.
 
-    A Dask task runs in a side thread, whose malloc arena returns memory after every batch and
-    faults it in again for the next: training takes twice as long. Up to 1 GB that was freed stays
-    with the process.
+    A Dask task runs in a side thread. Its malloc arena returns memory to the kernel after every
+    batch and takes it again for the next, which doubles the time of training.
 
     Returns
     -------
     bool
-        Whether there was a glibc to tell.
+        Whether the process uses glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL("libc.so.6").mallopt
-    return all(
-        mallopt(option, value) == 1
-        for option, value in (
-            (_M_TRIM_THRESHOLD, _GIGABYTE),
-            (_M_MMAP_THRESHOLD, _GIGABYTE),
-            (_M_TOP_PAD, 64 << 20),
-        )
-    )
+    options = {_M_TRIM_THRESHOLD: _GIGABYTE, _M_MMAP_THRESHOLD: _GIGABYTE, _M_TOP_PAD: 64 << 20}
+    return all(mallopt(option, value) == 1 for option, value in options.items())
 
 
 def give_back_memory() -> None:
-    """Give all memory that is free to the kernel, as far as glibc is there to be told.
+    """Return all free memory to the kernel; does nothing without glibc.
 
-    Dask pauses a worker by the size of its process, and one that keeps what it has freed would
-    never go on.
+    Dask pauses a worker whose process is too large, and one that kept its freed memory would stay
+    paused.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def own_random_numbers() -> None:
-    """Give Dask random numbers of its own.
+    """Put a second instance of ``random`` into Dask's modules.
 
-    Its event loop draws from Python's global stream while a unit trains; the draws would be seen in
-    the stream that travels with the trial. Its modules get a second instance of ``random``.
+    Dask's event loop draws from Python's global stream while a unit trains. These draws would
+    change the stream that travels with the trial.
     """
     spec = importlib.util.find_spec("random")
     assert spec is not None
@@ -71,33 +67,29 @@ def own_random_numbers() -> None:
 
 
 def torch_threads() -> int | None:
-    """Threads that PyTorch would train with in this process; None if it is not there."""
+    """Return how many threads PyTorch would train with; None if it is not imported."""
     torch = sys.modules.get("torch")
     return None if torch is None else int(torch.get_num_threads())
 
 
 def use_torch_threads(n: int | None) -> None:
-    """Let PyTorch train with so many threads, as seen from this thread; None changes nothing."""
+    """Make PyTorch train with so many threads in this thread; None changes nothing."""
     torch = sys.modules.get("torch")
     if n is not None and torch is not None and torch.get_num_threads() != n:
         torch.set_num_threads(n)
 
 
-#: The resource of a worker that has a GPU of its own. Units do not take it (see `RESOURCE`).
-GPU_RESOURCE = "GPU"
-
-
 def gpus_seen() -> int:
-    """Count the GPUs that PyTorch sees in this process; 0 if it has not been imported."""
+    """Count the GPUs that PyTorch sees in this process; 0 if it is not imported."""
     torch = sys.modules.get("torch")
     return 0 if torch is None else int(torch.cuda.device_count())
 
 
 def check_gpu_resource(resources: Mapping[str, float], n_gpus: int) -> None:
-    """Check that a worker that sees a GPU says so.
+    """Check that a worker that sees a GPU has the resource ``GPU``.
 
-    Workers of one machine all see its GPUs unless each is shown its own, and would then train on
-    the first one together. Whoever gives the resource has thought of it.
+    Workers of one machine see all its GPUs unless each is shown its own, and would then all train
+    on the first one. The resource says that somebody has assigned them.
 
     Parameters
     ----------
@@ -109,7 +101,7 @@ def check_gpu_resource(resources: Mapping[str, float], n_gpus: int) -> None:
     Raises
     ------
     ClusterError
-        If it sees one and has no resource ``GPU``.
+        If it sees one and lacks the resource.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Lets a worker that is told to end store what its unit has trained.
+"""On SIGTERM a worker stores what its unit has trained, and then closes.
 
-Clouds announce that they take a machine back, and batch systems that a job's time is over, by
-SIGTERM. Dask's worker dies of it at once, or is closed by its nanny while its unit trains on.
+Clouds send SIGTERM before they take a machine back, batch systems before a job's time is over. Left
+alone, Dask's worker ends at once, or its nanny closes it while the unit goes on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from distributed import Status, Worker
 
-#: Dask's nanny kills a worker 8 s after it was told to end; what follows must fit as well.
+#: Dask's nanny kills a worker 8 s after SIGTERM; what comes after the wait must fit as well.
 PATIENCE_S = 6.0
 
 
-class Farewell:
+class SigtermHandler:
     """Stops a worker's unit at its next batch before the worker closes.
 
     Parameters
@@ -30,9 +30,9 @@ class Farewell:
     stop_all
         Tells running units to stop at their next batch.
     is_idle
-        Whether none runs any more.
+        Whether no unit runs any more.
     tell
-        Tells the dispatcher.
+        Sends a message to the dispatcher.
     """
 
     def __init__(
@@ -46,8 +46,9 @@ class Farewell:
         self._stop_all, self._is_idle, self._tell = stop_all, is_idle, tell
         self._has_begun = self._has_ended = False
         self._before: Any = None
+        # Workers that are threads of the driver do not handle signals.
         self._listens = threading.current_thread() is threading.main_thread()
-        if self._listens:  # not so for workers that are threads of the driver
+        if self._listens:
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
@@ -59,36 +60,34 @@ class Farewell:
     async def _leave(self) -> None:
         self._tell("leaving")
         self._stop_all()  # a unit may have begun since the signal
-        await self._quiet(float("inf"))
-        await self._dismiss_nanny()
-        await self._worker.close_gracefully(reason="SIGTERM")
-
-    async def _dismiss_nanny(self) -> None:
-        # A closing worker tells its nanny that none shall come after it, but may be cut off before
-        # it can. Told now, the nanny has gone when the cluster is asked for another one.
+        await self._wait_until_idle(float("inf"))
+        # A closing worker tells its nanny not to restart it, but may be killed before it can. Told
+        # now, the nanny has ended when the cluster is asked for another worker.
         address: Any = self._worker.nanny
         if address:
             with suppress(OSError):
                 async with self._worker.rpc(address) as nanny:
                     await nanny.close_gracefully(reason="SIGTERM")
+        await self._worker.close_gracefully(reason="SIGTERM")
 
     async def end(self) -> None:
-        """Give the process its handler back; wait for the running unit if the worker closes."""
+        """Restore the process's handler; wait for the running unit if the worker closes."""
         self._has_ended = True
         is_ours = signal.getsignal(signal.SIGTERM) == self._on_signal  # not a later run's
         if self._listens and is_ours and not self._has_begun:
-            signal.signal(signal.SIGTERM, self._lasting())
+            before = self._before
+            while _is_of_ended_run(before):
+                before = before.__self__._before
+            signal.signal(signal.SIGTERM, before)
         if self._worker.status in (Status.closing, Status.closing_gracefully):
-            await self._quiet(PATIENCE_S)
+            await self._wait_until_idle(PATIENCE_S)
 
-    def _lasting(self) -> Any:
-        """Give the handler of before that is of no run that has ended meanwhile."""
-        before = self._before
-        while isinstance(owner := getattr(before, "__self__", None), Farewell) and owner._has_ended:
-            before = owner._before
-        return before
-
-    async def _quiet(self, patience_s: float) -> None:
+    async def _wait_until_idle(self, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
         while not self._is_idle() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
+
+
+def _is_of_ended_run(handler: Any) -> bool:
+    owner = getattr(handler, "__self__", None)
+    return isinstance(owner, SigtermHandler) and owner._has_ended

@@ -1,34 +1,69 @@
-"""Timed batches on real workers, for scaling profiles.
+"""Time training batches on real workers, for scaling profiles.
 
-Nothing of the engine is used: each rank is a task on a worker of its own. The leader opens the
-gang and says where it is; only then are the others sent there.
+The engine is not used: each rank is a task of its own on a worker of its own. Rank 0 opens the gang
+and reports its address; only then are the other ranks submitted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import queue
+import math
+import sys
 import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from types import TracebackType
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
-from distributed import Client, Future, wait
+import psutil
+from distributed import Client, Future, get_worker
+from distributed.comm.addressing import get_address_host
 
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, SearchError, WorkloadError
+from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
-from dagsel.execution.timed_rank import Rank, make_ready, time_rank
+from dagsel.execution.process import (
+    check_gpu_resource,
+    give_back_memory,
+    gpus_seen,
+    keep_freed_memory,
+)
 from dagsel.storage import ShardedDataset
-from dagsel.workloads.base import Config, Workload
-from dagsel.workloads.gang.gang import gang_workload
+from dagsel.workloads.base import Config, Visit, Workload, never
+from dagsel.workloads.gang.gang import gang_workload, join_gang, lead_gang
 
-#: So long the other ranks have to say why a gang broke.
+#: Seconds that a gang waits for one of its ranks.
+_TIMEOUT_S = 60.0
+#: Seconds that the other ranks have to report why a gang broke.
 _GRACE_S = 5.0
+_VISIT = Visit(seed=0, trial=0, epoch=1, shard=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """What was measured on one number of workers.
+
+    Parameters
+    ----------
+    n_workers
+        How many trained together.
+    batch_s
+        Seconds of a batch, the median.
+    samples_per_s
+        Of all of them together.
+    memory_bytes
+        The most that training took on one of them besides the shard: of the device's memory on a
+        GPU, else of the process.
+    """
+
+    n_workers: int
+    batch_s: float
+    samples_per_s: float
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +73,7 @@ class TimingPlan:
     Parameters
     ----------
     gangs
-        Numbers of workers, 1 first; None for 1, 2, 4 and so on, up to the cluster's workers.
+        Numbers of workers, 1 among them; None for 1, 2, 4 and so on, up to the cluster's workers.
     n_batches
         Batches that are timed.
     warmup
@@ -50,22 +85,16 @@ class TimingPlan:
     warmup: int
 
     def __post_init__(self) -> None:
-        gangs: tuple[Any, ...] = self.gangs or ()
-        for n in gangs:
-            if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        for n in self.gangs or ():
+            if not _is_count(n):
                 raise SearchError(f"gangs must be whole numbers of 1 or more, got {n!r}")
         for name in ("n_batches", "warmup"):
-            value: Any = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            value = getattr(self, name)
+            if not _is_count(value):
                 raise SearchError(f"{name} must be a whole number of 1 or more, got {value!r}")
 
-    @property
-    def n_boundaries(self) -> int:
-        """Batch boundaries that a timed visit needs: the first batch ends at the first of them."""
-        return self.warmup + self.n_batches
-
     def on(self, n_workers: int) -> tuple[int, ...]:
-        """Give the numbers to measure on a cluster of so many workers.
+        """Return the numbers to measure on a cluster of so many workers, sorted.
 
         Examples
         --------
@@ -82,33 +111,19 @@ class TimingPlan:
         return tuple(sorted(set(self.gangs)))
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What was measured on one number of workers.
-
-    Parameters
-    ----------
-    n_workers
-        How many trained together.
-    batch_s
-        Seconds of a batch, the median.
-    batch_samples
-        Samples in a batch, all ranks' together.
-    memory_bytes
-        The most that training took on one of them besides the shard.
-    device
-        What they trained on.
-    """
-
-    n_workers: int
-    batch_s: float
-    batch_samples: float
-    memory_bytes: int
-    device: str
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-class GangTimer:
-    """Makes workers ready and times gangs on them.
+def time_gangs(
+    client: Client,
+    workload: Workload,
+    config: Config,
+    data: ShardedDataset,
+    plan: TimingPlan,
+    on_begin: Callable[[int, int], None] = lambda n_workers, most: None,
+) -> tuple[tuple[Timing, ...], str]:
+    """Time batches on each number of workers of a plan.
 
     Parameters
     ----------
@@ -118,143 +133,50 @@ class GangTimer:
         What is trained.
     plan
         What to time.
+    on_begin
+        Called before each measurement, with its number of workers and the largest one.
+
+    Returns
+    -------
+    timings, device
+        What was measured, by number of workers, and the name of the device.
 
     Raises
     ------
     ClusterError
         If the cluster is too small, or a worker is lost.
     WorkloadError
-        If the workload cannot train on several workers.
+        If the workload cannot train on several workers, or a shard has too few batches.
     """
-
-    def __init__(
-        self,
-        client: Client,
-        workload: Workload,
-        config: Config,
-        data: ShardedDataset,
-        plan: TimingPlan,
-    ) -> None:
-        self._client, self._plan = client, plan
-        addresses = list(client.scheduler_info(n_workers=-1)["workers"])
-        if not addresses:
-            raise NoWorkersError("the cluster has no workers: add some and profile again")
-        self.gangs = plan.on(len(addresses))
-        if max(self.gangs) > 1:
-            _check_gangs(workload, config, max(self.gangs))
-        check_versions(client)
-        self._workers = few_hosts_first(addresses)[: max(self.gangs)]
-        self._task = (pack_workload(workload), bytes(cloudpickle.dumps(dict(config))))
-        self._data = data
-        self._ready: dict[str, Future[Any]] = {}
-        self._topic = f"dagsel-timing-{uuid.uuid4().hex[:8]}"
-        self._opened: queue.Queue[dict[str, Any]] = queue.Queue()
-
-    def __enter__(self) -> GangTimer:
-        self._client.subscribe_topic(self._topic, lambda event: self._opened.put(event[1]))
-        try:
-            plan = self._plan
-            for worker in self._workers:
-                self._ready[worker] = self._submit(
-                    worker, make_ready, *self._task, self._data, plan.warmup, plan.n_boundaries
+    addresses = list(workers_of(client))
+    if not addresses:
+        raise NoWorkersError("the cluster has no workers: add some and profile again")
+    gangs = plan.on(len(addresses))
+    most = gangs[-1]
+    if most > 1:
+        gang_workload(workload, instead="give gangs=(1,)").validate_gang(config, most)
+    check_versions(client)
+    task = pack_workload(workload), bytes(cloudpickle.dumps(dict(config)))
+    timer = _Timer(client, few_hosts_first(addresses)[:most], task)
+    n_boundaries = plan.warmup + plan.n_batches
+    with timer.listening():
+        timer.make_ready(data, plan.warmup, n_boundaries)
+        if most > 1:  # the first gang of a process takes longer: it is not timed
+            timer.train(most, plan.warmup + 1)
+        timings = []
+        for n in gangs:
+            on_begin(n, most)
+            ranks = timer.train(n, n_boundaries)
+            # The first batch ends at the first boundary.
+            times = np.diff(ranks[0].boundaries)[plan.warmup - 1 :]
+            if not len(times):
+                raise WorkloadError(
+                    f"a pass over a shard has too few batches to be timed after {plan.warmup} for "
+                    "warming up: give a smaller batch, fewer shards or a smaller warmup"
                 )
-            self._wait(list(self._ready.values()))
-            if len(self._workers) > 1:  # what a process does in its first gang alone is not timed
-                self._train(len(self._workers), plan.warmup + 1)
-        except BaseException:
-            self._close()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._client.unsubscribe_topic(self._topic)
-        self._client.cancel(list(self._ready.values()))
-        self._ready.clear()
-
-    def measure(self, n: int) -> Measured:
-        """Time batches on n workers."""
-        ranks = self._train(n, self._plan.n_boundaries)
-        skipped = self._plan.warmup - 1  # the first batch ends at the first boundary
-        times = np.diff(ranks[0].boundaries)[skipped:]
-        if not len(times):
-            raise WorkloadError(
-                f"a pass over a shard has too few batches to be timed after {self._plan.warmup} "
-                "for warming up: give a smaller batch, fewer shards or a smaller warmup"
-            )
-        memory = max(rank.memory_bytes for rank in ranks)
-        first = ranks[0]
-        return Measured(n, float(np.median(times)), first.batch_samples, memory, first.device)
-
-    def _train(self, n: int, n_boundaries: int) -> list[Rank]:
-        workers, name = self._workers[:n], uuid.uuid4().hex
-
-        def start(rank: int, place: tuple[str, int] | None) -> Future[Any]:
-            about = (self._topic, name, rank, n, place, n_boundaries)
-            ready = self._ready[workers[rank]]
-            return self._submit(workers[rank], time_rank, *self._task, ready, about)
-
-        futures = [start(0, None)]
-        try:
-            if n > 1:
-                place = self._place(name, futures[0])
-                futures += [start(rank, place) for rank in range(1, n)]
-            return self._wait(futures)
-        finally:
-            self._client.cancel(futures)
-
-    def _submit(self, worker: str, task: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._client.submit(
-            task, *args, workers=[worker], allow_other_workers=False, pure=False
-        )
-
-    def _place(self, name: str, leader: Future[Any]) -> tuple[str, int]:
-        """Wait until the leader says where its store is."""
-        while True:
-            with contextlib.suppress(queue.Empty):
-                message = self._opened.get(timeout=0.2)
-                if message["name"] == name:
-                    return message["host"], message["port"]
-            if leader.status == "error":
-                self._fail([leader])
-            self._check_workers([leader])
-
-    def _wait(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        pending = list(futures)
-        while pending:
-            with contextlib.suppress(TimeoutError), self._client.as_current():
-                wait(pending, timeout=1.0, return_when="FIRST_COMPLETED")
-            if any(future.status == "error" for future in futures):
-                self._fail(futures)
-            pending = [future for future in pending if not future.done()]
-            self._check_workers(pending)
-        return [future.result() for future in futures]
-
-    def _fail(self, futures: Sequence[Future[Any]]) -> None:
-        """Raise what made a gang fail: the ranks that it failed under only say that it broke."""
-        deadline = time.monotonic() + _GRACE_S
-        while True:
-            self._check_workers(futures)
-            failed = [future for future in futures if future.status == "error"]
-            causes = [f for f in failed if not isinstance(f.exception(), GangBrokenError)]
-            late = time.monotonic() > deadline or all(future.done() for future in futures)
-            if causes or late:
-                (causes or failed)[0].result()
-            time.sleep(0.05)
-
-    def _check_workers(self, pending: Sequence[Future[Any]]) -> None:
-        if pending:
-            here = self._client.scheduler_info(n_workers=-1)["workers"]
-            gone = [worker for worker in self._workers if worker not in here]
-            if gone:
-                raise ClusterError(f"worker {gone[0]} was lost while it trained; profile again")
+            batch_s, memory = float(np.median(times)), max(rank.memory_bytes for rank in ranks)
+            timings.append(Timing(n, batch_s, ranks[0].batch_samples / batch_s, memory))
+    return tuple(timings), ranks[0].device
 
 
 def few_hosts_first(addresses: Sequence[str]) -> list[str]:
@@ -272,5 +194,201 @@ def few_hosts_first(addresses: Sequence[str]) -> list[str]:
     return [address for group in groups for address in group]
 
 
-def _check_gangs(workload: Workload, config: Config, n_workers: int) -> None:
-    gang_workload(workload, instead="give gangs=(1,)").validate_gang(config, n_workers)
+@dataclass(slots=True)
+class _Timer:
+    """Submits the tasks of timed gangs and waits for them."""
+
+    client: Client
+    workers: list[str]
+    task: tuple[bytes, bytes]
+    topic: str = field(default_factory=lambda: f"dagsel-timing-{uuid.uuid4().hex[:8]}")
+    ready: list[Future[Any]] = field(default_factory=list)
+    places: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def listening(self) -> Any:
+        self.client.subscribe_topic(self.topic, lambda event: self.places.update([event[1]]))
+        try:
+            yield
+        finally:
+            self.client.unsubscribe_topic(self.topic)
+            self.client.cancel(self.ready)
+
+    def make_ready(self, data: ShardedDataset, warmup: int, n_boundaries: int) -> None:
+        for worker in self.workers:
+            self.ready.append(self._submit(worker, _make_ready, data, warmup, n_boundaries))
+        self._wait(self.ready)
+
+    def train(self, size: int, n_boundaries: int) -> list[_Rank]:
+        gang = uuid.uuid4().hex
+
+        def start(rank: int, place: tuple[str, int] | None = None) -> Future[Any]:
+            seat = _Seat(self.topic, gang, rank, size, place)
+            return self._submit(
+                self.workers[rank], _time_rank, self.ready[rank], seat, n_boundaries
+            )
+
+        futures = [start(0)]
+        try:
+            if size > 1:
+                self._wait(futures, lambda: gang in self.places)
+                futures += [start(rank, self.places[gang]) for rank in range(1, size)]
+            self._wait(futures)
+            return [future.result() for future in futures]
+        finally:
+            self.client.cancel(futures)
+
+    def _submit(self, worker: str, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self.client.submit(
+            function, self.task, *args, workers=[worker], allow_other_workers=False, pure=False
+        )
+
+    def _wait(
+        self, futures: Sequence[Future[Any]], until: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Wait until all tasks have ended or `until` holds; raise what goes wrong meanwhile."""
+        late_at = math.inf
+        while True:
+            here = workers_of(self.client)
+            for worker in self.workers:
+                if worker not in here:
+                    raise ClusterError(f"worker {worker} was lost while it trained; profile again")
+            failed = [future for future in futures if future.status == "error"]
+            have_ended = all(future.done() for future in futures)
+            if failed:
+                late_at = min(late_at, time.monotonic() + _GRACE_S)
+                # A rank that another one failed only reports that its gang broke.
+                causes = [f for f in failed if not isinstance(f.exception(), GangBrokenError)]
+                if causes or have_ended or time.monotonic() > late_at:
+                    (causes or failed)[0].result()
+            elif have_ended or until():
+                return
+            time.sleep(0.05)
+
+
+# ---- What runs on the workers.
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A prepared shard on a worker that has trained on it, and the samples of a batch."""
+
+    shard: Any
+    batch_samples: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Seat:
+    """The place of one rank in a gang: where rank 0 is, and the topic to which it reports that."""
+
+    topic: str
+    gang: str
+    rank: int
+    size: int
+    place: tuple[str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """What one rank has seen; `boundaries` are the times at which its batches ended."""
+
+    boundaries: tuple[float, ...]
+    batch_samples: float
+    memory_bytes: int
+    device: str
+
+
+class _Boundaries:
+    """Notes when each batch ends; tells training to stop after `n` of them."""
+
+    def __init__(self, n: int) -> None:
+        self.times: list[float] = []
+        self._n = n
+
+    def __call__(self) -> bool:
+        cuda = _cuda()
+        if cuda is not None:
+            cuda.synchronize()  # or only the launch would be timed
+        self.times.append(time.perf_counter())
+        return len(self.times) >= self._n
+
+
+def _make_ready(
+    task: tuple[bytes, bytes], data: ShardedDataset, warmup: int, n_boundaries: int
+) -> _Ready:
+    """Load a shard and train a few batches; repeat the shard's samples if it has too few."""
+    keep_freed_memory()  # as in a run
+    workload, config = map(cloudpickle.loads, task)
+    check_gpu_resource(get_worker().state.total_resources, gpus_seen())
+    arrays = data.shard(_VISIT.shard)
+    n_samples = len(next(iter(arrays.values())))
+    ready = _train_alone(workload, config, arrays, warmup)
+    needed = math.ceil(ready.batch_samples * (n_boundaries + 1))
+    if needed > n_samples:
+        times = math.ceil(needed / n_samples)
+        repeated = {name: np.concatenate([array] * times) for name, array in arrays.items()}
+        ready = _train_alone(workload, config, repeated, warmup)
+    return ready
+
+
+def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -> _Ready:
+    shard, boundaries = workload.prepare(arrays), _Boundaries(warmup + 1)
+    state = workload.init(config, _VISIT.seed)
+    trained = workload.train(state, shard, config, visit=_VISIT, should_stop=boundaries)
+    return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
+
+
+def _time_rank(task: tuple[bytes, bytes], ready: _Ready, seat: _Seat, n_boundaries: int) -> _Rank:
+    """Train as one rank of a gang and time the batches."""
+    workload, config = map(cloudpickle.loads, task)
+    give_back_memory()  # memory that an earlier task has freed would not count
+    cuda = _cuda()
+    if cuda is not None:
+        cuda.reset_peak_memory_stats()
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    before, boundaries = _memory(cuda), _Boundaries(n_boundaries)
+    state = workload.init(config, _VISIT.seed) if seat.rank == 0 else None
+    stop = boundaries if seat.rank == 0 else never
+    if seat.size == 1:
+        workload.train(state, ready.shard, config, visit=_VISIT, should_stop=stop)
+    else:
+        with _gang(seat) as gang:
+            workload.train_gang(
+                state, ready.shard, config, visit=_VISIT, should_stop=stop, gang=gang
+            )
+    memory = max(0, _memory(_cuda(), peak=True) - before)
+    device = "the CPU" if _cuda() is None else _cuda().get_device_name()
+    return _Rank(tuple(boundaries.times), ready.batch_samples, memory, device)
+
+
+def _gang(seat: _Seat) -> Any:
+    if seat.place is not None:
+        host, port = seat.place
+        return join_gang(
+            host, port, rank=seat.rank, size=seat.size, name=seat.gang, timeout_s=_TIMEOUT_S
+        )
+    worker = get_worker()
+    host = get_address_host(worker.address)
+
+    def gather(port: int) -> None:
+        worker.log_event(seat.topic, (seat.gang, (host, port)))
+
+    return lead_gang(host, size=seat.size, name=seat.gang, timeout_s=_TIMEOUT_S, gather=gather)
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None
+
+
+def _memory(cuda: Any, *, peak: bool = False) -> int:
+    """Return the bytes in use, or their peak: of the device on a GPU, else of the process."""
+    if cuda is not None:
+        return int(cuda.max_memory_allocated() if peak else cuda.memory_allocated())
+    if peak:
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return 1024 * int(line.split()[1])
+    return int(psutil.Process().memory_info().rss)

@@ -41,7 +41,7 @@ from dagsel.execution.process import (
     own_random_numbers,
     torch_threads,
 )
-from dagsel.execution.sigterm import PATIENCE_S, Farewell
+from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
 from dagsel.state import State
 
@@ -70,7 +70,7 @@ class TrainingPlugin(WorkerPlugin):
         self.name = plugin_name(spec.run)
         self.owns_resource = False
         self.units: UnitRunner | None = None
-        self._farewell: Farewell | None = None
+        self._sigterm: SigtermHandler | None = None
 
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
@@ -96,7 +96,7 @@ class TrainingPlugin(WorkerPlugin):
             is_short_of_memory=self._is_short_of_memory,
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
-        self._farewell = Farewell(worker, units.stop_all, units.is_idle, self._tell)
+        self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
         await self._take_resource(worker)
         watch = PeriodicCallback(self._go_on, 500)
         worker.periodic_callbacks[self.name] = watch
@@ -114,8 +114,8 @@ class TrainingPlugin(WorkerPlugin):
         """Leave the worker as it was."""
         if self.units is not None:
             self.units.stop_all()
-        if self._farewell is not None:
-            await self._farewell.end()
+        if self._sigterm is not None:
+            await self._sigterm.end()
         if self.units is not None:
             self.units.clear()
         watch = worker.periodic_callbacks.pop(self.name, None)

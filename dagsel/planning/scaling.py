@@ -1,8 +1,8 @@
 """Scaling profiles: how much faster a trial trains on several workers at once.
 
-λ(p) is the speed on p workers over the speed on one, with the same global batch. `Scaling` holds
-measured numbers; `UniversalScaling` is a law of two parameters that `fit` finds from the times of
-finished units, and `Fit` says how wrong it was.
+The speedup λ(p) is the speed on p workers divided by the speed on one, with the same global batch.
+`Scaling` holds measured speedups; `UniversalScaling` is a law of two parameters, which `fit` finds
+from the times of finished units.
 """
 
 from __future__ import annotations
@@ -30,23 +30,18 @@ class _Model:
         raise NotImplementedError
 
     def efficiency(self, n: int) -> float:
-        """Give e(n) = λ(n) / n, the share of n workers that is not lost."""
+        """Return the efficiency e(n) = λ(n) / n."""
         return self.speedup(n) / n
 
     def best(self, most: int, *, within: float = 0.03) -> int:
-        """Choose how many workers to train on.
+        """Return the smallest number of workers that is about as fast as the fastest one.
 
         Parameters
         ----------
         most
-            So many are there.
+            The largest number to consider.
         within
-            This share of the top speed may be given up.
-
-        Returns
-        -------
-        n
-            The smallest number of at most `most` workers whose λ is so near the top one.
+            Share of the top speed that may be given up.
         """
         if not 0 <= within < 1:
             raise SearchError(f"within must be at least 0 and below 1, got {within!r}")
@@ -63,7 +58,7 @@ class Scaling(_Model):
     Parameters
     ----------
     speedups
-        λ by number of workers. That of 1 is 1 and may be left out.
+        λ by number of workers. λ(1) is 1 and may be left out.
 
     Examples
     --------
@@ -89,7 +84,7 @@ class Scaling(_Model):
         object.__setattr__(self, "speedups", dict(sorted(known.items())))
 
     def speedup(self, n: int) -> float:
-        """Give λ(n): linear between known numbers, flat beyond the last one."""
+        """Return λ(n): linear between known numbers, constant beyond the last one."""
         _check_workers(n)
         known = list(self.speedups)
         after = bisect_right(known, n)
@@ -110,9 +105,9 @@ class UniversalScaling(_Model):
     Parameters
     ----------
     contention
-        σ: the share of the work that only one worker can do at a time.
+        σ: the share of the work that only one worker at a time can do.
     coherence
-        κ: what every pair of workers costs; with it λ falls again beyond some number.
+        κ: the cost of each pair of workers; with it λ falls again beyond some number.
 
     Examples
     --------
@@ -133,7 +128,7 @@ class UniversalScaling(_Model):
                 raise SearchError(f"{name} must be a number of at least 0, got {value!r}")
 
     def speedup(self, n: int) -> float:
-        """Give λ(n)."""
+        """Return λ(n)."""
         _check_workers(n)
         return n / (1 + (n - 1) * (self.contention + self.coherence * n))
 
@@ -143,25 +138,25 @@ ScalingModel: TypeAlias = Scaling | UniversalScaling
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A scaling model that was learnt, and how wrong it was.
+    """A scaling model that was fitted to the times of units, and its error.
 
     Parameters
     ----------
     model
-        A `UniversalScaling`. Where units of only one number of workers were seen there is nothing
-        to fit, and it is a `Scaling` that is linear up to that number and flat beyond.
+        A `UniversalScaling`. If units ran on one number of workers only, it is a `Scaling` that is
+        linear up to this number and constant beyond.
     seconds
-        Of a unit on one worker, as the model has it.
+        Time of a unit on one worker, by the model.
     error
-        Relative root mean square of what the model says of the observations: 0.1 is 10%. It means
-        little where as few numbers of workers were seen as the model has parameters.
+        Relative root mean square error on the observations: 0.1 is 10%. It means little if there
+        are no more numbers of workers than parameters of the model.
     unseen_error
-        The same for observations of a number of workers when the law is fitted to all the other
-        numbers: what to expect of a number that was not seen. None with fewer than four.
+        The same, by cross-validation over the numbers of workers: the error to expect for a number
+        that was not observed. None with fewer than four numbers.
     n
-        Observations.
+        Number of observations.
     gangs
-        The numbers of workers that were seen.
+        The numbers of workers that were observed.
     """
 
     model: ScalingModel
@@ -172,22 +167,22 @@ class Fit:
     gangs: tuple[int, ...]
 
     def predict(self, n: int) -> float:
-        """Give the seconds of a unit on n workers."""
+        """Return the seconds of a unit on n workers."""
         return self.seconds / self.model.speedup(n)
 
 
 def fit(observations: Sequence[tuple[int, float]]) -> Fit:
-    """Fit the universal scalability law to times of units, of which p = 1 need not be one.
+    """Fit the universal scalability law to times of units; none of them needs to be on one worker.
 
     Parameters
     ----------
     observations
-        Workers and seconds of each unit. All units are of one architecture and as much work.
+        Workers and seconds of each unit. All units are of one architecture and of the same work.
 
     Returns
     -------
     Fit
-        With two numbers of workers only, coherence is 0; with one, see `Fit.model`.
+        With two numbers of workers, coherence is 0; with one, see `Fit.model`.
 
     Examples
     --------
@@ -206,7 +201,7 @@ def fit(observations: Sequence[tuple[int, float]]) -> Fit:
     model, seconds = _fit(observations, gangs)
     error = _rms(model, seconds, observations)
     unseen_error = None
-    if len(gangs) >= 4:  # three are left, as many as there are parameters
+    if len(gangs) >= 4:  # without one, three are left for the three unknowns
         squares = 0.0
         for gang in gangs:
             kept = [pair for pair in observations if pair[0] != gang]
@@ -240,9 +235,9 @@ def learn(units: Iterable[tuple[Architecture, int, float]]) -> dict[Architecture
 def _fit(
     observations: Sequence[tuple[int, float]], gangs: tuple[int, ...]
 ) -> tuple[ScalingModel, float]:
-    # t(p) = t₁/p + t₁σ (p - 1)/p + t₁κ (p - 1), linear in three numbers that are at least 0. Each
-    # row is divided by its time: a relative error counts as much in a short unit as in a long one,
-    # and a unit that took ever so much longer than the others counts at most as one.
+    # t(p) = t₁/p + t₁σ (p - 1)/p + t₁κ (p - 1), linear in three unknowns of at least 0. Each row is
+    # divided by its time, so relative errors are minimized: a short unit counts as much as a long
+    # one, and an outlier that took very long has an error of at most 1.
     p, t = np.array(observations, dtype=float).T
     columns = np.stack([1 / p, (p - 1) / p, p - 1], axis=1)[:, : len(gangs)] / t[:, None]
     one, contended, incoherent = (*_least_squares(columns), 0.0, 0.0)[:3]
@@ -253,8 +248,8 @@ def _fit(
 
 
 def _least_squares(columns: NDArray[np.float64]) -> list[float]:
-    # The best x ≥ 0 for columns·x = 1, by trying which entries are 0: there are three at most. The
-    # first is the time on one worker, which cannot be.
+    # The best x ≥ 0 for columns·x = 1, by trying which of at most three entries are 0. The first,
+    # the time on one worker, is not.
     n = columns.shape[1]
     best: tuple[float, list[float]] = (math.inf, [])
     for rest in itertools.product((True, False), repeat=n - 1):

@@ -1,4 +1,4 @@
-"""The only place that knows Optuna: the driver draws, reports and tells trials here, and alone."""
+"""The only package that imports Optuna: trials are drawn, reported and told here."""
 
 from optuna import Study
 from optuna.samplers import BaseSampler

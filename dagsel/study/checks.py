@@ -1,4 +1,4 @@
-"""What is checked of study and space before anything runs."""
+"""Check a study and a search space before the search; open a study again where it is stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ Space: TypeAlias = Callable[[optuna.Trial], Mapping[str, Any]]
 
 #: A finite space with more points than this is not enumerated before the run.
 MAX_GRID_POINTS = 100_000
+_JOURNAL = "journal://"
 
 
 def configure(space: Space, trial: Any) -> dict[str, Any]:
-    """Let a space suggest on a trial, and give its configuration."""
+    """Call the space with a trial and return the configuration."""
     config = space(trial)
     if not isinstance(config, Mapping):
         raise SearchError(
@@ -43,12 +44,12 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
 
 
 def check_metric(study: optuna.Study, metric: str, directions: Mapping[str, str | None]) -> None:
-    """Check that a study searches for one metric, that the workload gives it, and which way.
+    """Check that the study has one direction and that the workload's metric has the same one.
 
     Raises
     ------
     SearchError
-        If not.
+        If not, or if the workload has no such metric.
     """
     name = study.study_name
     if len(study.directions) != 1:
@@ -70,12 +71,12 @@ def check_metric(study: optuna.Study, metric: str, directions: Mapping[str, str 
 
 
 def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
-    """Draw one configuration, or with a `GridWalk` all of them, for no study.
+    """Draw one configuration, or all of them with a `GridWalk`, in a study that is thrown away.
 
     Raises
     ------
     SearchError
-        If the space suggests nothing, or more points than can be enumerated.
+        If the space suggests nothing, or has more points than can be enumerated.
     """
     storage = optuna.storages.InMemoryStorage()
     with quiet():
@@ -95,40 +96,24 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
     raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
 
 
-_JOURNAL = "journal://"
+def check_pruner(pruner: Any, max_epochs: int) -> None:
+    """Check that a pruner can stop a trial before its last epoch.
 
-
-def home_of(study: optuna.Study) -> str | None:
-    """Give the URL of a study's storage; None if it has none, or if it holds a password."""
-    storage = study._storage
-    if isinstance(storage, JournalStorage):
-        path = getattr(storage._backend, "_file_path", None)
-        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
-    storage = getattr(storage, "_backend", storage)  # under Optuna's cache
-    if isinstance(storage, RDBStorage):
-        url = make_url(storage.url)
-        if url.password is not None:
-            return None
-        if url.get_backend_name() == "sqlite":
-            if url.database in (None, "", ":memory:"):
-                return None
-            url = url.set(database=str(Path(str(url.database)).absolute()))
-        return url.render_as_string()
-    return None
-
-
-def open_study(name: str, direction: Direction, home: str | None) -> optuna.Study:
-    """Open a study where it lives; one that was in memory begins anew."""
-    if home is None:
-        return optuna.create_study(study_name=name, direction=direction)
-    if home.startswith(_JOURNAL):
-        backend = JournalFileBackend(home.removeprefix(_JOURNAL))
-        return optuna.load_study(study_name=name, storage=JournalStorage(backend))
-    return optuna.load_study(study_name=name, storage=home)
+    Raises
+    ------
+    SearchError
+        If it cannot.
+    """
+    first = first_step(pruner)
+    if first >= max(max_epochs, 2):
+        raise SearchError(
+            f"{type(pruner).__name__} ends no trial before step {first}, and a trial has "
+            f"{max_epochs} epochs, one step each; lower its warm-up or resource to less than that"
+        )
 
 
 def first_step(pruner: Any) -> int:
-    """Give the first step at which a pruner can act; 0 if that is not known.
+    """Return the first step at which a pruner can act; 0 if that is not known.
 
     Examples
     --------
@@ -150,17 +135,30 @@ def first_step(pruner: Any) -> int:
     return 0
 
 
-def check_pruner(pruner: Any, max_epochs: int) -> None:
-    """Check that a pruner can end a trial before its last epoch.
+def home_of(study: optuna.Study) -> str | None:
+    """Return the URL of a study's storage; None if it is in memory or the URL has a password."""
+    storage = study._storage
+    if isinstance(storage, JournalStorage):
+        path = getattr(storage._backend, "_file_path", None)
+        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
+    storage = getattr(storage, "_backend", storage)  # under Optuna's cache
+    if not isinstance(storage, RDBStorage):
+        return None
+    url = make_url(storage.url)
+    if url.password is not None:
+        return None
+    if url.get_backend_name() == "sqlite":
+        if url.database in (None, "", ":memory:"):
+            return None
+        url = url.set(database=str(Path(str(url.database)).absolute()))
+    return url.render_as_string()
 
-    Raises
-    ------
-    SearchError
-        If it cannot.
-    """
-    first = first_step(pruner)
-    if first >= max(max_epochs, 2):
-        raise SearchError(
-            f"{type(pruner).__name__} ends no trial before step {first}, and a trial has "
-            f"{max_epochs} epochs, one step each; lower its warm-up or resource to less than that"
-        )
+
+def open_study(name: str, direction: Direction, home: str | None) -> optuna.Study:
+    """Load a study from its storage; create it in memory if it has none."""
+    if home is None:
+        return optuna.create_study(study_name=name, direction=direction)
+    if home.startswith(_JOURNAL):
+        backend = JournalFileBackend(home.removeprefix(_JOURNAL))
+        return optuna.load_study(study_name=name, storage=JournalStorage(backend))
+    return optuna.load_study(study_name=name, storage=home)

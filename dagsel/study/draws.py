@@ -1,4 +1,4 @@
-"""Who draws a trial, with which random numbers, and what is drawn instead of a duplicate."""
+"""Draw trials: by which sampler, with which random numbers, and again if it is a duplicate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagsel.study.grid import GridWalk, Point, is_finite, point
 from dagsel.study.sampler import SamplerStudy
 from dagsel.study.streams import reseed
 
-#: How often the sampler, and then a uniform one, may draw again what has been drawn before.
+#: How often the sampler, and then a uniform one, may draw again after a duplicate.
 _REDRAWS, _RANDOM_REDRAWS = 4, 16
 
 
@@ -24,8 +24,8 @@ _REDRAWS, _RANDOM_REDRAWS = 4, 16
 class Draws:
     """The draws of a run.
 
-    Each draw sets the random streams anew, from a seed and the number of the draw. So no state of
-    them has to be kept, and a resumed run goes on as if it had never stopped.
+    Each draw seeds the random streams from a seed and the number of the draw. So their state need
+    not be stored, and a resumed run draws what the run would have drawn.
 
     Parameters
     ----------
@@ -33,18 +33,16 @@ class Draws:
         Where trials are drawn.
     space
         What they are drawn from.
-    sampler
-        The study's own.
-    sampler_seed
-        Its seed.
+    sampler, sampler_seed
+        The study's own sampler, and its seed.
     seed
-        That of uniform draws.
+        Seed of uniform draws.
     n
         Trials drawn so far.
     had
         Points of the run's trials.
     had_before
-        Points that had ended in the study otherwise; the grid walks through them again.
+        Points of other ended trials of the study. The grid draws them again.
     """
 
     view: SamplerStudy
@@ -70,8 +68,8 @@ class Draws:
         self.had.add(point(params))
 
     def rest_of(self, number: int, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]]:
-        """Draw what an enqueued trial leaves open, and give its configuration."""
-        trial = self.view.draw_rest(number, self._who(sampling))
+        """Draw what an enqueued trial leaves open; return it with its configuration."""
+        trial = self.view.draw_rest(number, self._sampler_for(sampling))
         return trial, configure(self.space, trial)
 
     def next(self, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]] | None:
@@ -80,7 +78,7 @@ class Draws:
             return self._next_point(self._grid, self.had)
         had = self.had | self.had_before
         for attempt in range(_REDRAWS + _RANDOM_REDRAWS):
-            trial, config = self._draw(self._who(sampling, attempt))
+            trial, config = self._draw(self._sampler_for(sampling, attempt))
             if not is_finite(trial.distributions) or point(trial.params) not in had:
                 return trial, config
             self.view.take_back()
@@ -89,7 +87,7 @@ class Draws:
         except SearchError:  # another branch of the space is continuous
             return self._draw(self._random)
 
-    def _who(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
+    def _sampler_for(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
         if sampling == "grid":
             return self._grid
         if sampling == "study" and attempt < _REDRAWS:

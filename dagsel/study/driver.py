@@ -1,4 +1,4 @@
-"""Draws, reports and tells: everything that is written to the user's study is written here."""
+"""Draw, report and tell the trials of the user's study."""
 
 from __future__ import annotations
 
@@ -37,29 +37,28 @@ Callback: TypeAlias = Callable[[optuna.Study, FrozenTrial], None]
 class StudyDriver:
     """A study, the space that its trials are drawn from, and the trials of this run.
 
-    The sampler draws in a study of its own, which shows it one value of each trial
-    (`SamplerStudy`); what it has drawn is written to the user's study in one piece. In a finite
-    space no point is drawn twice.
+    The sampler draws in a study of its own (`SamplerStudy`); what it has drawn is written to the
+    user's study in one piece. In a finite space no point is drawn twice.
 
     Parameters
     ----------
     study
-        The user's study, written here alone. Its sampler draws, with other random numbers.
+        The user's study. Its sampler draws, from streams that are seeded for each draw.
     space
-        Optuna's define-by-run function: a trial in, a configuration out.
+        Optuna's define-by-run function: takes a trial, returns a configuration.
     metric
         Name of the metric that is reported and told.
     seed
-        Seeds the draws that are not the study's own sampler's.
+        Seed of uniform draws.
     callbacks
-        Called with study and trial after each trial that ended, as Optuna does.
+        Called with study and trial after each trial that ended, as by Optuna.
     run
-        Name of the run; each trial carries it as its user attribute ``dagsel:run``.
+        Name of the run, the user attribute ``dagsel:run`` of each of its trials.
     sampler_seed
-        Seeds the draws of the study's own sampler; None to draw one from the sampler's own stream.
-        A resumed run is given that of the run.
+        Seed of the study's sampler; None to draw one from the sampler's own stream. A resumed run
+        passes the one of the run.
     traits
-        What the flow says of itself: its longest trial, and whether it heeds a pruner.
+        What the flow declares: the length of its longest trial, and whether it uses a pruner.
     """
 
     study: optuna.Study
@@ -96,7 +95,7 @@ class StudyDriver:
     def validate(
         self, directions: Mapping[str, str | None], *, grid: bool, check: Callable[[Any], None]
     ) -> None:
-        """Check that study, space, metric and pruner fit together, before anything runs.
+        """Check that study, space, metric and pruner fit together; raise `SearchError` if not.
 
         Parameters
         ----------
@@ -106,17 +105,12 @@ class StudyDriver:
             Whether the space has to be finite.
         check
             Raises an error if nothing can be trained with a configuration.
-
-        Raises
-        ------
-        SearchError
-            If they do not; the text names the culprit and the cure.
         """
         check_metric(self.study, self.metric, directions)
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
             check_pruner(self._pruner, self.traits.max_epochs)
         uniform = RandomSampler()
-        reseed(uniform, self.seed, 0, 0)  # what is checked is what a random draw gives first
+        reseed(uniform, self.seed, 0, 0)  # checks the first random draw
         configs = probe(self.space, GridWalk() if grid else uniform)
         check(next(configs))
         if grid:
@@ -133,12 +127,12 @@ class StudyDriver:
         n
             How many.
         sampling
-            Who draws.
+            How they are drawn.
 
         Returns
         -------
         configs
-            Each new trial's configuration, by its number.
+            The configurations by trial number.
         exhausted
             Whether no further trial can be drawn.
         """
@@ -160,7 +154,7 @@ class StudyDriver:
         return configs, sampling == "grid" and self._draws.grid_ended
 
     def _follow(self) -> list[FrozenTrial]:
-        """Look at what others have added to the study; give the trials that are enqueued."""
+        """Show the sampler what others have added to the study; return the enqueued trials."""
         trials = self.study.get_trials(deepcopy=False)
         new = trials[len(self._view) :]
         self._view.extend(new)
@@ -172,7 +166,7 @@ class StudyDriver:
         return [trial for trial in trials if trial.state == TrialState.WAITING]
 
     def _claim(self, trial: FrozenTrial) -> bool:
-        """Make an enqueued trial the run's; False if another process was faster."""
+        """Take an enqueued trial for this run; return False if another process was faster."""
         # Marked first: wherever the driver is interrupted, `fail_live` finds it.
         try:
             self.study._storage.set_trial_user_attr(trial._trial_id, RUN, self.run)
@@ -197,7 +191,7 @@ class StudyDriver:
         return config
 
     def _add(self, trial: optuna.Trial, config: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Write to the study what has been drawn, in one piece."""
+        """Write a drawn trial to the study in one piece."""
         storage = self.study._storage
         frozen = self._view.drawn(trial)
         frozen.user_attrs = {**frozen.user_attrs, RUN: self.run}
@@ -217,17 +211,17 @@ class StudyDriver:
     # ---- Reporting and telling.
 
     def params(self, number: int) -> dict[str, Any]:
-        """Parameters that a live trial has suggested."""
+        """Return the parameters of a live trial."""
         return dict(self._live[number].params)
 
     def report(self, number: int, epoch: int, value: float) -> None:
-        """Report a live trial's value after an epoch; again if the study has it already."""
+        """Report a live trial's value after an epoch; a value reported before is replaced."""
         trial_id = self._live[number]._trial_id
         self.study._storage.set_trial_intermediate_value(trial_id, epoch, float(value))
         self._view.report(number, epoch, value)
 
     def should_prune(self, number: int) -> bool:
-        """Ask the pruner whether a live trial is to end after its last report."""
+        """Ask the pruner whether a live trial should stop after its last report."""
         if not self.traits.uses_pruner:
             return False
         trial = self.study._storage.get_trial(self._live[number]._trial_id)
@@ -238,18 +232,18 @@ class StudyDriver:
         return self.traits.pruner or self.study.pruner
 
     def complete(self, number: int, value: float) -> None:
-        """Tell a live trial's final value; with NaN, which Optuna does not take, it has failed."""
+        """Tell a live trial's final value; with NaN, which Optuna refuses, the trial fails."""
         if math.isnan(value):
             self.fail(number, f"{self.metric} is NaN")
         else:
             self._end(number, TrialState.COMPLETE, value)
 
     def prune(self, number: int) -> None:
-        """Tell that a live trial was ended early; its last report stays its value."""
+        """Tell that a live trial was stopped early; its value is its last report."""
         self._end(number, TrialState.PRUNED)
 
     def fail(self, number: int, reason: str, traceback: str = "") -> None:
-        """Tell that a live trial has failed, and keep why as a user attribute of it."""
+        """Tell that a live trial has failed, and why, in its user attributes."""
         self._note(self._live[number], reason, traceback)
         self._end(number, TrialState.FAIL)
 
@@ -259,7 +253,7 @@ class StudyDriver:
                 self.study._storage.set_trial_user_attr(trial._trial_id, key, text)
 
     def fail_live(self, reason: str) -> None:
-        """Leave no trial of this run in the state RUNNING; no callback can keep that from it."""
+        """Mark all running trials of this run as failed, without callbacks."""
         left = {trial._trial_id for trial in self._live.values()}
         left |= {
             trial._trial_id
@@ -284,7 +278,7 @@ class StudyDriver:
             return self.study.tell(trial.number, value, state=state)
         except RuntimeError:
             # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
-            # allows in Study.optimize alone. By then the trial has been told.
+            # allows only in Study.optimize. The trial has been told by then.
             told = self.study._storage.get_trial(trial._trial_id)
             if not told.state.is_finished():
                 raise
@@ -298,10 +292,10 @@ class StudyDriver:
     # ---- Going on after the driver has died.
 
     def adopt(self, trials: Mapping[int, Adopted]) -> dict[int, dict[str, Any]]:
-        """Take over the run's trials as its journal knows them, and bring the study in line.
+        """Take over the run's trials from its journal, and make the study agree with it.
 
-        What the journal does not know is failed. A study that was in memory and is lost is filled
-        again. To be called before anything is drawn.
+        Trials that the journal does not have are marked as failed. A study that was in memory is
+        filled again. Call it before anything is drawn.
 
         Parameters
         ----------
@@ -311,7 +305,7 @@ class StudyDriver:
         Returns
         -------
         dict
-            Each trial's configuration, by its number.
+            The configurations by trial number.
 
         Raises
         ------

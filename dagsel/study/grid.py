@@ -1,4 +1,4 @@
-"""Finite spaces: a walk through all their points, and what makes two points the same."""
+"""Finite search spaces: walk through all points, and tell whether two points are the same."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Point: TypeAlias = tuple[tuple[str, str], ...]
 
 
 class GridWalk(BaseSampler):
-    """Walks through every leaf of a define-by-run space, like an odometer.
+    """Walks through every combination of a define-by-run space, like an odometer.
 
-    Each trial takes the next combination. A parameter that a branch alone suggests becomes a wheel
-    only on that branch. A trial that the user has enqueued stands beside the walk: what it leaves
-    open takes its first choice.
+    Each trial takes the next combination. A parameter is a wheel of the odometer while the space
+    suggests it. A trial that the user has enqueued takes no combination: each parameter that it
+    leaves open takes its first choice.
     """
 
     def __init__(self) -> None:
@@ -36,19 +36,19 @@ class GridWalk(BaseSampler):
         self.ended = False
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """See whether the trial takes the walk's next combination, or was enqueued."""
+        """Note whether the trial was enqueued."""
         self._is_enqueued = "fixed_params" in trial.system_attrs
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """Sample every parameter on its own."""
+        """Return none: each parameter is sampled on its own."""
         return {}
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Sample every parameter on its own."""
+        """Return none: each parameter is sampled on its own."""
         return {}
 
     def sample_independent(
@@ -58,7 +58,7 @@ class GridWalk(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Read the parameter's wheel, or add one."""
+        """Return the choice of the parameter's wheel, or add a wheel."""
         if self._is_enqueued:
             return _choices(param_name, param_distribution)[0]
         if self._place == len(self._wheels):
@@ -68,7 +68,7 @@ class GridWalk(BaseSampler):
         return choices[index]
 
     def advance(self) -> bool:
-        """Turn to the next combination; False when all have been seen."""
+        """Turn to the next combination; return False if there is none."""
         self._place = 0
         while self._wheels:
             choices, index = self._wheels.pop()
@@ -99,7 +99,7 @@ def _choices(name: str, distribution: BaseDistribution) -> Sequence[Any]:
 
 
 def is_finite(distributions: Mapping[str, BaseDistribution]) -> bool:
-    """Tell whether parameters have finitely many points.
+    """Whether parameters have finitely many points.
 
     Examples
     --------
@@ -117,7 +117,7 @@ def is_finite(distributions: Mapping[str, BaseDistribution]) -> bool:
 
 
 def point(params: Mapping[str, Any]) -> Point:
-    """Give the parameters' point; a sampler and the grid may differ in a float's last digits.
+    """Return the parameters' point; floats that differ in their last digits give the same one.
 
     Examples
     --------

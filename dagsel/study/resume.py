@@ -1,4 +1,4 @@
-"""Bringing a study in line with what the run's journal says of its trials."""
+"""Make a study agree with what the run's journal says of its trials."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dagsel.errors import SearchError
 from dagsel.study.checks import Space, configure
 from dagsel.study.sampler import RUN
 
-#: User attribute of a trial that stands for another one of its run, which had been told too early.
+#: User attribute of a trial that replaces another one, which was told too early: its number.
 STANDS_FOR = "dagsel:trial"
 REASON = "dagsel:reason"
 TRACEBACK = "dagsel:traceback"
@@ -22,7 +22,7 @@ TRACEBACK = "dagsel:traceback"
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What the journal of a run says of one of its trials.
+    """What a run's journal says of one of its trials.
 
     Parameters
     ----------
@@ -32,10 +32,8 @@ class Adopted:
         Epochs and values, in order.
     state
         Whether it has ended, and how.
-    reason
+    reason, traceback
         Why it failed.
-    traceback
-        Of the error that it failed with.
     """
 
     params: Mapping[str, Any]
@@ -46,7 +44,7 @@ class Adopted:
 
     @property
     def told(self) -> TrialState:
-        """The state in the study."""
+        """The trial's state in the study."""
         states = {
             "running": TrialState.RUNNING,
             "complete": TrialState.COMPLETE if self.reports else TrialState.PRUNED,
@@ -59,7 +57,7 @@ class Adopted:
 def recall(
     space: Space, number: int, adopted: Adopted, run: str
 ) -> tuple[dict[str, Any], FrozenTrial]:
-    """Give an adopted trial's configuration, and a trial to stand for it if the study lacks it.
+    """Return an adopted trial's configuration, and a trial to add if the study lacks it.
 
     Raises
     ------
@@ -100,19 +98,19 @@ def match_up(
 ) -> dict[int, FrozenTrial]:
     """Find each adopted trial in the study, or add it.
 
-    A trial cannot be told twice. Where the study holds an end that the journal does not know, as
-    after Ctrl-C, a new trial stands for the old one from then on.
+    A trial cannot be told twice. If it has ended in the study and not in the journal, as after
+    Ctrl-C, a new trial replaces it.
 
     Returns
     -------
     dict
-        By number, the study's trial: with all reports, and running unless it ended as the journal
-        says.
+        The study's trials by number: with all reports, and running unless the journal says that
+        they have ended.
 
     Raises
     ------
     SearchError
-        If the study has other trials in their places.
+        If the study has other trials under their numbers.
     """
     theirs = study.get_trials(deepcopy=False)
     held = {
@@ -145,7 +143,7 @@ def match_up(
 
 
 def end_as_failed(study: optuna.Study, trial_id: int, reason: str) -> None:
-    """Tell that a trial has failed, whatever the sampler says to it; nothing if it has ended."""
+    """Mark a trial as failed without asking the sampler, unless it has ended."""
     try:
         study._storage.set_trial_user_attr(trial_id, REASON, reason)
         study._storage.set_trial_state_values(trial_id, TrialState.FAIL)

@@ -1,9 +1,9 @@
-"""What the sampler is shown: one value of each trial, all after the same number of epochs.
+"""The study that the sampler sees: one value of each trial, all after the same number of epochs.
 
-Optuna's samplers learn from ended trials alone, and take the value of each for final. So a trial
-that is paused would teach them nothing, and one that was ended early something wrong. They draw in
-a study of their own, in memory, in which a trial counts as complete once it has reached the epoch
-that trials are compared at.
+Optuna's samplers learn from ended trials only, and take the value of each as final. They would
+learn nothing from a paused trial, and something wrong from one that was stopped early. So they draw
+in a study of their own, in memory, in which a trial is complete once it has reached the epoch at
+which trials are compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RUN = "dagsel:run"
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep Optuna from announcing a study that is not the user's."""
+    """Stop Optuna from logging the creation of a study that is not the user's."""
     verbosity = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -40,9 +40,9 @@ def quiet() -> Iterator[None]:
 
 
 class _Storage(InMemoryStorage):
-    """Trials that can be shown anew and taken back, which Optuna's storages do not allow.
+    """A storage in which trials can be replaced and removed, unlike in Optuna's own.
 
-    What a sampler notes on the study stands in the user's study, where it survives.
+    A sampler's notes on the study are kept in the user's study, which outlives this one.
     """
 
     def __init__(self, theirs: optuna.Study) -> None:
@@ -52,32 +52,32 @@ class _Storage(InMemoryStorage):
         self._max_study_id = theirs._study_id - 1
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
-        """Give what samplers have noted on the study."""
+        """Return what samplers have noted on the study."""
         return self._theirs._storage.get_study_system_attrs(study_id)
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
         """Note something on the study."""
         if ":parent:" in key:
-            return  # evolutionary samplers remember parents, who may be unseen by the next draw
+            return  # evolutionary samplers note parents, which may be hidden at the next draw
         self._theirs._storage.set_study_system_attr(study_id, key, value)
 
     def put(self, trial: FrozenTrial) -> None:
-        """Show a trial in place of the one with its number."""
+        """Replace the trial with this number."""
         self._set_trial(trial._trial_id, trial)
 
     def take_back(self, study_id: int) -> None:
-        """Forget the last trial, as if it had never been drawn."""
+        """Remove the last trial, as if it had never been drawn."""
         trial = self._studies[study_id].trials.pop()
         del self._trial_id_to_study_id_and_number[trial._trial_id]
         self._max_trial_id -= 1
 
     def expect(self, study_id: int, trial: FrozenTrial) -> None:
-        """Hold later trials to the choices of this one's parameters, as Optuna does."""
+        """Require the same choices of later trials' parameters, as Optuna does."""
         for name, distribution in trial.distributions.items():
             self._studies[study_id].param_distribution.setdefault(name, distribution)
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """Give the best of what is shown now; the base class remembers what was shown."""
+        """Return the best trial of now; the base class would return the best one ever."""
         complete = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
             raise ValueError("No trials are completed yet.")
@@ -86,15 +86,15 @@ class _Storage(InMemoryStorage):
 
 
 class SamplerStudy:
-    """A study in memory with as many trials as the user's, that shows the sampler the truth.
+    """A study in memory with as many trials as the user's, for the sampler to draw in.
 
     Trials are compared after the most epochs that enough of them have reached, as in BOHB (Falkner,
     Klein and Hutter, ICML 2018, Algorithm 2, line 3: |D_b| ≥ N_min + 2 with N_min = d + 1, for d
-    parameters), and no fewer than the sampler starts with; while no epoch has so many, after the
-    epoch that most have reached. A trial that has been there shows its value of then as complete,
-    though it may be in training, paused, complete or pruned. One that has not is running if it is
-    live, and unseen else. A failed trial is unseen. What was complete before the run, told by
-    others without epochs, counts with its value, always.
+    parameters), and no fewer than the sampler starts with. If no epoch has so many, they are
+    compared after the epoch that most have reached. A trial that has reached this epoch is shown as
+    complete with its value of then, whatever its state is. One that has not is shown as running if
+    it is live, and else hidden. A failed trial is hidden. A trial that others completed before the
+    run, without epochs, is always shown with its value.
 
     Parameters
     ----------
@@ -120,7 +120,7 @@ class SamplerStudy:
         self._reports: dict[int, dict[int, float]] = {}
         self._n_at: Counter[int] = Counter()
         self._n_params = 0
-        self._rung: int | None = -1  # so that the sampler looks at all trials at first
+        self._rung: int | None = -1  # no rung, so the first draw shows all trials
         self._changed: set[int] = set()
 
     def __len__(self) -> int:
@@ -129,9 +129,9 @@ class SamplerStudy:
     # ---- What has happened.
 
     def extend(self, trials: Sequence[FrozenTrial]) -> None:
-        """Take over trials of the user's study that are not there yet, in their order.
+        """Add trials of the user's study that are not there yet, in their order.
 
-        Those of this run stay unseen until `place` says what is known of them.
+        Those of this run are hidden until `place` is called.
         """
         for trial in trials:
             number = len(self)
@@ -148,7 +148,7 @@ class SamplerStudy:
                 self._finals[number] = trial.value
 
     def place(self, number: int, trial: FrozenTrial) -> None:
-        """Say what a live trial of this run was drawn with."""
+        """Set what a live trial of this run was drawn with."""
         base = copy.copy(trial)
         base.number, base._trial_id = number, self._trial_id(number)
         self._storage.expect(self._id, base)
@@ -158,7 +158,7 @@ class SamplerStudy:
         self._n_params = max(self._n_params, len(base.params))
 
     def report(self, number: int, epoch: int, value: float) -> None:
-        """Say a trial's value after an epoch."""
+        """Set a trial's value after an epoch."""
         if math.isnan(value) or epoch > self._max_epochs:
             return
         reports = self._reports.setdefault(number, {})
@@ -167,7 +167,7 @@ class SamplerStudy:
         self._changed.add(number)
 
     def end(self, number: int, *, failed: bool, system_attrs: Mapping[str, Any]) -> None:
-        """Say that a trial is live no more, and what the sampler has noted on it since."""
+        """Note that a trial has ended, and what the sampler has noted on it since."""
         self._running.discard(number)
         self._changed.add(number)
         self._bases[number].system_attrs = dict(system_attrs)
@@ -177,12 +177,12 @@ class SamplerStudy:
     # ---- What the sampler sees of it.
 
     def draw(self, sampler: BaseSampler) -> optuna.Trial:
-        """Begin a trial; `keep` or `take_back` it."""
+        """Draw a trial, to `keep` or to `take_back`."""
         self._show(sampler)
         return self._study.ask()
 
     def draw_rest(self, number: int, sampler: BaseSampler) -> optuna.Trial:
-        """Begin a trial that the user has enqueued: what is open is the sampler's."""
+        """Draw the parameters that a trial enqueued by the user leaves open."""
         self._show(sampler)
         trial = copy.copy(self._bases[number])
         trial.state = TrialState.RUNNING
@@ -191,16 +191,16 @@ class SamplerStudy:
         return optuna.Trial(self._study, trial._trial_id)
 
     def drawn(self, trial: optuna.Trial) -> FrozenTrial:
-        """Give what has been drawn, with what space and sampler have noted on it."""
+        """Return what has been drawn, with what space and sampler have noted on it."""
         return copy.copy(self._storage.get_trial(trial._trial_id))
 
     def keep(self, trial: optuna.Trial) -> None:
-        """Count the trial that was begun last as live."""
+        """Keep the trial that was drawn last, as a live one."""
         self._append(self.drawn(trial))
         self._running.add(trial.number)
 
     def take_back(self) -> None:
-        """Undo the trial that was begun last."""
+        """Remove the trial that was drawn last."""
         self._storage.take_back(self._id)
 
     def _append(self, base: FrozenTrial) -> None:
@@ -226,7 +226,7 @@ class SamplerStudy:
     def _find_rung(self) -> int | None:
         enough = max(
             self._n_params + 3,
-            # Below that, a sampler of Optuna's draws at random.
+            # With fewer trials a sampler of Optuna draws at random.
             *(getattr(part, "_n_startup_trials", 0) for part in samplers(self._own)),
         )
         n_finals = len(self._finals)

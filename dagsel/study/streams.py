@@ -1,4 +1,4 @@
-"""The random streams of a sampler: set anew for each draw, so that none has to be kept."""
+"""The random streams of a sampler. They are seeded for each draw, so none has to be stored."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from optuna.samplers._lazy_random_state import LazyRandomState
 from optuna.search_space import IntersectionSearchSpace
 from optuna.search_space.group_decomposed import _GroupDecomposedSearchSpace
 
-#: A list of more items holds points or trials, not samplers.
+#: A collection with more items holds points or trials, not samplers.
 _MANY = 64
 
 
 def _parts(sampler: BaseSampler) -> Iterator[Any]:
-    """Walk through a sampler and what it holds: samplers in it, their helpers, streams."""
+    """Walk through a sampler and what it holds: other samplers, their helpers, random streams."""
     waiting: list[Any] = [sampler]
     met: set[int] = set()
     while waiting:
@@ -44,12 +44,12 @@ def _is_a_samplers(part: Any) -> bool:
 
 
 def samplers(sampler: BaseSampler) -> Iterator[BaseSampler]:
-    """Give a sampler and those that it wraps."""
+    """Return a sampler and those that it wraps."""
     return (part for part in _parts(sampler) if isinstance(part, BaseSampler))
 
 
 def reseed(sampler: BaseSampler, *entropy: int) -> None:
-    """Set all random streams of a sampler, each its own, from some numbers alone.
+    """Seed each random stream of a sampler from these numbers alone.
 
     Examples
     --------
@@ -64,15 +64,14 @@ def reseed(sampler: BaseSampler, *entropy: int) -> None:
     found = [part for part in _parts(sampler) if isinstance(part, kinds)]
     words = np.random.SeedSequence(entropy).generate_state(max(len(found), 1))
     for stream, word in zip(found, words.tolist(), strict=False):
-        match stream:
-            case np.random.Generator():
-                stream.bit_generator.state = type(stream.bit_generator)(word).state
-            case _:
-                stream.seed(word)
+        if isinstance(stream, np.random.Generator):
+            stream.bit_generator.state = type(stream.bit_generator)(word).state
+        else:
+            stream.seed(word)
 
 
 def draw_seed(sampler: BaseSampler, default: int) -> int:
-    """Draw a number from a sampler's own stream; the default if it has none."""
+    """Draw a number from a sampler's own stream; return the default if it has none."""
     for part in _parts(sampler):
         if isinstance(part, LazyRandomState):
             return int(part.rng.randint(2**31))
@@ -80,9 +79,8 @@ def draw_seed(sampler: BaseSampler, default: int) -> int:
 
 
 def forget_spaces(sampler: BaseSampler) -> None:
-    """Let a sampler look at all trials again; it expects that a finished one never changes."""
-    for part in _parts(sampler):
-        if isinstance(part, BaseSampler):
-            for name, value in list(vars(part).items()):
-                if isinstance(value, IntersectionSearchSpace | _GroupDecomposedSearchSpace):
-                    setattr(part, name, type(value)(value._include_pruned))
+    """Make a sampler look at all trials again; it expects that a finished one never changes."""
+    for part in samplers(sampler):
+        for name, value in list(vars(part).items()):
+            if isinstance(value, IntersectionSearchSpace | _GroupDecomposedSearchSpace):
+                setattr(part, name, type(value)(value._include_pruned))

@@ -1,4 +1,4 @@
-"""Conformance suites: tests that an extension of your own inherits."""
+"""Conformance suites: tests that you inherit to check your own flow or workload."""
 
 from __future__ import annotations
 

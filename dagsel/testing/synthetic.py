@@ -1,6 +1,6 @@
-"""A workload that trains nothing: it takes a stated time and remembers what it saw.
+"""A workload that trains nothing: it sleeps for a stated time and records what it saw.
 
-For trying a flow, a cluster or a new machine without a model, and for tests of the engine.
+Use it to try a flow or a cluster without a model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagsel.workloads.gang.gang import Gang
 
 @dataclass(frozen=True)
 class SyntheticWorkload:
-    """Sleep instead of training, and count every batch that was seen.
+    """Sleeps instead of training, and records every batch.
 
     Parameters
     ----------
@@ -32,14 +32,14 @@ class SyntheticWorkload:
     evaluation_seconds
         How long an evaluating unit takes.
     n_batches
-        Batches of a visit; the unit may be stopped between two of them.
+        Batches of a visit; a unit can be stopped between two of them.
     speedup
-        How many times faster a gang of so many workers trains, as a function of configuration and
-        number.
+        How many times faster a gang trains: a function of the configuration and the number of
+        workers.
     state_bytes
-        Extra bytes in the state, so that hops cost what they would with a model.
+        Extra bytes in the state, so that it takes as long to send as a model.
     value
-        The metric after an epoch, as a function of configuration and epoch.
+        The metric after an epoch: a function of configuration and epoch.
 
     Examples
     --------
@@ -65,16 +65,16 @@ class SyntheticWorkload:
         return {"loss": "minimize", "value": "maximize"}
 
     def validate(self, config: Config) -> None:
-        """Check that the stated time is one."""
+        """Check that the stated time is not negative."""
         if not self._seconds(config) >= 0:
             raise WorkloadError(f"seconds must be 0 or more, got {self._seconds(config)}")
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> int:
-        """Keep the number of samples alone."""
+        """Return the number of samples."""
         return len(next(iter(arrays.values())))
 
     def init(self, config: Config, seed: int) -> State:
-        """Begin with nothing seen."""
+        """Return a state that has seen nothing."""
         return self._pack(np.zeros((0, 3), np.int64), epoch=0)
 
     def train(
@@ -86,11 +86,11 @@ class SyntheticWorkload:
         visit: Visit,
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
-        """Sleep through the batches that are left of the visit."""
+        """Sleep through the remaining batches of the visit."""
         return self._train(state, shard, config, visit, should_stop, 1.0)
 
     def validate_gang(self, config: Config, size: int) -> None:
-        """Check that the stated speed is one."""
+        """Check that the stated speedup is above 0."""
         if not self.speedup(config, size) > 0:
             raise WorkloadError(f"speedup must be above 0, got {self.speedup(config, size)}")
 
@@ -104,7 +104,7 @@ class SyntheticWorkload:
         should_stop: Callable[[], bool] = never,
         gang: Gang,
     ) -> Trained:
-        """Sleep less, all ranks at once; they end together."""
+        """Sleep on all ranks, shorter by the speedup, and end together."""
         self.validate_gang(config, gang.size)
         speedup = self.speedup(config, gang.size)
         state = gang.broadcast(state)
@@ -142,13 +142,13 @@ class SyntheticWorkload:
         return Trained(after, n_samples, loss, finished, losses=losses)
 
     def evaluate(self, state: State, shard: int | None, config: Config) -> Evaluated:
-        """Give the stated value of the state's epoch."""
+        """Return the stated value after the state's epoch."""
         _sleep(self.evaluation_seconds)
         value = float(self.value(config, state.meta["epoch"]))
         return Evaluated(shard or 1, {"loss": 1 - value, "value": value})
 
     def restore(self, state: State, config: Config) -> list[tuple[int, int, int]]:
-        """Give what was seen in place of a model."""
+        """Return what was seen, in place of a model."""
         return seen(state)
 
     def _seconds(self, config: Config) -> float:
@@ -162,12 +162,12 @@ class SyntheticWorkload:
 
 @dataclass(frozen=True)
 class CountingWorkload(SyntheticWorkload):
-    """A `SyntheticWorkload` that also scores whether all was seen that should have been.
+    """A `SyntheticWorkload` that also counts the batches not seen exactly once an epoch.
 
     Parameters
     ----------
     n_shards
-        Of the data set.
+        Shards of the data set.
 
     Examples
     --------
@@ -184,11 +184,11 @@ class CountingWorkload(SyntheticWorkload):
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
-        """Besides the others ``"miscounted"``, the batches not seen exactly once an epoch."""
+        """Those of a `SyntheticWorkload`, and ``"miscounted"``."""
         return {**super().metrics, "miscounted": "minimize"}
 
     def evaluate(self, state: State, shard: int | None, config: Config) -> Evaluated:
-        """Give the stated value, and how many batches were missed, or seen too often."""
+        """Return the stated value, and how many batches were missed or seen too often."""
         scores = super().evaluate(state, shard, config)
         shape = (state.meta["epoch"], self.n_shards, self.n_batches)
         counts = Counter(seen(state))
@@ -198,7 +198,7 @@ class CountingWorkload(SyntheticWorkload):
 
 
 def seen(state: State) -> list[tuple[int, int, int]]:
-    """List the (epoch, shard, batch) that a state has seen, in order."""
+    """Return the (epoch, shard, batch) that a state has seen, in order."""
     return [tuple(row) for row in state.tensors["seen"].numpy().tolist()]
 
 

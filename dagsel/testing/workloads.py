@@ -1,37 +1,41 @@
-"""`WorkloadSuite`: what every workload must keep, as tests to inherit."""
+"""`WorkloadSuite`: the laws of a workload, as tests to inherit."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pickle
 import random
 import tempfile
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.state import State
-from dagsel.testing.gangs import in_gang
 from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
-from dagsel.workloads.gang.gang import Gang, GangWorkload
+from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
+
+_T = TypeVar("_T")
+_numbers = itertools.count()
 
 
 class WorkloadSuite:
     """Laws of a `Workload`. Inherit it under a name that begins with ``Test``.
 
-    Give `make_workload` and `make_arrays`, and a `config` if your workload reads one. For the laws
-    about stopping to mean something, let the arrays hold several batches.
+    Define `make_workload` and `make_arrays`, and `config` if your workload reads one. The arrays
+    should hold several batches, so that stopping between batches is tested.
 
     Attributes
     ----------
     gang_tolerance
-        How far, relatively and absolutely, numbers of a state that a gang has trained may be from
-        those of one worker. None if they may be anything: with dropout, or with batch normalisation
-        in training mode.
+        How far, relatively and absolutely, the numbers of a state trained by a gang may be from
+        those of one worker. None if they are not compared: with dropout, or with batch
+        normalization in training mode.
 
     Examples
     --------
@@ -56,21 +60,21 @@ class WorkloadSuite:
     gang_tolerance: float | None = 1e-4
 
     def make_workload(self) -> Workload:
-        """Make the workload under test."""
+        """Return the workload under test."""
         raise NotImplementedError
 
     def make_arrays(self, seed: int) -> dict[str, NDArray[Any]]:
-        """Make the arrays of a shard, different ones for different seeds."""
+        """Return the arrays of a shard, different ones for different seeds."""
         raise NotImplementedError
 
     def test_is_a_workload_and_accepts_its_config(self) -> None:
-        """It has the protocol's members, and its configuration is valid."""
+        """The workload has the protocol's members, and the configuration is valid."""
         workload = self.make_workload()
         assert isinstance(workload, Workload)
         workload.validate(self.config)
 
     def test_survives_the_way_to_a_worker(self) -> None:
-        """A pickled workload begins and trains as the first one does."""
+        """A workload that was pickled initializes and trains as the original does."""
         import cloudpickle
 
         workload = self.make_workload()
@@ -80,7 +84,7 @@ class WorkloadSuite:
         assert self._train(twin, state).state == self._train(workload, state).state
 
     def test_init_is_deterministic(self) -> None:
-        """The same arguments give the same bytes, whatever was drawn before."""
+        """The same arguments give the same bytes, whatever random numbers were drawn before."""
         workload = self.make_workload()
         first = workload.init(self.config, 5)
         random.random()  # noqa: S311
@@ -88,7 +92,7 @@ class WorkloadSuite:
         assert workload.init(self.config, 5) == first
 
     def test_training_is_deterministic_and_trains(self) -> None:
-        """A unit that is run again gives the same bytes, and other bytes than it began with."""
+        """A unit that is run again gives the same bytes, and they differ from the initial ones."""
         workload = self.make_workload()
         state = workload.init(self.config, 0)
         after = self._train(workload, state)
@@ -99,7 +103,7 @@ class WorkloadSuite:
         assert _content(after.state) != _content(state)
 
     def test_nothing_that_goes_in_is_changed(self) -> None:
-        """States and arrays keep their bytes."""
+        """No method changes the states and arrays that it gets."""
         workload = self.make_workload()
         arrays = self.make_arrays(0)
         copies = {name: array.copy() for name, array in arrays.items()}
@@ -132,7 +136,7 @@ class WorkloadSuite:
             assert _same(pieces.loss, whole.loss)
 
     def test_a_gang_goes_through_the_same_samples(self) -> None:
-        """Two workers that stop after a batch, and one that goes on, come to what one comes to."""
+        """Two workers that train one batch, and one that goes on, end as one worker alone does."""
         workload = self.make_workload()
         if not isinstance(workload, GangWorkload):
             return
@@ -158,7 +162,7 @@ class WorkloadSuite:
             _assert_near(first.state, whole.state, self.gang_tolerance)
 
     def test_a_state_hops_and_is_stored(self) -> None:
-        """A state that was pickled, in either way, goes on as the one that stayed."""
+        """A state that was pickled, in band or out of band, trains on as the original does."""
         workload = self.make_workload()
         state = self._train(workload, workload.init(self.config, 1)).state
         frames: list[pickle.PickleBuffer] = []
@@ -171,7 +175,7 @@ class WorkloadSuite:
         assert self._train(workload, stored, 2).state == after
 
     def test_a_state_goes_on_with_its_own_configuration(self) -> None:
-        """To reconfigure a state for the configuration that it has changes no byte of it."""
+        """Reconfiguring a state for the configuration that it has changes no byte."""
         workload = self.make_workload()
         state = self._train(workload, workload.init(self.config, 0)).state
         before = bytes(state.buffer)
@@ -182,7 +186,7 @@ class WorkloadSuite:
         assert bytes(state.buffer) == before
 
     def test_evaluation_gives_the_metrics_and_changes_nothing(self) -> None:
-        """Metrics are those that were promised, twice the same, and training does not see them."""
+        """Evaluation returns the declared metrics, the same twice, and does not affect training."""
         workload = self.make_workload()
         state = self._train(workload, workload.init(self.config, 0)).state
         expected = self._train(workload, state, 2).state
@@ -196,7 +200,7 @@ class WorkloadSuite:
         assert self._train(workload, state, 2).state == expected
 
     def test_a_state_is_safetensors_and_json(self) -> None:
-        """The safetensors library opens it; nothing in it is pickled."""
+        """The safetensors library opens a state; nothing in it is pickled."""
         from safetensors import safe_open
 
         workload = self.make_workload()
@@ -210,7 +214,7 @@ class WorkloadSuite:
         assert b"\x80\x05\x95" not in bytes(state.buffer)
 
     def test_the_random_streams_of_the_process_are_left_alone(self) -> None:
-        """No method is seen in the global random numbers of others."""
+        """No method draws from the global random streams."""
         workload = self.make_workload()
         shard = workload.prepare(self.make_arrays(0))
         before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
@@ -248,6 +252,47 @@ class WorkloadSuite:
             n_samples = trained.n_samples
             trained = self._train(workload, trained.state, 2, should_stop)
         return trained
+
+
+def in_gang(
+    size: int, body: Callable[[Gang], _T], *, timeout_s: float = 30.0, name: str | None = None
+) -> list[_T]:
+    """Form a gang of threads, call a function on each rank and return the results by rank.
+
+    If ranks raise, the error of the lowest rank is raised. The threads share the process's random
+    streams, so draws from these are not reproducible.
+
+    Parameters
+    ----------
+    size
+        How many ranks.
+    body
+        Called with each rank's `Gang`.
+    timeout_s
+        How long a rank waits for the others.
+    name
+        The gang's name; by default a new one.
+
+    Examples
+    --------
+    >>> in_gang(3, lambda gang: (gang.rank, gang.agree(gang.rank == 0)))
+    [(0, True), (1, True), (2, True)]
+    """
+    port: Future[int] = Future()
+    called = name or f"thread gang {next(_numbers)}"
+    options: dict[str, Any] = {"size": size, "name": called, "timeout_s": timeout_s}
+
+    def rank(number: int) -> _T:
+        if number == 0:
+            with lead_gang("127.0.0.1", gather=port.set_result, **options) as gang:
+                return body(gang)
+        with join_gang("127.0.0.1", port.result(), rank=number, **options) as gang:
+            return body(gang)
+
+    with ThreadPoolExecutor(size) as pool:
+        ranks = [pool.submit(rank, number) for number in range(size)]
+        wait(ranks)
+    return [rank.result() for rank in ranks]
 
 
 def _visit(epoch: int) -> Visit:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
+from dagsel.console import html_table, text_table
 from dagsel.planning.budget import Budget
 
 #: Columns and lines of the drawing in text, and its size in a notebook.
@@ -103,20 +104,11 @@ class Preview:
         return Budget(worker_seconds, self.price_per_worker_hour).money(worker_seconds)
 
     def __repr__(self) -> str:
-        rows = self._table()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [
-            " " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            for row in rows
-        ]
-        return "\n".join([f"<{self._title()}", *lines, "", *_draw(self.rows)]) + ">"
+        lines = [f"<{self._title()}", *text_table(self._table()), "", *_draw(self.rows)]
+        return "\n".join(lines) + ">"
 
     def _repr_html_(self) -> str:
-        head, *rows = (["".join(f"<td>{escape(c)}</td>" for c in row)] for row in self._table())
-        titles = head[0].replace("td>", "th>")
-        body = "".join(f"<tr>{row[0]}</tr>" for row in rows)
-        table = f"<table><tr>{titles}</tr>{body}</table>"
-        return f"<p>{escape(self._title())}</p>{table}{_svg(self.rows)}"
+        return f"<p>{escape(self._title())}</p>{html_table(self._table())}{_svg(self.rows)}"
 
     def _title(self) -> str:
         how = "its own plan" if self.source == "arithmetic" else "a simulation"

@@ -1,19 +1,18 @@
-"""The one line that lives while a search runs, in a terminal or a notebook."""
+"""The progress line of a running search, in a terminal or a notebook."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from dagsel.history.record import Record
 
-#: The line is written anew at most so often.
+#: The line is written again after this time at the earliest.
 _REFRESH_S = 0.1
-#: Units per second are counted over so long.
+#: Units per second are averaged over this time.
 _WINDOW_S = 10.0
 
 
@@ -23,9 +22,9 @@ class SearchProgress:
     Parameters
     ----------
     metric
-        Name of the metric that the search is about.
+        Name of the metric that is optimized.
     console
-        Where to show it; nothing is shown where nobody could watch it live.
+        Where to show them; nothing is shown if it is neither a terminal nor a notebook.
     """
 
     def __init__(self, metric: str, *, console: Console | None = None) -> None:
@@ -50,24 +49,13 @@ class SearchProgress:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._last is not None:
             self._show(self._last, time.monotonic())
         self._progress.stop()
 
     def update(self, record: Record) -> None:
-        """Show where the search is.
-
-        Parameters
-        ----------
-        record
-            What has been done.
-        """
+        """Show what the search has done."""
         if self._progress.disable:
             return
         self._last, now = record, time.monotonic()
@@ -92,7 +80,7 @@ class SearchProgress:
 
 
 def describe(record: Record, metric: str, units_per_second: float) -> str:
-    """Write the line.
+    """Return the text of the line.
 
     Examples
     --------

@@ -26,13 +26,7 @@ from chaos_jobs import N_SHARDS, POISONED, Job
 from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, start, work
 from chaos_torch import plain_pytorch
 from distributed import Client
-
-from dagsel.history.record import Record
-from dagsel.history.trial import TrialRecord
-from dagsel.state import State
-from dagsel.storage import RunDir
-from dagsel.study.resume import STANDS_FOR
-from dagsel.testing.faults import (
+from faults import (
     Add,
     Corrupt,
     Delay,
@@ -47,7 +41,13 @@ from dagsel.testing.faults import (
     Moment,
     schedule,
 )
-from dagsel.testing.faulty import Start, read_starts
+from faulty import Start, read_starts
+
+from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
+from dagsel.state import State
+from dagsel.storage import RunDir
+from dagsel.study.resume import STANDS_FOR
 from dagsel.testing.synthetic import seen
 
 N_WORKERS = 3
@@ -185,7 +185,7 @@ def run_seed(seed: int, folder: str) -> Outcome:
 
 @contextlib.contextmanager
 def small_disk(folder: str, scenario: Scenario, outcome: Outcome) -> Iterator[str]:
-    """Give a run_dir; on a file system of its own if it is to be filled."""
+    """Yield a run_dir, on a file system of its own if a fault fills it."""
     if not any(isinstance(fault, FillDisk) for fault in scenario.special):
         yield f"{folder}/run"
         return

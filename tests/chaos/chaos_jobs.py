@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from faulty import FaultyWorkload
 
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, RandomSearch, RoundRobin
 from dagsel.storage import ShardedDataset
-from dagsel.testing.faulty import FaultyWorkload
 from dagsel.testing.synthetic import CountingWorkload
 from dagsel.workloads.base import Config
 

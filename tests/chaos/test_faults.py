@@ -15,18 +15,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import faults as faults_module
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from numpy.typing import NDArray
-
-from dagsel.errors import CheckpointCorruptError
-from dagsel.storage import CheckpointStore
-from dagsel.testing import WorkloadSuite
-from dagsel.testing import faults as faults_module
-from dagsel.testing.faults import (
+from faults import (
     Add,
     Delay,
     Drain,
@@ -40,8 +33,16 @@ from dagsel.testing.faults import (
     corrupt,
     schedule,
 )
-from dagsel.testing.faulty import FaultyWorkload
-from dagsel.testing.synthetic import CountingWorkload
+from faulty import FaultyWorkload, read_starts
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dagsel.errors import CheckpointCorruptError
+from dagsel.storage import CheckpointStore
+from dagsel.testing import WorkloadSuite
+from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload, seen
+from dagsel.workloads.base import Visit
 
 KINDS: list[Fault] = [Kill(), Freeze(1.0), Delay(0.5), Drain(), Add()]
 seeds = st.integers(0, 2**32)
@@ -71,6 +72,15 @@ def test_a_schedule_is_its_seed_and_a_longer_one_begins_with_it(
     assert [at_s for at_s, _ in special] == [at_s for at_s, _ in short]
     changed = [new for (_, new), (_, old) in zip(special, short, strict=True) if new != old]
     assert sorted(map(repr, changed)) == sorted(map(repr, once))
+
+
+def test_a_seed_gives_the_same_faults_today_as_before() -> None:
+    found = schedule(2, [Kill(), Freeze(2.0)], duration_s=4.0, once=[KillDriver()])
+    assert [(round(at_s, 2), fault) for at_s, fault in found] == [
+        (1.27, Freeze(2.0)),
+        (2.03, KillDriver()),
+        (2.92, Freeze(2.0)),
+    ]
 
 
 def test_schedules_of_different_seeds_differ() -> None:
@@ -190,6 +200,15 @@ def test_a_filled_disk_is_full_until_it_is_released(
 
 def test_faults_survive_pickling() -> None:
     assert pickle.loads(pickle.dumps(KINDS)) == KINDS
+
+
+def test_units_that_begin_are_counted(tmp_path: Path) -> None:
+    starts = str(tmp_path / "starts")
+    workload = FaultyWorkload(SyntheticWorkload(), starts=starts)
+    visit = Visit(seed=0, trial=4, epoch=1, shard=2)
+    trained = workload.train(workload.init({}, seed=0), 10, {}, visit=visit)
+    assert seen(trained.state) == [(1, 2, 0)]
+    assert read_starts(starts) == [(4, 1, 2)]
 
 
 class TestCounting(WorkloadSuite):

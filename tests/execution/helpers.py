@@ -14,7 +14,7 @@ from distributed import Client, LocalCluster
 
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import Unit
-from dagsel.execution.cluster import close
+from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.messages import RESOURCE, RunSpec
 from dagsel.state import State
@@ -84,7 +84,7 @@ def done(heard: list[dict[str, Any]]) -> list[Unit]:
 
 def there(client: Client) -> list[str]:
     """Workers that the scheduler knows."""
-    return list(client.scheduler_info(n_workers=-1)["workers"])
+    return list(workers_of(client))
 
 
 def processes() -> set[int]:

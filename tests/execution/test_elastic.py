@@ -12,6 +12,7 @@ import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
 
+from dagsel.execution.cluster import workers_of
 from dagsel.execution.elastic import ClusterDriver, _ByName, elastic_for
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -37,7 +38,7 @@ def cluster_of(n_workers: int, **options: Any) -> Iterator[tuple[LocalCluster, C
 
 @contextmanager
 def driving(client: Client, cluster: Any = None) -> Iterator[ClusterDriver]:
-    """A driver whose wishes have been performed when the block ends."""
+    """A driver whose requests have been performed when the block ends."""
     driver = elastic_for(client, cluster)
     try:
         yield driver
@@ -108,7 +109,7 @@ def test_those_that_have_not_come_are_given_up_and_those_there_stay() -> None:
 
 
 def lose(cluster: LocalCluster, client: Client) -> str:
-    """Let a worker disappear, as a machine that the provider takes back."""
+    """Make a worker disappear, as a machine that the provider takes back."""
     (lost,) = client.retire_workers([there(client)[0]], close_workers=True)
     return str(lost)
 
@@ -153,12 +154,12 @@ def test_workers_that_go_one_after_the_other_go_together() -> None:
         def fill(self, n_workers: int, besides: Collection[str]) -> None:
             may_begin.wait(TIMEOUT_S)
 
-        def close(self, workers: Collection[str]) -> None:
+        def close_workers(self, workers: Collection[str]) -> None:
             closed.append(len(workers))
-            _ByName.close(self, workers)
+            _ByName.close_workers(self, workers)
 
     with cluster_of(4) as (cluster, client):
-        driver = ClusterDriver(Counting(client, cluster))
+        driver = Counting(client, cluster)
         first, second, third, stays = there(client)
         data = client.scatter("held", workers=[first])
         driver.grow(4)
@@ -207,6 +208,21 @@ def test_a_worker_whose_data_nobody_takes_stays() -> None:
         assert "no other worker takes" in driver.troubles()[0]
         assert client.gather(data) == "held"
         assert driver.wanted == 1
+
+
+def test_workers_are_seen_though_the_client_asks_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    update = Client._update_scheduler_info
+
+    async def twice(self: Client, n_workers: int = 0) -> None:
+        await update(self, n_workers)
+        await update(self)  # as the client does every two seconds
+
+    monkeypatch.setattr(Client, "_update_scheduler_info", twice)
+    with cluster_of(1) as (cluster, client):
+        assert client.scheduler_info(n_workers=-1)["workers"] == {}
+        assert list(workers_of(client)) == [cluster.workers[0].address]
 
 
 def test_adapt_stays_in_charge() -> None:
@@ -284,13 +300,6 @@ def test_workers_that_were_there_before_the_run_are_there_after_it(
         assert there(client) == before
 
 
-class Hasty(ClusterDriver):
-    """Waits for nothing."""
-
-    def close(self, *, timeout_s: float = 0.0) -> bool:
-        return ClusterDriver.close(self, timeout_s=0.0)
-
-
 def test_a_cluster_that_is_still_being_scaled_as_the_run_ends_is_warned_of(
     digits: ShardedDataset, run_dir: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,8 +309,11 @@ def test_a_cluster_that_is_still_being_scaled_as_the_run_ends_is_warned_of(
         def fill(self, n_workers: int, besides: Collection[str]) -> None:
             may_begin.wait(TIMEOUT_S)
 
+        def close(self, *, timeout_s: float = 0.0) -> bool:
+            return super().close(timeout_s=0.0)
+
     with cluster_of(1) as (cluster, client):
-        driver = Hasty(Slow(client, cluster))
+        driver = Slow(client, cluster)
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
             engine.scale(2)
         may_begin.set()
@@ -348,8 +360,8 @@ def test_a_job_goes_with_its_last_worker() -> None:
     with jobs_of_two(2) as (cluster, client):
         driver = elastic_for(client)
         assert (driver.wanted, driver.node_size) == (4, 2)
-        info = client.scheduler_info(n_workers=-1)["workers"]
-        job = {address: driver.node_of(str(about["name"])) for address, about in info.items()}
+        workers = workers_of(client).items()
+        job = {address: driver.node_of(str(about["name"])) for address, about in workers}
         assert sorted(job.values()) == ["0", "0", "1", "1"]
         one, other = (address for address in job if job[address] == "0")
         driver.grow(1)  # gives up nothing: all have come

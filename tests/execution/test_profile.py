@@ -25,7 +25,7 @@ from dagsel.errors import (
     SearchError,
     WorkloadError,
 )
-from dagsel.execution import timed_rank
+from dagsel.execution import timing as module
 from dagsel.execution.cluster import close
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Reported, Stop, Train
 from dagsel.flows import JobQueue, Marble
@@ -213,14 +213,14 @@ def test_workers_are_timed_as_those_of_a_run(
     data: ShardedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bool] = []
-    monkeypatch.setattr(timed_rank, "keep_freed_memory", lambda: told.append(True))
+    monkeypatch.setattr(module, "keep_freed_memory", lambda: told.append(True))
     with Client(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
         set_as_default=False,
     ) as client:  # fmt: skip
         dagsel.profile(SyntheticWorkload(n_batches=30), {}, data, (1,), client=client)
         assert told == [True]
-        monkeypatch.setattr(timed_rank, "gpus_seen", lambda: 2)
+        monkeypatch.setattr(module, "gpus_seen", lambda: 2)
         with pytest.raises(ClusterError, match="sees 2 GPUs and has no resource GPU"):
             dagsel.profile(SyntheticWorkload(), {}, data, (1,), client=client, remeasure=True)
 

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, Status
 
 from dagsel.dispatch.units import Chain, Round
-from dagsel.execution.sigterm import Farewell
+from dagsel.execution.sigterm import SigtermHandler
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import Visit
@@ -77,7 +77,7 @@ def test_notice_costs_no_more_than_a_batch(
 def test_runs_that_overlap_leave_the_handler_of_before() -> None:
     worker: Any = SimpleNamespace(status=Status.running)
     before = signal.getsignal(signal.SIGTERM)
-    runs = [Farewell(worker, lambda: None, lambda: True, lambda op: None) for _ in range(3)]
+    runs = [SigtermHandler(worker, lambda: None, lambda: True, lambda op: None) for _ in range(3)]
     for k in (1, 0, 2):
         assert signal.getsignal(signal.SIGTERM) != before
         asyncio.run(runs[k].end())

@@ -87,7 +87,7 @@ class Node:
 
 @dataclass
 class Names:
-    """Gives each node of a tree a name of its own."""
+    """A generator of distinct names for the nodes of a tree."""
 
     n: int = 0
 

@@ -18,8 +18,8 @@ from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
-from dagsel.testing.gangs import in_gang
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from dagsel.testing.workloads import in_gang
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
 from dagsel.workloads.gang.gang import Gang, GangWorkload
 

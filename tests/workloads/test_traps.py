@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.errors import GangBrokenError, WorkloadError
-from dagsel.testing.gangs import in_gang
+from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Trained, Visit
 from dagsel.workloads.gang.gang import Gang, join_gang, lead_gang
 from dagsel.workloads.gang.rendezvous import Guest, Host

@@ -1,4 +1,4 @@
-"""A workload around another: it counts the units that begin, slows them, and may poison trials."""
+"""A workload that wraps another: it logs the units that begin, slows them and poisons trials."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Start: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class FaultyWorkload:
-    """Do as another workload does, with faults.
+    """Does what another workload does, with faults.
 
     Parameters
     ----------
@@ -43,19 +43,6 @@ class FaultyWorkload:
         Trials whose units kill the worker that runs them.
     seconds
         How long a unit waits before it trains: a function of the configuration.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from dagsel.testing.synthetic import SyntheticWorkload, seen
-    >>> starts = tempfile.mktemp()
-    >>> workload = FaultyWorkload(SyntheticWorkload(), starts=starts)
-    >>> state = workload.init({}, seed=0)
-    >>> visit = Visit(seed=0, trial=4, epoch=1, shard=2)
-    >>> seen(workload.train(state, 10, {}, visit=visit).state)
-    [(1, 2, 0)]
-    >>> read_starts(starts)
-    [(4, 1, 2)]
     """
 
     workload: Workload
@@ -65,19 +52,15 @@ class FaultyWorkload:
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
-        """Those of the other."""
         return self.workload.metrics
 
     def validate(self, config: Config) -> None:
-        """Ask the other."""
         self.workload.validate(config)
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
-        """Let the other do it."""
         return self.workload.prepare(arrays)
 
     def init(self, config: Config, seed: int) -> State:
-        """Let the other do it."""
         return self.workload.init(config, seed)
 
     def train(
@@ -89,7 +72,6 @@ class FaultyWorkload:
         visit: Visit,
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
-        """Note that a unit begins, and let the other train unless the trial is poisoned."""
         if self.starts is not None:
             line = f"{visit.trial} {visit.epoch} {visit.shard}\n".encode()
             fd = os.open(self.starts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
@@ -104,15 +86,12 @@ class FaultyWorkload:
         return self.workload.train(state, shard, config, visit=visit, should_stop=should_stop)
 
     def evaluate(self, state: State, shard: Any, config: Config) -> Evaluated:
-        """Let the other do it."""
         return self.workload.evaluate(state, shard, config)
 
     def restore(self, state: State, config: Config) -> Any:
-        """Let the other do it."""
         return self.workload.restore(state, config)
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Let the other do it, if it has states to change."""
         if isinstance(self.workload, Reconfigurable):
             return self.workload.reconfigure(state, config, new_config)
         return state

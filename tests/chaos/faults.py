@@ -1,9 +1,8 @@
-"""Faults for a cluster on this machine: when they happen is a pure function of a seed.
+"""Faults for a cluster on this machine; a seed decides which fault comes when.
 
-`schedule` says which fault comes when; an `Injector` does them to the processes of a running
-search, with victims drawn from a seed of its own. So a search that has survived a seed can be put
-through the same again, with any workload and any flow. `FaultyWorkload` is what makes a trial kill
-its worker, and counts the units that begin.
+`schedule` draws the faults and their moments, an `Injector` inflicts them on the processes of a
+running search. So a search can be put through the faults of a seed again, with any workload and
+flow.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Freeze:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """Hold up all that a worker hears and says, while its unit goes on."""
+    """Delay all messages of a worker while its unit goes on."""
 
     seconds: float
 
@@ -59,7 +58,7 @@ class Corrupt:
 
 @dataclass(frozen=True, slots=True)
 class FillDisk:
-    """Leave no room on the run's file system for a while."""
+    """Fill the run's file system for a while."""
 
     seconds: float
 
@@ -116,19 +115,11 @@ def schedule(
     ------
     ValueError
         If there is no room for all of `once`, or the arguments make no sense.
-
-    Examples
-    --------
-    >>> for at_s, fault in schedule(2, [Kill(), Freeze(2.0)], duration_s=4.0, once=[KillDriver()]):
-    ...     print(f"{at_s:.2f} {fault}")
-    1.27 Freeze(seconds=2.0)
-    2.03 KillDriver()
-    2.92 Freeze(seconds=2.0)
     """
     least, most = between_s
     if not 0 < least <= most:
         raise ValueError(f"between_s must be two positive numbers, the less first: {between_s}")
-    moments, chosen, places = (random.Random(f"{seed} {of}") for of in ("at", "what", "once"))  # noqa: S311
+    moments, chosen, places = (random.Random(f"{seed} {of}") for of in ("at", "what", "once"))
     found: list[Moment] = []
     at_s = moments.uniform(least, most)
     while at_s < duration_s and kinds:
@@ -143,15 +134,7 @@ def schedule(
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A fault that was done.
-
-    Parameters
-    ----------
-    fault
-        Which.
-    victim
-        To what: the address of a worker, a path, ``"driver"``, ``"scheduler"``.
-    """
+    """A fault that was inflicted, and on what: a worker, a path, the driver or the scheduler."""
 
     fault: Fault
     victim: str
@@ -159,7 +142,7 @@ class Done:
 
 @dataclass(slots=True)
 class Injector:
-    """Does faults to a Dask cluster whose processes are on this machine.
+    """Inflicts faults on a Dask cluster whose processes are on this machine.
 
     Parameters
     ----------
@@ -177,18 +160,7 @@ class Injector:
     Attributes
     ----------
     done
-        What was done, in order. A fault without a victim, or without what it needs from above, is
-        not.
-
-    Examples
-    --------
-    On a cluster of this machine, while a search runs in another process or thread::
-
-        injector = Injector(client, seed=3, add=lambda: cluster.scale(4))
-        for at_s, fault in schedule(3, [Kill(), Add()], duration_s=60):
-            time.sleep(max(0.0, start + at_s - time.monotonic()))
-            injector.inject(fault)
-        injector.release()
+        What was inflicted, in order. A fault that finds no victim is left out.
     """
 
     client: Any
@@ -206,10 +178,10 @@ class Injector:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._chance = random.Random(f"{self.seed} victims")  # noqa: S311
+        self._chance = random.Random(f"{self.seed} victims")
 
     def inject(self, fault: Fault) -> Done | None:
-        """Do a fault now; what it ends by itself, it ends in a thread."""
+        """Inflict a fault now; one that lasts ends in a thread."""
         victim = self._inject(fault)
         if victim is None:
             return None
@@ -217,7 +189,7 @@ class Injector:
         return self.done[-1]
 
     def release(self) -> None:
-        """End all that lasts: let paused workers go on, give the disk back."""
+        """End all faults that last: resume paused workers, empty the disk."""
         self._released.set()
         for thread in self._threads:
             thread.join()
@@ -385,7 +357,7 @@ async def _block(seconds: float) -> None:
 
 
 async def _drain(worker: str, dask_scheduler: Any) -> None:
-    """Ask all runs on a scheduler to let a worker go, wait until they do, and take it away."""
+    """Ask all runs on a scheduler to drain a worker, wait for them, and retire it."""
     runs = [name for name in dask_scheduler.plugins if name.startswith("dagsel-")]
     for run in runs:
         dask_scheduler.log_event(f"{run}-commands", {"op": "drain", "worker": worker})
