@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from rich.console import Console
-
 _PATIENCE_S = 2.0
 
 
@@ -80,6 +78,7 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
     def _show(self) -> None:
         from rich import progress
+        from rich.console import Console
 
         self._bar = progress.Progress(
             progress.TextColumn("{task.description}"),
@@ -113,6 +112,8 @@ class Waiting(contextlib.AbstractContextManager["Waiting"]):
     """
 
     def __init__(self, text: str) -> None:
+        from rich.console import Console
+
         self._status: Any = Console(stderr=True).status(text)
         self._timer = threading.Timer(_PATIENCE_S, self._status.start)
         self._timer.daemon = True
