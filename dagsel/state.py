@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from dagsel.errors import CheckpointCorruptError, WorkloadError
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-Bytes: TypeAlias = "bytes | bytearray | memoryview"
 Leaf = TypeVar("Leaf")
 
 #: Bytes of an element of each dtype that the safetensors format names.
@@ -96,7 +95,7 @@ class State:
 
     __slots__ = ("_header", "buffer")
 
-    def __init__(self, buffer: Bytes | PickleBuffer) -> None:
+    def __init__(self, buffer: bytes | bytearray | memoryview | PickleBuffer) -> None:
         view = memoryview(buffer)
         self.buffer = (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
         self._header: dict[str, Any] | None = None

@@ -26,6 +26,7 @@ from dagsel.errors import DatasetInputError
 from dagsel.storage import disk
 
 Url: TypeAlias = "str | os.PathLike[str]"
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 # Keys may contain "/" and passwords "@"; better to hide too much of a URL than too little.
 _USER = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
