@@ -184,18 +184,18 @@ class Encoder:
             number, state = self.register(node), dict(node.bit_generator.state)
             return {"$": "generator", "id": number, "state": self.encode(state, path)}
         kind = type(node)
-        encoded = {"class": self._class(kind, path)}
+        name = self._class(kind, path)
         reduced = () if _name(kind) in _VALUES else node.__reduce_ex__(4)
         function, arguments, state, items, pairs = (*reduced, *[None] * 5)[:5]
         if function is copyreg.__newobj__ and arguments == (kind,):  # type: ignore[attr-defined]
-            encoded |= {"$": "new", "args": []}
+            encoded: dict[str, Json] = {"$": "new", "args": []}
         elif function is kind and kind.__module__ in _CALLED:
-            encoded |= {"$": "call", "args": self._items(arguments, path)}
+            encoded = {"$": "call", "args": self._items(arguments, path)}
         else:
             raise _cannot(node, path)
         if items is not None and list(items):
             raise _cannot(node, path)
-        encoded["id"] = self.register(node)
+        encoded |= {"id": self.register(node), "class": name}
         encoded["state"] = self.encode(state, path)
         encoded["pairs"] = self._pairs(dict(pairs or ()), path)
         return encoded
