@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import google_crc32c
@@ -15,6 +18,7 @@ from dagsel.errors import (
     DatasetError,
     DatasetFormatError,
     DatasetNotFoundError,
+    SearchError,
     ShardCorruptError,
 )
 from dagsel.storage.datasets import transaction
@@ -26,10 +30,11 @@ from dagsel.storage.datasets.manifest import (
     Manifest,
     Split,
 )
-from dagsel.storage.datasets.repr import as_html, as_text
 from dagsel.storage.datasets.sources import Arrays
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
+
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,12 +218,12 @@ class ShardedDataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples in memory."""
-        return len(self) * sum(spec.sample_bytes for spec in self.manifest.arrays)
+        return len(self) * self.manifest.sample_bytes
 
     @property
     def shard_sizes(self) -> tuple[ShardSize, ...]:
         """How large each shard is: what placing shards on workers needs to know."""
-        sample_bytes = sum(spec.sample_bytes for spec in self.manifest.arrays)
+        sample_bytes = self.manifest.sample_bytes
         pairs = zip(*(self.manifest.sizes(split) for split in SPLITS), strict=True)
         return tuple(
             ShardSize(n_train, n_validation, (n_train + n_validation) * sample_bytes)
@@ -269,10 +274,31 @@ class ShardedDataset:
         return self.manifest.n_samples
 
     def __repr__(self) -> str:
-        return as_text(self.url, self.manifest)
+        lines = [f"  {name}: {dtype} {shape}" for name, dtype, shape, _ in self._rows()]
+        return "\n".join([f"<ShardedDataset {self.url}: {self._summary()}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
-        return as_html(self.url, self.manifest)
+        head = "".join(f"<th>{title}</th>" for title in ("array", "dtype", "sample shape", "size"))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._rows()
+        )
+        return (
+            f"<div><strong>ShardedDataset</strong> <code>{escape(self.url)}</code><br>"
+            f"{escape(self._summary())}"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def _summary(self) -> str:
+        return (
+            f"{len(self):,} samples in {self.n_shards:,} shards ({self.n_train:,} train, "
+            f"{self.n_validation:,} validation), {readable_size(self.nbytes)}"
+        )
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for spec in self.manifest.arrays:
+            size = readable_size(len(self) * spec.sample_bytes)
+            yield spec.name, str(spec.numpy_dtype), str(list(spec.shape)), size
 
     def _read(self, index: int, split: Split) -> dict[str, NDArray[Any]]:
         if isinstance(index, bool) or not 0 <= index < self.n_shards:
@@ -305,3 +331,54 @@ class ShardedDataset:
         expected = self._format(index, split, self.schema[name]).metadata()
         if self.folder.read(key) != expected:
             raise ShardCorruptError(index, name, self.url, "damaged zarr.json", split)
+
+
+def readable_size(n_bytes: float) -> str:
+    """Return a number of bytes as text for people.
+
+    Examples
+    --------
+    >>> readable_size(999), readable_size(1_234_000), readable_size(5e12)
+    ('999 B', '1.2 MB', '5.0 TB')
+    """
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    power = min(4, int(math.log10(n_bytes)) // 3)
+    return f"{n_bytes / 1000**power:,.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+def write_profile(data: ShardedDataset, architecture: str, text: bytes) -> None:
+    """Store a scaling profile with the data, in place of an earlier one.
+
+    Profiles are in the folder of the shards. A data set that is written again has none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> arrays = {"x": np.zeros(10)}
+    >>> data = ShardedDataset.write("memory://profiled.zarr", arrays, n_shards=1, overwrite=True)
+    >>> write_profile(data, "resnet-50", b"{}")
+    >>> read_profile(data, "resnet-50"), read_profile(data, "vgg-16"), profile_names(data)
+    (b'{}', None, ['resnet-50'])
+    """
+    data.folder.replace(_profile_key(data, architecture), text)
+
+
+def read_profile(data: ShardedDataset, architecture: str) -> bytes | None:
+    """Read a scaling profile; None if there is none."""
+    return data.folder.read(_profile_key(data, architecture))
+
+
+def profile_names(data: ShardedDataset) -> list[str]:
+    """List the architectures that have a scaling profile."""
+    found = data.folder.names(f"{data.manifest.folder}/profiles")
+    return [name.removesuffix(".json") for name in found if name.endswith(".json")]
+
+
+def _profile_key(data: ShardedDataset, architecture: str) -> str:
+    if not _ARCHITECTURE.fullmatch(architecture):
+        raise SearchError(
+            f"{architecture!r} cannot be an architecture's name: use letters, digits, '_', '-' and "
+            "'.', at most 100, not beginning with '-' or '.'"
+        )
+    return f"{data.manifest.folder}/profiles/{architecture}.json"

@@ -160,13 +160,18 @@ class Manifest:
                     f"{n_samples} {split} samples cannot be divided into {self.n_shards} shards"
                 )
         check_names(spec.name for spec in self.arrays)
-        if self.n_samples * sum(spec.sample_bytes for spec in self.arrays) > _MAX_BYTES:
+        if self.n_samples * self.sample_bytes > _MAX_BYTES:
             raise DatasetInputError("the arrays' declared shapes are larger than any store")
 
     @property
     def n_samples(self) -> int:
         """Number of samples, training and validation together."""
         return self.n_train + self.n_validation
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample, all arrays together."""
+        return sum(spec.sample_bytes for spec in self.arrays)
 
     def sizes(self, split: Split) -> tuple[int, ...]:
         """Give the number of samples of each shard of a split."""

@@ -51,7 +51,7 @@ def pour_all(folder: Folder, plan: WritePlan) -> None:
         for shard in range(manifest.n_shards):
             key = f"{manifest.folder}/{split}/{shard:05d}/zarr.json"
             folder.replace(key, group_metadata())
-    n_bytes = manifest.n_samples * sum(spec.sample_bytes for spec in manifest.arrays)
+    n_bytes = manifest.n_samples * manifest.sample_bytes
     # Local scratch lies beside the data, where there is room; elsewhere in the usual place.
     scratch_at = folder.path(manifest.folder) if folder.is_local else None
     with ProgressBar(n_bytes, f"writing {folder.url}") as progress:

@@ -2,5 +2,4 @@
 
 - `run_dir`: the folder; `lock`: one driver at a time.
 - `journal`: what happened, entry by entry; `checkpoints`: the states of trials.
-- `disk_full`: waits until there is room again.
 """
