@@ -1,4 +1,4 @@
-"""The sharded data set: what a user writes once and workers read shard by shard."""
+"""The sharded data set: users write it once, workers read it shard by shard."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _ARCHITECTURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """How large one shard is: its training and its validation part.
+    """Size of one shard: its training and its validation part.
 
     Parameters
     ----------
@@ -101,8 +101,8 @@ class ShardedDataset:
         """Shuffle arrays, divide them into shards and store them, all or nothing.
 
         Memory holds about 200 MB whatever the size of the input. Inputs that are not in memory are
-        read once, in order, and need scratch room of their own size (beside the data where that is
-        a local folder, else where `tempfile` puts it).
+        read once, in order, and need scratch space of their own size (beside the data if that is a
+        local folder, else where `tempfile` puts it).
 
         Parameters
         ----------
@@ -121,7 +121,7 @@ class ShardedDataset:
         storage_options
             Passed to the file system.
         overwrite
-            Replace a data set. The old one stays whole until the new one is.
+            Replace a data set. The old one stays until the new one is complete.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class ShardedDataset:
         data = folder.read(MANIFEST)
         if data is not None:
             return cls(folder, Manifest.from_json(data, folder.url))
-        if transaction.marked(folder.read(UNFINISHED)):
+        if transaction.unfinished_folders(folder.read(UNFINISHED)):
             raise DatasetNotFoundError(
                 f"a write to {folder.url} did not end (or is still going on); "
                 "write it again with overwrite=True"
@@ -192,7 +192,7 @@ class ShardedDataset:
 
     @property
     def digest(self) -> str:
-        """Checksum of the manifest: another data set, or one written anew, has another."""
+        """Checksum of the manifest. Each write gives another one."""
         return f"{google_crc32c.value(self.manifest.to_json()):08x}"
 
     @property
@@ -222,7 +222,7 @@ class ShardedDataset:
 
     @property
     def shard_sizes(self) -> tuple[ShardSize, ...]:
-        """How large each shard is: what placing shards on workers needs to know."""
+        """Size of each shard, by which shards are placed on workers."""
         sample_bytes = self.manifest.sample_bytes
         pairs = zip(*(self.manifest.sizes(split) for split in SPLITS), strict=True)
         return tuple(
@@ -255,13 +255,7 @@ class ShardedDataset:
         return self._read(index, "validation")
 
     def verify(self) -> None:
-        """Read everything that is stored and check it.
-
-        Raises
-        ------
-        ShardCorruptError
-            At the first damage.
-        """
+        """Read and check everything; raise a `ShardCorruptError` at the first damage."""
         with ProgressBar(self.nbytes, f"verifying {self.url}") as progress:
             for split in SPLITS:
                 for index in range(self.n_shards):
@@ -302,7 +296,7 @@ class ShardedDataset:
 
     def _read(self, index: int, split: Split) -> dict[str, NDArray[Any]]:
         if isinstance(index, bool) or not 0 <= index < self.n_shards:
-            raise IndexError(f"shard {index} of {self.n_shards}: give 0 to {self.n_shards - 1}")
+            raise IndexError(f"shard {index} of {self.n_shards}: choose 0 to {self.n_shards - 1}")
         return {name: self._read_array(index, split, spec) for name, spec in self.schema.items()}
 
     def _format(self, index: int, split: Split, spec: ArraySpec) -> ShardFormat:
@@ -326,7 +320,7 @@ class ShardedDataset:
         raise ShardCorruptError(index, spec.name, self.url, reason, split)
 
     def _check_metadata(self, index: int, split: Split, name: str) -> None:
-        """Other readers go by Zarr's metadata, though we do not."""
+        """Check Zarr's metadata: other readers use it, though dagsel does not."""
         key = f"{self.manifest.key(split, index, name)}/zarr.json"
         expected = self._format(index, split, self.schema[name]).metadata()
         if self.folder.read(key) != expected:
