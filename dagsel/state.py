@@ -16,14 +16,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.codec import Json
 from dagsel.errors import CheckpointCorruptError, WorkloadError
 
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 Leaf = TypeVar("Leaf")
 
 #: Bytes of an element of each dtype that the safetensors format names.
@@ -291,7 +291,7 @@ class _Flattening(Generic[Leaf]):
 
     def encode(self, node: Any, path: str) -> Json:
         if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
-            return node  # type: ignore[no-any-return]
+            return node
         tensor = self._as_tensor(node)
         if tensor is not None:
             kind = "array" if isinstance(node, np.ndarray) else "tensor"

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dagsel.flow import Losses
+from dagsel.flow import Direction, Losses
 from dagsel.state import State
 
 Config: TypeAlias = Mapping[str, Any]
-Direction: TypeAlias = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, slots=True)

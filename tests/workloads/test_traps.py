@@ -221,7 +221,7 @@ def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u")
     )
     monkeypatch.setattr(
-        "dagsel.workloads.torch.workload._device_of", lambda shard: torch.device("cuda", 0)
+        "dagsel.workloads.torch.workload.device_of", lambda shard: torch.device("cuda", 0)
     )
     monkeypatch.setattr("dagsel.workloads.gang.gang.seconds_left", lambda deadline: 9.0)
     work = workload()

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
-from dagsel.flow import Losses
+from dagsel.flow import Direction, Losses
 from dagsel.state import State
-from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, never
 from dagsel.workloads.random_streams import (
     preserved_streams,
     read_streams,

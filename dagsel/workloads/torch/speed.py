@@ -198,7 +198,7 @@ def recorded_loop(
         shapes = shapes or found
         n_alike += found == shapes
         if found != shapes or n_alike <= n_warm_up:
-            with device.aside():
+            with device.graph_stream():
                 optimizer.zero_grad(set_to_none=True)
                 batches.log(step(*batch))
             continue
