@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State
-from dagsel.workloads.base import Config, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, never
 from dagsel.workloads.random_streams import (
     preserved_streams,
     read_streams,
@@ -61,6 +61,8 @@ class SklearnWorkload:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dagsel.workloads import Visit
     >>> from sklearn.linear_model import SGDClassifier
     >>> workload = SklearnWorkload(SGDClassifier(random_state=0), classes=[0, 1])
     >>> workload.metrics
@@ -252,9 +254,7 @@ class SklearnWorkload:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
         if size is None:
             return max(n_samples, 1)
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise WorkloadError(f"batch_size is {size!r}; it must be an integer of at least 1")
-        return int(size)
+        return checked_size("batch_size", size)
 
     def _check_classes(self, classes: Any, targets: Any, visit: Visit) -> None:
         if classes is None or targets is None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.workloads.base import Config, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, never
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -142,7 +142,10 @@ class TorchWorkload:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import torch
     >>> import dagsel.metrics
+    >>> from dagsel.workloads import Visit
     >>> workload = TorchWorkload(
     ...     model=lambda config: torch.nn.Linear(4, 2),
     ...     loss=torch.nn.functional.cross_entropy,
@@ -190,9 +193,9 @@ class TorchWorkload:
         if lr_scheduler_interval not in ("epoch", "step"):
             raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
                                 "'epoch' or 'step'")  # fmt: skip
-        _checked_size("eval_batch_size", eval_batch_size)
+        checked_size("eval_batch_size", eval_batch_size)
         if max_batch is not None:
-            _checked_size("max_batch", max_batch)
+            checked_size("max_batch", max_batch)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -223,6 +226,7 @@ class TorchWorkload:
 
         Examples
         --------
+        >>> import torch
         >>> TorchWorkload(torch.nn.Linear, None, None, batch_size=0).validate({})
         Traceback (most recent call last):
         ...
@@ -388,7 +392,7 @@ class TorchWorkload:
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return _checked_size("batch_size", size)
+        return checked_size("batch_size", size)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         # Always from the trial's first random numbers: a factory may draw more than its weights.
@@ -462,9 +466,3 @@ class TorchWorkload:
             return None
         may = can_record(optimizer) and not needs_closure(type(optimizer).step)
         return accelerator() if may else None
-
-
-def _checked_size(name: str, size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
-    return int(size)
