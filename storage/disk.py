@@ -37,7 +37,7 @@ def replace(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
 
 
 def create(path: Path, data: bytes, *, sync: bool) -> bool:
-    """Write a file whole if there is none yet; tell whether there was none."""
+    """Write a file whole if there is none yet; return whether there was none."""
     aside = _write_aside(path, data, sync=sync)
     try:
         # Unlike an exclusive open, a link shows the file only when all of it is there.
@@ -60,7 +60,7 @@ def create(path: Path, data: bytes, *, sync: bool) -> bool:
 
 
 def append(path: Path, data: bytes, *, at: int) -> None:
-    """Add bytes to a file and wait until the disk has them, all or none; see `Folder.append`."""
+    """Append bytes and wait until the disk has them, all or none; see `Folder.append`."""
     if at == 0:
         make_directory(path.parent, sync=True)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if at else os.O_CREAT), 0o666)
@@ -81,7 +81,7 @@ def append(path: Path, data: bytes, *, at: int) -> None:
 
 
 def make_directory(path: Path, *, sync: bool) -> None:
-    """Make a directory and those that it is in, where they are missing."""
+    """Make a directory and its parents, if they are missing."""
     if path.is_dir():
         return
     make_directory(path.parent, sync=sync)
