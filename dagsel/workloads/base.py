@@ -106,6 +106,11 @@ def never() -> bool:
     return False
 
 
+def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
+    """Return the better direction of each metric, if it says so."""
+    return {name: getattr(metric, "direction", None) for name, metric in metrics.items()}
+
+
 def checked_size(name: str, size: Any) -> int:
     """Return a number of samples as an integer, or raise a `WorkloadError`."""
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:

@@ -7,6 +7,7 @@ import multiprocessing
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -30,6 +31,7 @@ from dagsel.storage.datasets.manifest import (
     Manifest,
     Split,
 )
+from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import Arrays
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
@@ -138,14 +140,8 @@ class ShardedDataset:
                 'again: put ShardedDataset.write under  if __name__ == "__main__":'
             )
         folder = Folder(url, storage_options)
-        manifest = transaction.write(
-            folder,
-            arrays,
-            n_shards=n_shards,
-            validation=validation,
-            seed=seed,
-            overwrite=overwrite,
-        )
+        plan = partial(plan_write, arrays, n_shards=n_shards, validation=validation, seed=seed)
+        manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
     @classmethod

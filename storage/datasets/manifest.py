@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 20
 MAX_SHARDS = 1_000_000
 _MAX_BYTES = 1 << 60
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_FOLDER = re.compile(r"data-[0-9a-f]{8,64}")
+FOLDER_NAME = re.compile(r"data-[0-9a-f]{8,64}")
 _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
 
 
@@ -142,7 +142,7 @@ class Manifest:
     arrays: tuple[ArraySpec, ...]
 
     def __post_init__(self) -> None:
-        if not _is_text(self.folder, _FOLDER):
+        if not _is_text(self.folder, FOLDER_NAME):
             raise DatasetInputError(f"{self.folder!r} is no folder of a data set")
         if not _is_count(self.seed, 0):
             raise DatasetInputError(f"seed {self.seed!r} is no non-negative integer")

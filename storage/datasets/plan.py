@@ -44,7 +44,7 @@ class WritePlan:
 
 
 def plan_write(
-    arrays: Arrays, *, n_shards: int, validation: float | Arrays, seed: int, folder: str
+    arrays: Arrays, folder: str, *, n_shards: int, validation: float | Arrays, seed: int
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
     n_shards, seed = integer("n_shards", n_shards, least=1), integer("seed", seed, least=0)

@@ -7,7 +7,7 @@ import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,22 +19,6 @@ from dagsel.storage.datasets.manifest import check_names
 BLOCK_BYTES = 32 << 20
 
 Block: TypeAlias = "Mapping[str, NDArray[Any]]"
-
-
-class ArrayLike(Protocol):
-    """Anything with a shape, a dtype and slicing: NumPy, memmap, Dask, h5py, Zarr."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Samples first."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """Something that NumPy takes for a dtype."""
-        ...
-
-    def __getitem__(self, key: slice, /) -> Any: ...
 
 
 class Batches:

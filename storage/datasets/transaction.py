@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagsel.errors import DatasetExistsError, DatasetFormatError
-from dagsel.storage.datasets.manifest import FORMAT, MANIFEST, UNFINISHED, VERSION, Manifest
-from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.manifest import (
+    FOLDER_NAME,
+    FORMAT,
+    MANIFEST,
+    UNFINISHED,
+    VERSION,
+    Manifest,
+)
+from dagsel.storage.datasets.plan import WritePlan
 from dagsel.storage.datasets.shuffled_write import write_shards
-from dagsel.storage.datasets.sources import Arrays
 from dagsel.storage.files import Folder
-
-_FOLDER = re.compile(r"data-[0-9a-f]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +46,10 @@ class Existing:
     mark: bytes | None = None
 
 
-def write(
-    folder: Folder,
-    arrays: Arrays,
-    *,
-    n_shards: int,
-    validation: float | Arrays,
-    seed: int,
-    overwrite: bool,
-) -> Manifest:
-    """Write a data set into a folder; see `ShardedDataset.write`."""
+def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: bool) -> Manifest:
+    """Plan a write for a new folder name and perform it; see `ShardedDataset.write`."""
     new = f"data-{uuid.uuid4().hex[:16]}"
-    plan = plan_write(arrays, n_shards=n_shards, validation=validation, seed=seed, folder=new)
+    plan = plan_write(new)
     existing = existing_data(folder, overwrite=overwrite)
     try:
         body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *existing.stale]}
@@ -115,7 +111,7 @@ def unfinished_folders(mark: bytes | None) -> tuple[str, ...]:
         body = json.loads(mark or b"null")
         names = body["unfinished"] if body["format"] == FORMAT else []
         # A name from a file becomes the argument of a removal: only ours pass.
-        return tuple(name for name in names if _FOLDER.fullmatch(name))
+        return tuple(name for name in names if FOLDER_NAME.fullmatch(name))
     except (ValueError, TypeError, KeyError):
         return ()
 

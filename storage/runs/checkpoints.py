@@ -152,20 +152,11 @@ class CheckpointStore:
     def save_first(
         self, trial: int, epoch: int, position: int, blob: Bytes, meta: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Store a complete state unless its key has one already.
+        """Store a complete state as `save` does, unless its key has one that is not damaged.
 
         If two processes run the same unit, the first result counts: a process that slept for long
-        cannot replace the other's state.
-
-        Parameters
-        ----------
-        trial, epoch, position, blob, meta
-            As for `save`. A damaged state under the key is replaced.
-
-        Returns
-        -------
-        meta
-            Of the state that is stored now, with its ``"digest"``.
+        cannot replace the other's state. Returns the meta of the state that is stored now, with
+        its ``"digest"``.
         """
         stem = _stem(trial, epoch, position)
         name, record, checksum = _body(stem, blob, meta)
@@ -205,17 +196,8 @@ class CheckpointStore:
     ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
         """Read a trial's newest complete state that is not damaged; warn of each damaged one.
 
-        Parameters
-        ----------
-        trial
-            Its number.
-        at_most
-            Leave out states after this epoch and position.
-
-        Returns
-        -------
-        place, blob, meta
-            Its epoch and position, and what `load` returns; ``None`` if there is none.
+        States after the epoch and position `at_most` are left out. Returns epoch and position, and
+        what `load` returns; ``None`` if there is none.
         """
         for place in reversed(self.list(trial)):
             if at_most is not None and place > at_most:
@@ -233,19 +215,9 @@ class CheckpointStore:
     ) -> None:
         """Copy a state that was scored, so that it stays when the state itself is removed.
 
-        Earlier copies of the trial are removed.
-
-        Parameters
-        ----------
-        trial, epoch, position, partial
-            The state's key.
-        number
-            Number of the trial's check that has scored it, from 1.
-
-        Raises
-        ------
-        CheckpointError
-            If the state is missing or damaged, and there is no copy yet.
+        `number` is that of the trial's check that has scored it, from 1; earlier copies are
+        removed. Raises a `CheckpointError` if the state is missing or damaged, and there is no
+        copy yet.
         """
         stem, goal = _stem(trial, epoch, position, partial=partial), _check_stem(trial, number)
         if self._folder.read(f"{goal}.json") is None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import logging
 import os
@@ -207,15 +206,11 @@ def _alone(folder: Folder) -> Iterator[None]:
 
 def _this_process(run: str) -> Holder:
     now = datetime.now(UTC)
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        user = str(os.getuid())
     return Holder(
         run=run,
         host=platform.node(),
         pid=os.getpid(),
-        user=user,
+        user=psutil.Process().username(),
         machine=_machine(),
         process=_started(os.getpid()),
         since=now.isoformat(timespec="seconds"),

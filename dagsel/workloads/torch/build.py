@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
@@ -113,7 +114,7 @@ def build_unfilled(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module | 
     with _Unfilled() as mode:
         module = factory()
     after = read_streams("cpu")
-    if not mode.proved or not _equal(before, after) or not isinstance(module, torch.nn.Module):
+    if not mode.proved or not equal(before, after) or not isinstance(module, torch.nn.Module):
         return None
     covered = {
         value.untyped_storage()._cdata
@@ -152,11 +153,14 @@ def check_schedule(schedule: Any) -> Any:
     return schedule
 
 
-def _equal(before: Any, after: Any) -> bool:
-    if isinstance(before, dict):
-        return all(_equal(value, after[key]) for key, value in before.items())
-    if hasattr(before, "tobytes"):
-        return bool((before == after).all())
-    if isinstance(before, torch.Tensor):
-        return torch.equal(before, after)
-    return bool(before == after)
+def equal(before: Any, after: Any) -> bool:
+    """Whether two nested structures of tensors, arrays and plain values are equal."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(equal(before[k], after[k]) for k in before)
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        return len(before) == len(after) and all(map(equal, before, after))
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return before.dtype == after.dtype and torch.equal(before, after)
+    if isinstance(before, np.ndarray):
+        return np.array_equal(before, after)
+    return type(before) is type(after) and bool(before == after)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dagsel.workloads.torch.build import equal
 from dagsel.workloads.torch.state import module_tree
 
 
@@ -73,7 +74,7 @@ def merge(saved: Any, before: Any, after: Any) -> Any:
     >>> merge({"lr": 0.1, "step": 7}, {"lr": 0.1, "step": 0}, {"lr": 0.2, "step": 0})
     {'lr': 0.2, 'step': 7}
     """
-    if _equal(before, after):
+    if equal(before, after):
         return saved
     if all(isinstance(node, dict) for node in (saved, before, after)):
         merged = {key: value for key, value in saved.items() if key in after or key not in before}
@@ -85,13 +86,3 @@ def merge(saved: Any, before: Any, after: Any) -> Any:
     if same_type and isinstance(saved, list | tuple) and len(saved) == len(before) == len(after):
         return type(saved)(map(merge, saved, before, after))
     return after
-
-
-def _equal(before: Any, after: Any) -> bool:
-    if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(_equal(before[k], after[k]) for k in before)
-    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
-        return len(before) == len(after) and all(map(_equal, before, after))
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        return before.dtype == after.dtype and torch.equal(before, after)
-    return type(before) is type(after) and bool(before == after)

@@ -1,4 +1,4 @@
-"""`TorchWorkload`: PyTorch models, from a six-line factory to a training loop of the user's own."""
+"""`TorchWorkload`: PyTorch models, from a six-line factory to a user's own training loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -69,34 +69,34 @@ _LARGE = 4_000_000  # bytes of a model for which random numbers cost more than l
 class TorchWorkload:
     """Train PyTorch models.
 
-    What travels with a trial, bit for bit: all that stands in the state dicts of its model,
-    optimizer and learning-rate schedule, and the random streams of PyTorch, NumPy and Python.
-    Anything else that training changes belongs in a buffer or in ``get_extra_state``: model and
-    optimizer are built anew for every unit. Arguments are called in worker processes.
+    The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
+    and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
+    for every unit, so keep anything else that training changes in a buffer or in
+    ``get_extra_state``. Functions are called in worker processes.
 
     Parameters
     ----------
     model
         ``model(config)`` builds the module.
     loss
-        ``loss(output, target)`` gives the mean loss of a batch.
+        ``loss(output, target)`` returns the mean loss of a batch.
     optimizer
         ``optimizer(parameters, config)`` builds the optimizer.
     batch_size
-        Samples in a batch, or a function of the configuration that says so.
+        Samples in a batch, or a function of the configuration that returns it.
     metrics
-        Functions of output and target by name, each giving the mean over a batch. A function may
+        Functions of output and target by name; each returns the mean over a batch. A function may
         have a ``direction``. The validation ``"loss"`` is always there.
     lr_scheduler
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
-        Left out, the first array is the input and the last one the target.
+        By default the first array is the input and the last one the target.
     train_fn
-        ``train_fn(model, optimizer, batches, config)`` is a training loop of your own over
+        ``train_fn(model, optimizer, batches, config)`` is your own training loop over
         ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
-        ends early when the unit is told to stop, and goes on at that sample in the next one. Keep
-        nothing in the loop that must outlive it. Gradients may be accumulated over batches if
+        ends early when the unit has to stop, and the next unit continues at that sample; local
+        variables of the loop are lost. Gradients may be accumulated over batches if
         ``optimizer.step()`` follows before the shard ends.
     lr_scheduler_interval
         When the schedule steps: after each ``"epoch"`` or after each batch (``"step"``).
@@ -105,25 +105,23 @@ class TorchWorkload:
     eval_batch_size
         Samples in a batch of an evaluation.
     precision
-        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; what it
-        gives out comes back as float32, and weights and moments stay what they are. ``"tf32"`` lets
-        a GPU multiply float32 in TF32. ``"fp32"`` leaves PyTorch as it is set.
+        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; outputs
+        are float32, and weights and moments keep their dtype. With ``"tf32"`` a GPU multiplies
+        float32 in TF32. ``"fp32"`` changes nothing.
     compile
         Compile the model with ``torch.compile``; a name chooses its backend.
     channels_last
-        Lay four-dimensional weights out as convolutions on a GPU like them best. No effect on a
-        model without any.
+        Store four-dimensional weights in the format that convolutions on a GPU prefer.
     fused
-        Step by one kernel for all parameters: Adam, AdamW and SGD have one, no effect on others.
+        Use one kernel for all parameters in Adam, AdamW and SGD. No effect on others.
     cuda_graphs
         Record a training step as a CUDA graph and repeat it. No effect on the CPU, in a gang, with
         a ``train_fn`` or a ``max_batch``, with a schedule that steps after each batch, and with an
         optimizer that cannot be recorded. The model must neither draw from Python's or NumPy's
         streams nor look at numbers that are on the GPU.
     device_memory
-        What shards may take of a GPU's memory, as a share (a float) or in bytes (an int); others
-        wait in pinned memory of the host, and their batches are sent ahead.
-
+        GPU memory for shards, as a share (a float) or in bytes (an int). Others stay in pinned
+        memory of the host, and their batches are sent ahead.
     max_batch
         Samples that a worker trains on at once: of a larger share of a batch the gradients are
         accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
@@ -216,10 +214,7 @@ class TorchWorkload:
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
         """Names of the metrics, each with its better direction if known."""
-        directions: dict[str, Direction | None] = {"loss": "minimize"}
-        for name, metric in self._metrics.items():
-            directions[name] = getattr(metric, "direction", None)
-        return directions
+        return {"loss": "minimize", **directions(self._metrics)}
 
     def validate(self, config: Config) -> None:
         """Raise a `WorkloadError` if nothing can be trained with this configuration.
@@ -239,7 +234,7 @@ class TorchWorkload:
             check(module, optimizer, schedule)
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
-        """Bring a shard to the worker's device as tensors by name, or to where it is sent from."""
+        """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         try:
             shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
         except TypeError as error:
@@ -262,7 +257,7 @@ class TorchWorkload:
         visit: Visit,
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
-        """Train on one shard, or on what is left of it; at least one batch, if one is left."""
+        """Train on one shard, or on the rest of it; at least one batch, if one is left."""
         return self._train(state, shard, config, visit, should_stop, None)
 
     def validate_gang(self, config: Config, size: int) -> None:
@@ -363,10 +358,10 @@ class TorchWorkload:
             return self._restore(StateReader(state), config, torch.device("cpu")).eval()
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Let a state go on with another configuration.
+        """Make a state continue with another configuration.
 
         Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
-        get what the new configuration says differently: the rate is what the schedule makes of its
+        get the values that differ in the new configuration; the rate is the schedule's, from its
         new base after as many steps as it has made.
 
         Raises
