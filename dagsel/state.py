@@ -112,21 +112,10 @@ class State:
     def reserve(
         cls, shapes: Mapping[str, tuple[str, tuple[int, ...]]], meta: Mapping[str, Json]
     ) -> tuple[State, dict[str, Tensor]]:
-        """Make a state with unfilled tensors, so that each library copies its own, once.
+        """Make a state of given dtypes and shapes whose tensors each library then fills itself, once.
 
+        Returns the state and writable views of its tensors. Write them all before anyone sees it.
         Wider dtypes come first in the buffer, so that each tensor is aligned.
-
-        Parameters
-        ----------
-        shapes
-            Dtype and shape of each tensor.
-        meta
-            Everything else, as JSON.
-
-        Returns
-        -------
-        state, tensors
-            The state, and writable views of its tensors. Write them all before anyone sees it.
         """
         order = sorted(shapes, key=lambda name: -ITEMSIZE[shapes[name][0]])
         header: dict[str, Any] = {"__metadata__": {_META: json.dumps(dict(meta))}}
@@ -237,28 +226,19 @@ def flatten(
     prefix: str = "",
     same: Callable[[Leaf], Hashable] = lambda leaf: None,
 ) -> tuple[Json, dict[str, Leaf]]:
-    """Split a nested structure into JSON and tensors.
+    """Split a nested structure into JSON and tensors; `unflatten` joins them.
 
     Parameters
     ----------
     tree
         Dicts, lists, tuples, sets, numbers, strings, ``None``, tensors, nested in any way.
+        Anything else raises a `WorkloadError`.
     as_tensor
         Returns the tensor of a leaf that is one (or a NumPy array), ``None`` for any other object.
     prefix
         Put before the names of the tensors; also names the culprit in errors.
     same
         Returns a key; tensors with the same key, other than ``None``, are stored once.
-
-    Returns
-    -------
-    json, tensors
-        The arguments of `unflatten`.
-
-    Raises
-    ------
-    WorkloadError
-        If a leaf is neither JSON nor a tensor.
 
     Examples
     --------

@@ -22,14 +22,7 @@ _N_KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """A random permutation of ``range(n_samples)``, computed where it is needed.
-
-    Parameters
-    ----------
-    n_samples
-        How many samples are permuted.
-    seed
-        One number or several; equal ones give equal permutations.
+    """A random permutation of ``range(n_samples)``; equal seeds give equal permutations.
 
     Examples
     --------

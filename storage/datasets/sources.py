@@ -85,17 +85,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A checked input.
+    """A checked input: number of samples, dtype and shape of each array, and where they are read
+    from.
 
-    Parameters
-    ----------
-    length
-        Number of samples.
-    columns
-        Dtype and shape of each array.
-    streams
-        Names that are read together, and their source: one entry for a stream of mappings, else
-        one for each array.
+    A stream of mappings has one entry with all names in `streams`; else each array has its own.
     """
 
     length: int

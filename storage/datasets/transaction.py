@@ -29,17 +29,7 @@ from dagsel.storage.files import Folder
 
 @dataclass(frozen=True, slots=True)
 class Existing:
-    """What a write finds at its URL.
-
-    Parameters
-    ----------
-    is_empty
-        Whether nothing is there.
-    stale
-        Folders to remove when the new data set exists.
-    mark
-        Content of the mark of an unfinished write.
-    """
+    """What a write finds: folders to remove after it, and the mark of an unfinished write."""
 
     is_empty: bool
     stale: tuple[str, ...] = ()

@@ -32,16 +32,8 @@ class DamagedError(Exception):
 class ShardFormat:
     """One array of one shard as an object of bytes.
 
-    Parameters
-    ----------
-    n_samples
-        Samples in the shard.
-    dtype
-        NumPy's string for the dtype, little-endian.
-    shape
-        Shape of one sample.
-    chunk
-        Samples in an inner chunk; the last chunk is padded to it.
+    `dtype` is NumPy's string, little-endian; `shape` that of a sample; `chunk` the samples in an
+    inner chunk, to which the last one is padded.
 
     Examples
     --------

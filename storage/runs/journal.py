@@ -180,18 +180,9 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The content of a journal's bytes.
+    """The records of all whole groups, how many bytes these take, and what follows them.
 
-    Parameters
-    ----------
-    records
-        Of all whole groups, up to the first that is not.
-    n_bytes
-        Where these end.
-    is_torn
-        Whether a group that a crash cut off follows.
-    damage
-        Other damage there.
+    That is a group that a crash cut off (`is_torn`), or other damage, or nothing.
     """
 
     records: list[dict[str, Any]]

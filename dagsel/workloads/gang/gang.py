@@ -35,22 +35,8 @@ class Gang:
     """One rank of a gang, and its exchanges with the others.
 
     All ranks take part in each exchange, in the same order. An exchange that fails marks the gang
-    as broken.
-
-    Parameters
-    ----------
-    name
-        For errors.
-    rank
-        From 0; rank 0 has the state and returns the result.
-    size
-        Number of ranks.
-    rendezvous
-        Keys and values that the ranks share.
-    group
-        Their connections.
-    timeout_s
-        How long a rank waits for the others.
+    as broken. Rank 0 has the state and returns the result. A rank waits `timeout_s` for the
+    others.
     """
 
     def __init__(

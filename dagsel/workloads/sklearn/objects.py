@@ -67,12 +67,7 @@ _global_random_state: Any = np.random.mtrand._rand
 
 
 class Encoder:
-    """Splits objects into JSON and arrays.
-
-    Parameters
-    ----------
-    classes
-        Classes that may occur besides those on the list.
+    """Splits objects into JSON and arrays; `classes` may occur besides those on the list.
 
     Examples
     --------
@@ -211,15 +206,7 @@ class Encoder:
 
 
 class Decoder:
-    """Builds the objects again that `Encoder` has split.
-
-    Parameters
-    ----------
-    tensors
-        The arrays. Copied.
-    classes
-        As for the encoder.
-    """
+    """Builds the objects again that `Encoder` has split; copies the arrays."""
 
     def __init__(self, tensors: Mapping[str, Tensor], classes: Iterable[type] = ()) -> None:
         self.nodes: dict[int, Any] = {}
@@ -227,13 +214,7 @@ class Decoder:
         self._classes = {_name(kind): kind for kind in classes}
 
     def decode(self, node: Any) -> Any:
-        """Decode a node.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            If it is damaged or names a class that is not on the list.
-        """
+        """Decode a node, or raise a `CheckpointCorruptError`."""
         try:
             return self._decode(node)
         except CheckpointCorruptError:

@@ -28,12 +28,8 @@ def n_steps(schedule: Any) -> int:
 class Outline:
     """What a configuration says of a trial.
 
-    Parameters
-    ----------
-    kind
-        What cannot change: shapes, the class of the optimizer; by a name for errors.
-    settings
-        What can: everything else in the state dicts of optimizer and schedule.
+    `kind` cannot change: shapes, the class of the optimizer; by a name for errors. `settings` can:
+    everything else in the state dicts of optimizer and schedule.
     """
 
     kind: dict[str, Any]
