@@ -112,7 +112,7 @@ class State:
     def reserve(
         cls, shapes: Mapping[str, tuple[str, tuple[int, ...]]], meta: Mapping[str, Json]
     ) -> tuple[State, dict[str, Tensor]]:
-        """Make a state of given dtypes and shapes whose tensors each library then fills itself, once.
+        """Make a state of given dtypes and shapes; each library then fills in its tensors, once.
 
         Returns the state and writable views of its tensors. Write them all before anyone sees it.
         Wider dtypes come first in the buffer, so that each tensor is aligned.

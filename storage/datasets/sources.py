@@ -85,8 +85,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A checked input: number of samples, dtype and shape of each array, and where they are read
-    from.
+    """A checked input: its length, dtype and shape of each array, and where these are read from.
 
     A stream of mappings has one entry with all names in `streams`; else each array has its own.
     """
