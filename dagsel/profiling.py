@@ -19,8 +19,12 @@ from dagsel.execution.timing import TimingPlan, time_gangs
 from dagsel.history.result import Run
 from dagsel.planning.scaling import Fit, Scaling, learn
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets import profiles
-from dagsel.storage.datasets.repr import size
+from dagsel.storage.datasets.dataset import (
+    profile_names,
+    read_profile,
+    readable_size,
+    write_profile,
+)
 from dagsel.workloads.base import Config, Workload
 
 if TYPE_CHECKING:
@@ -146,7 +150,7 @@ class Profile:
         data = _open(data)
         found = _find(data, architecture)
         if found is None:
-            known = ", ".join(profiles.names(data)) or "none"
+            known = ", ".join(profile_names(data)) or "none"
             raise SearchError(
                 f"no profile of {architecture!r} is kept with {data.url} (there: {known}); measure "
                 "it with dagsel.profile(...) or give it with Profile.given({1: 1, 2: ...})"
@@ -156,7 +160,7 @@ class Profile:
     def save(self, data: ShardedDataset | str) -> None:
         """Store it with the data; an earlier one of this architecture is replaced."""
         body = {"format": "dagsel.profile", "version": _VERSION, "profile": to_json(self)}
-        profiles.keep(_open(data), self.architecture, json.dumps(body, indent=1).encode())
+        write_profile(_open(data), self.architecture, json.dumps(body, indent=1).encode())
 
     @property
     def best(self) -> int:
@@ -171,7 +175,7 @@ class Profile:
             if n in timings:
                 timing = timings[n]
                 rate, batch = f"{timing.samples_per_s:,.0f}", f"{1e3 * timing.batch_s:,.2f}"
-                row = (*row, rate, batch, size(timing.memory_bytes))
+                row = (*row, rate, batch, readable_size(timing.memory_bytes))
             rows.append(row)
         return rows
 
@@ -310,7 +314,7 @@ def architecture_of(workload: Workload, config: Config) -> str:
 def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> Scaling | None:
     """Return how a configuration scales by the profiles stored with a data set; None if unknown."""
     try:
-        if not profiles.names(data):
+        if not profile_names(data):
             return None
         found = _find(data, architecture_of(workload, config))
     except (OSError, DatasetFormatError) as error:
@@ -350,7 +354,7 @@ def _has(kept: Profile, gangs: Iterable[int]) -> bool:
 
 
 def _find(data: ShardedDataset, architecture: str) -> Profile | None:
-    text = profiles.find(data, architecture)
+    text = read_profile(data, architecture)
     if text is None:
         return None
     try:

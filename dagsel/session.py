@@ -29,7 +29,7 @@ from dagsel.history.trial import TrialRecord
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
-from dagsel.storage.runs.disk_full import wait_for_room
+from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
@@ -51,7 +51,7 @@ class LockedJournal:
 
     def append(self, records: Sequence[Entry]) -> None:
         """Keep entries, all or none; waits while the disk is full."""
-        wait_for_room(lambda: self._append(records), f"{self.journal!r}")
+        retry_while_full(lambda: self._append(records), f"{self.journal!r}")
 
     def _append(self, records: Sequence[Entry]) -> None:
         self.lock.check()

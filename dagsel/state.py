@@ -1,10 +1,9 @@
-"""A trial's state as one flat buffer: what hops between workers and what is stored.
+"""A trial's state as one flat buffer, which hops between workers and is stored.
 
-The buffer is a safetensors file in memory: a length, a JSON header, then the bytes of all tensors
-without a gap. One contiguous buffer hops between workers as a single frame without a copy, is
-written to a store in one call, hashed in one pass, and opened by any safetensors reader. What is
-not a tensor (hyper-parameters, counters, the place in an epoch) stands in the header as JSON, so
-nothing in a state runs code when it is opened.
+The buffer is a safetensors file in memory: a length, a JSON header, then the bytes of all tensors.
+So it hops between workers as a single frame without a copy, is stored and hashed in one pass, and
+any safetensors reader opens it. Everything but tensors (hyper-parameters, counters, the place in
+an epoch) is JSON in the header, so reading a state runs no code.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from pickle import PickleBuffer
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.codec import Json
 from dagsel.errors import CheckpointCorruptError, WorkloadError
 
-Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
-Bytes: TypeAlias = "bytes | bytearray | memoryview"
 Leaf = TypeVar("Leaf")
 
 #: Bytes of an element of each dtype that the safetensors format names.
@@ -45,7 +43,7 @@ _MAX_HEADER = 100_000_000  # the bound of the safetensors format itself
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """The bytes of one tensor, of no particular library.
+    """The bytes of one tensor, independent of a library.
 
     Parameters
     ----------
@@ -79,7 +77,7 @@ class Tensor:
 class State:
     """A trial's model, optimizer, learning-rate schedule and random streams at one moment.
 
-    A state is a value: nothing changes its bytes after it was packed.
+    Nothing changes its bytes after it was packed.
 
     Parameters
     ----------
@@ -96,22 +94,14 @@ class State:
 
     __slots__ = ("_header", "buffer")
 
-    def __init__(self, buffer: Bytes | PickleBuffer) -> None:
+    def __init__(self, buffer: bytes | bytearray | memoryview | PickleBuffer) -> None:
         view = memoryview(buffer)
         self.buffer = (view.cast("B") if view.nbytes else memoryview(b"")).toreadonly()
         self._header: dict[str, Any] | None = None
 
     @classmethod
     def pack(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Json]) -> State:
-        """Copy tensors and JSON into one new buffer.
-
-        Parameters
-        ----------
-        tensors
-            What to pack. Wider dtypes come first in the buffer, so that each is aligned.
-        meta
-            Everything else, as JSON.
-        """
+        """Copy tensors and JSON into one new buffer."""
         shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         state, views = cls.reserve(shapes, meta)
         for name, tensor in tensors.items():
@@ -122,19 +112,10 @@ class State:
     def reserve(
         cls, shapes: Mapping[str, tuple[str, tuple[int, ...]]], meta: Mapping[str, Json]
     ) -> tuple[State, dict[str, Tensor]]:
-        """Make a state whose tensors are yet to be written: each is copied once, by its library.
+        """Make a state of given dtypes and shapes; each library then fills in its tensors, once.
 
-        Parameters
-        ----------
-        shapes
-            Dtype and shape of each tensor.
-        meta
-            Everything else, as JSON.
-
-        Returns
-        -------
-        state, tensors
-            The state, and writable views of its tensors. Write them all before anyone sees it.
+        Returns the state and writable views of its tensors. Write them all before anyone sees it.
+        Wider dtypes come first in the buffer, so that each tensor is aligned.
         """
         order = sorted(shapes, key=lambda name: -ITEMSIZE[shapes[name][0]])
         header: dict[str, Any] = {"__metadata__": {_META: json.dumps(dict(meta))}}
@@ -154,7 +135,7 @@ class State:
 
     @property
     def nbytes(self) -> int:
-        """Its size in bytes, all of it."""
+        """Size of the whole buffer."""
         return self.buffer.nbytes
 
     @property
@@ -172,7 +153,7 @@ class State:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What is not a tensor."""
+        """Everything but the tensors."""
         meta: dict[str, Any] = json.loads(self.header["__metadata__"][_META])
         return meta
 
@@ -218,13 +199,13 @@ def _read_header(buffer: memoryview) -> dict[str, Any]:
         if not isinstance(json.loads(header["__metadata__"][_META]), dict):
             raise ValueError("its metadata is no mapping")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        _check_layout(entries, room=buffer.nbytes - 8 - n_header)
+        _check_offsets(entries, n_bytes=buffer.nbytes - 8 - n_header)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointCorruptError(f"no state: {error}") from error
     return header
 
 
-def _check_layout(entries: Mapping[str, Any], *, room: int) -> None:
+def _check_offsets(entries: Mapping[str, Any], *, n_bytes: int) -> None:
     # As the format demands: the tensors fill the data part, without gap or overlap.
     place = 0
     for name, entry in sorted(entries.items(), key=lambda item: tuple(item[1]["data_offsets"])):
@@ -234,8 +215,8 @@ def _check_layout(entries: Mapping[str, Any], *, room: int) -> None:
         if begin != place or end - begin != math.prod(shape) * ITEMSIZE[entry["dtype"]]:
             raise ValueError(f"{name} of shape {shape} cannot lie at {begin}:{end}")
         place = end
-    if place != room:
-        raise ValueError(f"{place} of {room} bytes are accounted for")
+    if place != n_bytes:
+        raise ValueError(f"{place} of {n_bytes} bytes are accounted for")
 
 
 def flatten(
@@ -245,28 +226,19 @@ def flatten(
     prefix: str = "",
     same: Callable[[Leaf], Hashable] = lambda leaf: None,
 ) -> tuple[Json, dict[str, Leaf]]:
-    """Part a nested structure into JSON and tensors.
+    """Split a nested structure into JSON and tensors; `unflatten` joins them.
 
     Parameters
     ----------
     tree
         Dicts, lists, tuples, sets, numbers, strings, ``None``, tensors, nested in any way.
+        Anything else raises a `WorkloadError`.
     as_tensor
-        Gives the tensor of a leaf that is one (or a NumPy array), ``None`` for any other object.
+        Returns the tensor of a leaf that is one (or a NumPy array), ``None`` for any other object.
     prefix
         Put before the names of the tensors; also names the culprit in errors.
     same
-        Tensors for which it gives one and the same key, other than ``None``, are kept once.
-
-    Returns
-    -------
-    json, tensors
-        What `unflatten` puts together again.
-
-    Raises
-    ------
-    WorkloadError
-        If a leaf is neither JSON nor a tensor.
+        Returns a key; tensors with the same key, other than ``None``, are stored once.
 
     Examples
     --------
@@ -292,7 +264,7 @@ class _Flattening(Generic[Leaf]):
 
     def encode(self, node: Any, path: str) -> Json:
         if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
-            return node  # type: ignore[no-any-return]
+            return node
         tensor = self._as_tensor(node)
         if tensor is not None:
             kind = "array" if isinstance(node, np.ndarray) else "tensor"
@@ -353,16 +325,10 @@ def unflatten(
     from_tensor: Callable[[str], Any],
     from_array: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Put together what `flatten` has parted.
+    """Join what `flatten` has split.
 
-    Parameters
-    ----------
-    tree
-        The JSON half.
-    from_tensor
-        Gives the leaf for the name of a tensor.
-    from_array
-        Gives the leaf for the name of a tensor that was a NumPy array; `from_tensor` if left out.
+    `from_tensor` returns the leaf for the name of a tensor, `from_array` that of a NumPy array
+    (`from_tensor` if left out).
     """
 
     def decode(node: Any) -> Any:

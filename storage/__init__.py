@@ -1,8 +1,8 @@
-"""What is kept: sharded data sets and the states of trials, under any URL that fsspec knows.
+"""Sharded data sets and the states of trials, at any URL that fsspec knows.
 
-`ShardedDataset` is the data, `Batches` one way to pour it in; a `RunDir` holds a run: its `Journal`
-and the states of its trials (`CheckpointStore`).
-Importing this package loads neither torch nor Dask.
+`ShardedDataset` is the data, `Batches` a stream to write it from. A `RunDir` holds a run: its
+`Journal` and the states of its trials (`CheckpointStore`). Importing this package loads neither
+torch nor Dask.
 """
 
 from __future__ import annotations

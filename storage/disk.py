@@ -1,16 +1,27 @@
-"""What is written to a local disk: whole or not at all, and on the disk where that is asked for.
+"""Writes to a local disk, whole or not at all; and a wait while a disk is full.
 
-A process that dies takes nothing with it that it has written, since the kernel has it; only a power
-failure does. So `sync` is for what must outlive that, such as the journal.
+What a process has written survives its death, since the kernel has it. Only with `sync` does it
+survive a power failure too; the journal needs that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
+import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: How long a write waits for space on a full disk.
+PATIENCE_S = 300.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+_logger = logging.getLogger("dagsel")
 
 
 def replace(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
@@ -26,7 +37,7 @@ def replace(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
 
 
 def create(path: Path, data: bytes, *, sync: bool) -> bool:
-    """Write a file whole if there is none yet; tell whether there was none."""
+    """Write a file whole if there is none yet; return whether there was none."""
     aside = _write_aside(path, data, sync=sync)
     try:
         # Unlike an exclusive open, a link shows the file only when all of it is there.
@@ -49,7 +60,7 @@ def create(path: Path, data: bytes, *, sync: bool) -> bool:
 
 
 def append(path: Path, data: bytes, *, at: int) -> None:
-    """Add bytes to a file and wait until the disk has them, all or none; see `Folder.append`."""
+    """Append bytes and wait until the disk has them, all or none; see `Folder.append`."""
     if at == 0:
         make_directory(path.parent, sync=True)
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if at else os.O_CREAT), 0o666)
@@ -70,7 +81,7 @@ def append(path: Path, data: bytes, *, at: int) -> None:
 
 
 def make_directory(path: Path, *, sync: bool) -> None:
-    """Make a directory and those that it is in, where they are missing."""
+    """Make a directory and its parents, if they are missing."""
     if path.is_dir():
         return
     make_directory(path.parent, sync=sync)
@@ -120,3 +131,47 @@ def _sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def retry_while_full(
+    write: Callable[[], T],
+    where: str,
+    *,
+    patience_s: float = PATIENCE_S,
+    sleep: Callable[[float], object] = time.sleep,
+) -> T:
+    """Write; if the disk is full, warn and try again until it has space or `patience_s` is over.
+
+    Parameters
+    ----------
+    write
+        Writes all or nothing.
+    where
+        What it writes to, for the warning.
+
+    Examples
+    --------
+    >>> retry_while_full(lambda: "written", "a file")
+    'written'
+    """
+    waited_s, pause_s = 0.0, _FIRST_PAUSE_S
+    while True:
+        try:
+            result = write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or waited_s >= patience_s:
+                raise
+            if not waited_s:
+                _logger.warning(
+                    "no room for %s (%s); waiting up to %g s for some: delete something there",
+                    where,
+                    error,
+                    patience_s,
+                )
+        else:
+            if waited_s:
+                _logger.warning("there is room again for %s, after %.1f s", where, waited_s)
+            return result
+        sleep(pause_s)
+        waited_s += pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -1,8 +1,7 @@
-"""A folder at any fsspec URL: the few operations that this floor needs of a file system.
+"""A folder at any fsspec URL, and the few operations that this package needs of a file system.
 
-Three promises live here and nowhere else: what is shown of a URL, also in the errors of file
-systems, has no credentials in it; a file that `replace` or `create` writes is there whole or not at
-all on local disks and object stores; and listings are never stale.
+It promises three things: URLs and errors show no credentials; a file that `replace` or `create`
+writes is there as a whole or not at all, on local disks and object stores; listings are never old.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from dagsel.errors import DatasetInputError
 from dagsel.storage import disk
 
 Url: TypeAlias = "str | os.PathLike[str]"
+Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
 # Keys may contain "/" and passwords "@"; better to hide too much of a URL than too little.
 _USER = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
@@ -36,12 +36,7 @@ _PART_BYTES = 16 << 20  # of a multipart upload: the most that an open remote fi
 
 
 def without_credentials(url: str) -> str:
-    """Strip what may be secret from a URL: user and password, and the query.
-
-    Parameters
-    ----------
-    url
-        Any URL or path, chained ones (``a::b``) too.
+    """Remove user, password and query from a URL, also from chained ones (``a::b``).
 
     Examples
     --------
@@ -64,7 +59,7 @@ class Folder:
     storage_options
         Passed to the file system.
     error
-        Raised if the URL itself cannot be used.
+        Raised if the URL cannot be used.
 
     Examples
     --------
@@ -83,7 +78,7 @@ class Folder:
     ) -> None:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
-            raise error(f"{text!r} is no URL: give a path or any URL that fsspec knows")
+            raise error(f"{text!r} is no URL: pass a path or any URL that fsspec knows")
         self._url, self._options = _options_from_url(text, dict(storage_options or {}))
         protocol = fsspec.core.split_protocol(self._url)[0]
         if "::" not in self._url and protocol is not None:
@@ -113,17 +108,23 @@ class Folder:
         return self._place[0]
 
     @property
+    def protocols(self) -> set[str]:
+        """Names of the file system's protocol."""
+        found: Any = self.fs.protocol
+        return {found} if isinstance(found, str) else set(found)
+
+    @property
     def is_local(self) -> bool:
-        """Whether it is a plain folder of this machine."""
+        """Whether it is a folder of a local file system."""
         return isinstance(self.fs, LocalFileSystem)
 
     def path(self, key: str = "") -> str:
-        """Where a key is on the file system."""
+        """Return the path of a key on the file system."""
         root: str = self._place[1]
         return _inside(root, key) if key else root.rstrip("/")
 
     def child(self, key: str) -> Folder:
-        """Give a folder inside this one, reached with the same options."""
+        """Return a folder inside this one, with the same options."""
         return Folder(_inside(self._url, key), self._options)
 
     def read(self, key: str) -> bytes | None:
@@ -137,7 +138,7 @@ class Folder:
             return None
 
     def read_all(self, keys: Sequence[str]) -> list[bytes]:
-        """Read whole objects that are there, at once where the file system can."""
+        """Read whole objects, at once where the file system can."""
         if self.is_local:
             return [Path(self.path(key)).read_bytes() for key in keys]
         paths = [self.path(key) for key in keys]
@@ -149,13 +150,7 @@ class Folder:
         return [found] if isinstance(found, bytes) else [found[path] for path in paths]
 
     def open_read(self, key: str) -> tuple[BinaryIO, int]:
-        """Open an object to be read from its beginning to its end in one request.
-
-        Returns
-        -------
-        file, n_bytes
-            Local files are streamed; others are fetched whole.
-        """
+        """Open an object; return it and its size. Local files are streamed, others fetched."""
         if self.is_local:
             file = Path(self.path(key)).open("rb")  # noqa: SIM115  # the caller closes it
             return file, os.fstat(file.fileno()).st_size
@@ -164,7 +159,7 @@ class Folder:
         return BytesIO(data), len(data)
 
     def open_write(self, key: str) -> contextlib.AbstractContextManager[BinaryIO]:
-        """Open an object to be written in pieces, with little of it in memory at once."""
+        """Open an object to write it in pieces, with little of it in memory."""
         path = self.path(key)
         self._make_parent(path)
         return cast(
@@ -173,16 +168,9 @@ class Folder:
         )
 
     def replace(self, key: str, data: bytes | memoryview, *, sync: bool = False) -> None:
-        """Write an object so that readers see the old one or the new one, whole.
+        """Write an object; readers see the old one or the new one, whole.
 
-        Parameters
-        ----------
-        key
-            Where.
-        data
-            What stands there then.
-        sync
-            Whether to wait until a local disk has it.
+        With `sync`, wait until a local disk has it.
         """
         path = self.path(key)
         if self.is_local:
@@ -193,7 +181,7 @@ class Folder:
                 self.fs.pipe_file(path, bytes(data))
 
     def copy(self, key: str, to: str) -> None:
-        """Copy an object; its bytes stay where the store is, if it can copy by itself."""
+        """Copy an object, inside the store if the store can."""
         if self.is_local:
             shutil.copyfile(self.path(key), self.path(to))
         else:
@@ -204,15 +192,10 @@ class Folder:
                     self.fs.pipe_file(self.path(to), self.fs.cat_file(self.path(key)))
 
     def create(self, key: str, data: bytes, *, sync: bool = False) -> bool:
-        """Write an object whole if there is none yet.
+        """Write an object if there is none; return whether the given one is there now.
 
-        Local disks decide between two writers, S3 and what speaks its ``If-None-Match`` too; on
-        other stores a moment lies between the look and the write.
-
-        Returns
-        -------
-        is_new
-            Whether what stands there is what was given.
+        Local disks and S3 (``If-None-Match``) let one of two writers win. On other stores a moment
+        passes between the check and the write.
         """
         path = self.path(key)
         if self.is_local:
@@ -234,21 +217,10 @@ class Folder:
         return True
 
     def append(self, key: str, data: bytes, *, at: int) -> None:
-        """Add bytes to a file of a local folder and wait until the disk has them, all or none.
+        """Append bytes to a file of a local folder and wait until the disk has them, all or none.
 
-        Parameters
-        ----------
-        key
-            Which file. Made if `at` is 0.
-        data
-            What to add.
-        at
-            Bytes in the file now.
-
-        Raises
-        ------
-        OSError
-            If the file has another length: someone else writes to it.
+        Raises an OSError unless the file has `at` bytes before: someone else writes to it. If `at`
+        is 0, the file is created.
         """
         disk.append(Path(self.path(key)), data, at=at)
 
@@ -266,9 +238,8 @@ class Folder:
                 self.fs.rm_file(path)
 
     def _make_parent(self, path: str) -> None:
-        protocols = self.fs.protocol
-        # Object stores know no folders; asked for one, s3fs would create a missing bucket.
-        if not _FLAT.intersection([protocols] if isinstance(protocols, str) else protocols):
+        # Object stores have no folders; s3fs would create a missing bucket instead.
+        if not _FLAT & self.protocols:
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     def make(self) -> None:
@@ -289,7 +260,7 @@ class Folder:
         return sorted(entry.rpartition("/")[2] for entry in entries)
 
     def is_file(self) -> bool:
-        """Whether there is a plain file where the folder should be."""
+        """Whether there is a file instead of a folder."""
         self.fs.invalidate_cache(self.path())
         return bool(self.fs.isfile(self.path()))
 
@@ -301,13 +272,13 @@ class Folder:
             self.fs.rm(path, recursive=True)
 
     def remove_if_empty(self) -> None:
-        """Remove the folder itself where file systems have such things and nothing is in it."""
+        """Remove the folder itself if it is empty and the file system has folders."""
         with contextlib.suppress(OSError, NotImplementedError):
             if not self.names():
                 self.fs.rmdir(self.path())
 
     def hide(self, text: str) -> str:
-        """Strip the credentials of this folder's URL and options from a text."""
+        """Remove the credentials of this folder's URL and options from a text."""
         text = text.replace(self._url, self.url)
         for secret in self._secrets:
             text = text.replace(secret, "***")
@@ -354,13 +325,13 @@ class Folder:
 
 
 def _inside(root: str, key: str) -> str:
-    """Add a key to a URL, before its query."""
+    """Append a key to a URL, before its query."""
     place, mark, query = root.partition("?") if "://" in root else (root, "", "")
     return f"{place.rstrip('/')}/{key}{mark}{query}"
 
 
 def _strings(options: Mapping[str, Any]) -> Iterator[str]:
-    """Find what may be secret among the options of a file system."""
+    """Yield what may be secret in the options of a file system."""
     for name, value in options.items():
         if isinstance(value, Mapping):
             yield from _strings(value)

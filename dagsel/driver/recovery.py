@@ -19,7 +19,7 @@ from dagsel.errors import CheckpointError, RunDirError
 from dagsel.flow import Context, Decision, Flow, decode_event, encode, load_state
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
-from dagsel.storage.runs.disk_full import wait_for_room
+from dagsel.storage.disk import retry_while_full
 
 logger = logging.getLogger("dagsel")
 
@@ -119,7 +119,7 @@ class StoredStates:
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
         goal = (trial.number, *self.end_of(trial))
-        wait_for_room(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
+        retry_while_full(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
         return ""
 
     def adopt_again(self, trial: TrialRecord) -> str:
@@ -145,7 +145,7 @@ class StoredStates:
         place = (trial.number, number, epoch, position)
         keep = partial(self.states.keep_check, *place, partial=is_partial)
         try:
-            wait_for_room(keep, "the state of a check")
+            retry_while_full(keep, "the state of a check")
         except CheckpointError as error:
             logger.warning("what trial %d was scored with is lost: %s", trial.number, error)
         self._copied[trial.number] = number

@@ -13,7 +13,7 @@ from dagsel.execution.messages import Assignment, StoredResult
 from dagsel.execution.process import give_back_memory
 from dagsel.state import State
 from dagsel.storage import CheckpointStore
-from dagsel.storage.runs.disk_full import wait_for_room
+from dagsel.storage.disk import retry_while_full
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class StateKeeper:
         """Store the state of a unit that was stopped, and keep it warm where memory allows."""
         store, buffer = self._store, state.buffer
         place = (unit.trial, unit.epoch, unit.position)
-        wait_for_room(lambda: store.save(*place, buffer, meta, partial=True), store.url)
+        retry_while_full(lambda: store.save(*place, buffer, meta, partial=True), store.url)
         self.warm.pop(unit, None)
         if not self._is_short_of_memory():
             self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
@@ -95,7 +95,7 @@ class StateKeeper:
         """Store a state, and give what was stored with the one that is kept."""
         store, n_shards = self._store, self._n_shards
         place = (unit.trial, unit.epoch, unit.position)
-        kept = wait_for_room(lambda: store.save_first(*place, state.buffer, meta), store.url)
+        kept = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
         old = before(unit, n_shards, by=2)
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
-from dagsel.flow import Losses
+from dagsel.flow import Direction, Losses
 from dagsel.state import State, Tensor
-from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, never
 from dagsel.workloads.gang.gang import Gang
 
 

@@ -1,30 +1,29 @@
-"""What to train, apart from what to search.
+"""What to train.
 
-A workload knows how to begin a trial, how to train it on one shard, and how to score it on one
-shard. It knows nothing of Dask, of Optuna, or of other trials. Cerebro's (Nakandala et al. 2020)
-``input_fn``, ``model_fn`` and ``train_fn`` map onto `TorchWorkload`'s ``input_fn``, ``model`` and
-``train_fn``.
+A workload begins a trial, trains it on one shard, and scores it on one shard. It knows nothing of
+Dask, of Optuna, or of other trials. ``input_fn``, ``model_fn`` and ``train_fn`` of Cerebro
+(Nakandala et al. 2020) are `TorchWorkload`'s ``input_fn``, ``model`` and ``train_fn``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dagsel.flow import Losses
+from dagsel.errors import WorkloadError
+from dagsel.flow import Direction, Losses
 from dagsel.state import State
 
 Config: TypeAlias = Mapping[str, Any]
-Direction: TypeAlias = Literal["minimize", "maximize"]
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Which trial's pass over which shard: all that the order of its batches depends on.
+    """One pass of a trial over a shard; it determines the order of the batches.
 
     Parameters
     ----------
@@ -47,17 +46,7 @@ class Visit:
     ends_epoch: bool = False
 
     def order(self, n_samples: int) -> NDArray[np.int64]:
-        """Order in which the visit takes the samples of its shard.
-
-        Parameters
-        ----------
-        n_samples
-            Number of samples in the shard.
-
-        Returns
-        -------
-        order
-            A permutation of ``range(n_samples)``, shape ``(n_samples,)``.
+        """Return the order in which the visit takes its `n_samples` samples: a permutation.
 
         Examples
         --------
@@ -70,16 +59,16 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What a training unit gives back.
+    """The result of a training unit.
 
     Parameters
     ----------
     state
-        The next state. If the unit was stopped, it carries its place inside the shard.
+        The next state. If the unit was stopped, it contains its place inside the shard.
     n_samples
         Samples trained on in this visit so far, over all pieces of a unit cut into pieces.
     loss
-        Mean training loss over these samples; NaN where the workload has none; 0 for no samples.
+        Mean training loss over these samples; NaN if the workload has none; 0 for no samples.
     finished
         False if the unit was stopped at a batch boundary before the end of its shard.
     diverged
@@ -98,7 +87,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What the evaluation of one validation shard gives back.
+    """The result of the evaluation of one validation shard.
 
     Parameters
     ----------
@@ -113,8 +102,20 @@ class Evaluated:
 
 
 def never() -> bool:
-    """Say that no one has asked a unit to stop."""
+    """Return False: no one asks a unit to stop."""
     return False
+
+
+def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
+    """Return the better direction of each metric, if it says so."""
+    return {name: getattr(metric, "direction", None) for name, metric in metrics.items()}
+
+
+def checked_size(name: str, size: Any) -> int:
+    """Return a number of samples as an integer, or raise a `WorkloadError`."""
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
+        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
+    return int(size)
 
 
 @runtime_checkable
@@ -127,7 +128,7 @@ class Workload(Protocol):
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
-        """Names of the metrics that `evaluate` gives, each with its better direction if known."""
+        """Names of the metrics that `evaluate` returns, each with its better direction if known."""
         ...
 
     def validate(self, config: Config) -> None:
@@ -135,12 +136,9 @@ class Workload(Protocol):
         ...
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
-        """Turn a shard, as it was stored, into what a worker keeps for all trials.
+        """Make what a worker keeps of a shard for all trials.
 
-        Parameters
-        ----------
-        arrays
-            The shard's arrays by name, each of shape ``(n_samples, ...)``.
+        `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``.
         """
         ...
 
@@ -157,7 +155,7 @@ class Workload(Protocol):
         visit: Visit,
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
-        """Train on one shard, or on what is left of it if `state` was stopped inside it.
+        """Train on one shard, or on the rest of it if `state` was stopped inside it.
 
         Parameters
         ----------
@@ -170,7 +168,7 @@ class Workload(Protocol):
         visit
             Which pass this is.
         should_stop
-            Asked at every batch boundary; once true, the unit ends there.
+            Called at every batch boundary; once it returns true, the unit stops there.
         """
         ...
 
@@ -185,30 +183,26 @@ class Workload(Protocol):
 
 @runtime_checkable
 class Reconfigurable(Protocol):
-    """A workload whose states hold something of the configuration, as optimizers do.
+    """A workload whose states contain something of the configuration, as optimizers do.
 
-    A flow may let a trial go on from a state with another configuration (`dagsel.flow.Clone`). A
-    workload that reads all of it anew in each unit needs nothing for that; any other has this
-    method. It is called where there need be no GPU.
+    A flow may continue a trial with another configuration (`dagsel.flow.Clone`). A workload that
+    reads all of it anew in each unit needs nothing for that; any other has this method. It may be
+    called without a GPU.
     """
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Make the state with which training goes on.
-
-        With an equal configuration it equals the one that goes in.
+        """Make the state to continue from; with an equal configuration it equals `state`.
 
         Parameters
         ----------
         state
             A state at the end of an epoch. Not changed.
-        config
-            The configuration under which it was trained.
-        new_config
-            The one for what follows.
+        config, new_config
+            The configuration under which it was trained, and the one for what follows.
 
         Raises
         ------
         WorkloadError
-            If the state cannot go on with it; names the part of the configuration.
+            If the state cannot continue with it; names the part of the configuration.
         """
         ...

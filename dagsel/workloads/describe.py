@@ -1,4 +1,4 @@
-"""What a workload is made of, as text that a later process can compare with its own."""
+"""Describes a workload as text, which a later process compares with its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def describe(workload: Any) -> dict[str, str]:
     --------
     >>> from dagsel.workloads import SklearnWorkload
     >>> describe(SklearnWorkload(lambda config: None))["class"]
-    'dagsel.workloads.sklearn.workload.SklearnWorkload'
+    'dagsel.workloads.sklearn.SklearnWorkload'
     """
     kind = type(workload)
     parts = {name: _text(part) for name, part in sorted(vars(workload).items())}

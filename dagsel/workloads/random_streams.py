@@ -1,7 +1,7 @@
 """The random streams of a process: Python's, NumPy's and PyTorch's.
 
-A trial has streams of its own. They are set before a unit and read after it, and the process gets
-its own ones back, so that no method of a workload is seen in the random numbers of others.
+A trial has its own streams. They are set before a unit and read after it; then the process's own
+are restored, so that a workload does not change the random numbers of others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Device: TypeAlias = Literal["cpu", "cuda"]
 
 
 def seed_streams(seed: int, *, torch: bool = False) -> None:
-    """Begin the streams anew, as a script does with ``random.seed`` and its like."""
+    """Seed the streams, as a script does with ``random.seed`` and its like."""
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if torch:
@@ -28,7 +28,7 @@ def seed_streams(seed: int, *, torch: bool = False) -> None:
 
 
 def read_streams(device: Device | None = None) -> dict[str, Any]:
-    """Read the streams: those of Python and NumPy, and of PyTorch on a device if one is named."""
+    """Return the streams of Python and NumPy, and of PyTorch on a device if one is named."""
     version, words, gauss = random.getstate()
     streams: dict[str, Any] = {
         "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
@@ -54,7 +54,7 @@ def write_streams(streams: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved_streams(*, torch: bool = False) -> Iterator[None]:
-    """Give the process its streams back at the end."""
+    """Restore the process's streams at the end of the block."""
     device: Device | None = None
     if torch:
         device = "cuda" if _torch().cuda.is_initialized() else "cpu"

@@ -1,10 +1,14 @@
-"""The sharded data set: what a user writes once and workers read shard by shard."""
+"""The sharded data set: users write it once, workers read it shard by shard."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from html import escape
 from typing import Any
 
 import google_crc32c
@@ -15,6 +19,7 @@ from dagsel.errors import (
     DatasetError,
     DatasetFormatError,
     DatasetNotFoundError,
+    SearchError,
     ShardCorruptError,
 )
 from dagsel.storage.datasets import transaction
@@ -26,15 +31,17 @@ from dagsel.storage.datasets.manifest import (
     Manifest,
     Split,
 )
-from dagsel.storage.datasets.repr import as_html, as_text
+from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import Arrays
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
 
+_ARCHITECTURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSize:
-    """How large one shard is: its training and its validation part.
+    """Size of one shard: its training and its validation part.
 
     Parameters
     ----------
@@ -96,8 +103,8 @@ class ShardedDataset:
         """Shuffle arrays, divide them into shards and store them, all or nothing.
 
         Memory holds about 200 MB whatever the size of the input. Inputs that are not in memory are
-        read once, in order, and need scratch room of their own size (beside the data where that is
-        a local folder, else where `tempfile` puts it).
+        read once, in order, and need scratch space of their own size (beside the data if that is a
+        local folder, else where `tempfile` puts it).
 
         Parameters
         ----------
@@ -116,7 +123,7 @@ class ShardedDataset:
         storage_options
             Passed to the file system.
         overwrite
-            Replace a data set. The old one stays whole until the new one is.
+            Replace a data set. The old one stays until the new one is complete.
 
         Raises
         ------
@@ -133,14 +140,8 @@ class ShardedDataset:
                 'again: put ShardedDataset.write under  if __name__ == "__main__":'
             )
         folder = Folder(url, storage_options)
-        manifest = transaction.write(
-            folder,
-            arrays,
-            n_shards=n_shards,
-            validation=validation,
-            seed=seed,
-            overwrite=overwrite,
-        )
+        plan = partial(plan_write, arrays, n_shards=n_shards, validation=validation, seed=seed)
+        manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
     @classmethod
@@ -165,7 +166,7 @@ class ShardedDataset:
         data = folder.read(MANIFEST)
         if data is not None:
             return cls(folder, Manifest.from_json(data, folder.url))
-        if transaction.marked(folder.read(UNFINISHED)):
+        if transaction.unfinished_folders(folder.read(UNFINISHED)):
             raise DatasetNotFoundError(
                 f"a write to {folder.url} did not end (or is still going on); "
                 "write it again with overwrite=True"
@@ -187,7 +188,7 @@ class ShardedDataset:
 
     @property
     def digest(self) -> str:
-        """Checksum of the manifest: another data set, or one written anew, has another."""
+        """Checksum of the manifest. Each write gives another one."""
         return f"{google_crc32c.value(self.manifest.to_json()):08x}"
 
     @property
@@ -213,12 +214,12 @@ class ShardedDataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples in memory."""
-        return len(self) * sum(spec.sample_bytes for spec in self.manifest.arrays)
+        return len(self) * self.manifest.sample_bytes
 
     @property
     def shard_sizes(self) -> tuple[ShardSize, ...]:
-        """How large each shard is: what placing shards on workers needs to know."""
-        sample_bytes = sum(spec.sample_bytes for spec in self.manifest.arrays)
+        """Size of each shard, by which shards are placed on workers."""
+        sample_bytes = self.manifest.sample_bytes
         pairs = zip(*(self.manifest.sizes(split) for split in SPLITS), strict=True)
         return tuple(
             ShardSize(n_train, n_validation, (n_train + n_validation) * sample_bytes)
@@ -250,13 +251,7 @@ class ShardedDataset:
         return self._read(index, "validation")
 
     def verify(self) -> None:
-        """Read everything that is stored and check it.
-
-        Raises
-        ------
-        ShardCorruptError
-            At the first damage.
-        """
+        """Read and check everything; raise a `ShardCorruptError` at the first damage."""
         with ProgressBar(self.nbytes, f"verifying {self.url}") as progress:
             for split in SPLITS:
                 for index in range(self.n_shards):
@@ -269,14 +264,35 @@ class ShardedDataset:
         return self.manifest.n_samples
 
     def __repr__(self) -> str:
-        return as_text(self.url, self.manifest)
+        lines = [f"  {name}: {dtype} {shape}" for name, dtype, shape, _ in self._rows()]
+        return "\n".join([f"<ShardedDataset {self.url}: {self._summary()}", *lines]) + ">"
 
     def _repr_html_(self) -> str:
-        return as_html(self.url, self.manifest)
+        head = "".join(f"<th>{title}</th>" for title in ("array", "dtype", "sample shape", "size"))
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._rows()
+        )
+        return (
+            f"<div><strong>ShardedDataset</strong> <code>{escape(self.url)}</code><br>"
+            f"{escape(self._summary())}"
+            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def _summary(self) -> str:
+        return (
+            f"{len(self):,} samples in {self.n_shards:,} shards ({self.n_train:,} train, "
+            f"{self.n_validation:,} validation), {readable_size(self.nbytes)}"
+        )
+
+    def _rows(self) -> Iterator[tuple[str, str, str, str]]:
+        for spec in self.manifest.arrays:
+            size = readable_size(len(self) * spec.sample_bytes)
+            yield spec.name, str(spec.numpy_dtype), str(list(spec.shape)), size
 
     def _read(self, index: int, split: Split) -> dict[str, NDArray[Any]]:
         if isinstance(index, bool) or not 0 <= index < self.n_shards:
-            raise IndexError(f"shard {index} of {self.n_shards}: give 0 to {self.n_shards - 1}")
+            raise IndexError(f"shard {index} of {self.n_shards}: choose 0 to {self.n_shards - 1}")
         return {name: self._read_array(index, split, spec) for name, spec in self.schema.items()}
 
     def _format(self, index: int, split: Split, spec: ArraySpec) -> ShardFormat:
@@ -300,8 +316,59 @@ class ShardedDataset:
         raise ShardCorruptError(index, spec.name, self.url, reason, split)
 
     def _check_metadata(self, index: int, split: Split, name: str) -> None:
-        """Other readers go by Zarr's metadata, though we do not."""
+        """Check Zarr's metadata: other readers use it, though dagsel does not."""
         key = f"{self.manifest.key(split, index, name)}/zarr.json"
         expected = self._format(index, split, self.schema[name]).metadata()
         if self.folder.read(key) != expected:
             raise ShardCorruptError(index, name, self.url, "damaged zarr.json", split)
+
+
+def readable_size(n_bytes: float) -> str:
+    """Return a number of bytes as text for people.
+
+    Examples
+    --------
+    >>> readable_size(999), readable_size(1_234_000), readable_size(5e12)
+    ('999 B', '1.2 MB', '5.0 TB')
+    """
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    power = min(4, int(math.log10(n_bytes)) // 3)
+    return f"{n_bytes / 1000**power:,.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
+def write_profile(data: ShardedDataset, architecture: str, text: bytes) -> None:
+    """Store a scaling profile with the data, in place of an earlier one.
+
+    Profiles are in the folder of the shards. A data set that is written again has none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> arrays = {"x": np.zeros(10)}
+    >>> data = ShardedDataset.write("memory://profiled.zarr", arrays, n_shards=1, overwrite=True)
+    >>> write_profile(data, "resnet-50", b"{}")
+    >>> read_profile(data, "resnet-50"), read_profile(data, "vgg-16"), profile_names(data)
+    (b'{}', None, ['resnet-50'])
+    """
+    data.folder.replace(_profile_key(data, architecture), text)
+
+
+def read_profile(data: ShardedDataset, architecture: str) -> bytes | None:
+    """Read a scaling profile; None if there is none."""
+    return data.folder.read(_profile_key(data, architecture))
+
+
+def profile_names(data: ShardedDataset) -> list[str]:
+    """List the architectures that have a scaling profile."""
+    found = data.folder.names(f"{data.manifest.folder}/profiles")
+    return [name.removesuffix(".json") for name in found if name.endswith(".json")]
+
+
+def _profile_key(data: ShardedDataset, architecture: str) -> str:
+    if not _ARCHITECTURE.fullmatch(architecture):
+        raise SearchError(
+            f"{architecture!r} cannot be an architecture's name: use letters, digits, '_', '-' and "
+            "'.', at most 100, not beginning with '-' or '.'"
+        )
+    return f"{data.manifest.folder}/profiles/{architecture}.json"

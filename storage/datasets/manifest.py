@@ -1,16 +1,15 @@
-"""How a data set is laid out: its manifest, its shards' boundaries, its keys. Pure.
+"""The manifest of a data set: its arrays, the sizes of its shards, their keys. Pure.
 
 ::
 
-    dagsel.json                              the manifest: makes the data set exist
+    dagsel.json                              the manifest, written last
     zarr.json                                a Zarr v3 group
     data-1f0c…/train/00000/x/zarr.json       a Zarr v3 array, one for each shard and name
     data-1f0c…/train/00000/x/c/0/0/0         its only object: a Zarr shard of inner chunks
     data-1f0c…/validation/00000/x/…
 
-Shards are arrays of their own, since their lengths differ by up to one sample and the shards of
-one Zarr array may not. The folder's name is new with each write, so that a data set can be
-replaced while the old one stays whole.
+Each shard is an array of its own, since lengths differ by up to one sample and the shards of one
+Zarr array have one length. Each write makes a new folder, so that the old data set stays whole.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ CHUNK_BYTES = 1 << 20
 MAX_SHARDS = 1_000_000
 _MAX_BYTES = 1 << 60
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_FOLDER = re.compile(r"data-[0-9a-f]{8,64}")
+FOLDER_NAME = re.compile(r"data-[0-9a-f]{8,64}")
 _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
-    """One array of a data set: what each sample of it is, and how it is stored.
+    """One array of a data set: dtype and shape of a sample, and how it is stored.
 
     Parameters
     ----------
@@ -52,11 +51,9 @@ class ArraySpec:
     dtype
         NumPy's string for its dtype, such as ``"<f4"``.
     shape
-        Shape of one sample; ``()`` where a sample is one number.
-    train_chunk
-        Samples in an inner chunk of a training shard.
-    validation_chunk
-        The same for validation shards.
+        Shape of one sample; ``()`` if it is one number.
+    train_chunk, validation_chunk
+        Samples in an inner chunk of a training shard, of a validation shard.
 
     Examples
     --------
@@ -104,13 +101,13 @@ class ArraySpec:
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     def chunk(self, split: Split) -> int:
-        """Give the samples in an inner chunk of the shards of a split."""
+        """Return the samples in an inner chunk of a split's shards."""
         return self.train_chunk if split == "train" else self.validation_chunk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All that there is to know of a stored data set. Its existence is the data set's.
+    """The description of a stored data set.
 
     Parameters
     ----------
@@ -145,7 +142,7 @@ class Manifest:
     arrays: tuple[ArraySpec, ...]
 
     def __post_init__(self) -> None:
-        if not _is_text(self.folder, _FOLDER):
+        if not _is_text(self.folder, FOLDER_NAME):
             raise DatasetInputError(f"{self.folder!r} is no folder of a data set")
         if not _is_count(self.seed, 0):
             raise DatasetInputError(f"seed {self.seed!r} is no non-negative integer")
@@ -160,7 +157,7 @@ class Manifest:
                     f"{n_samples} {split} samples cannot be divided into {self.n_shards} shards"
                 )
         check_names(spec.name for spec in self.arrays)
-        if self.n_samples * sum(spec.sample_bytes for spec in self.arrays) > _MAX_BYTES:
+        if self.n_samples * self.sample_bytes > _MAX_BYTES:
             raise DatasetInputError("the arrays' declared shapes are larger than any store")
 
     @property
@@ -168,8 +165,13 @@ class Manifest:
         """Number of samples, training and validation together."""
         return self.n_train + self.n_validation
 
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample, all arrays together."""
+        return sum(spec.sample_bytes for spec in self.arrays)
+
     def sizes(self, split: Split) -> tuple[int, ...]:
-        """Give the number of samples of each shard of a split."""
+        """Return the number of samples in each shard of a split."""
         n_samples = self.n_train if split == "train" else self.n_validation
         return shard_sizes(n_samples, self.n_shards)
 
@@ -184,20 +186,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> Manifest:
-        """Read it from JSON, trusting nothing.
-
-        Parameters
-        ----------
-        data
-            What stands in the file.
-        url
-            Of the data set, for the error.
-
-        Raises
-        ------
-        DatasetFormatError
-            If it is not ours, damaged, or of a newer version.
-        """
+        """Read it from JSON of any origin, or raise a `DatasetFormatError`."""
         body = parse_header(data, url)
         try:
             arrays = tuple(_spec_from_json(entry) for entry in body.pop("arrays"))
@@ -209,20 +198,7 @@ class Manifest:
 
 
 def parse_header(data: bytes, url: str) -> dict[str, Any]:
-    """Read a JSON file of ours and check that it is one, of a version that is understood.
-
-    Parameters
-    ----------
-    data
-        What stands in the file.
-    url
-        Of the data set, for the error.
-
-    Returns
-    -------
-    body
-        What it says besides.
-    """
+    """Read a JSON file of ours and check its format and version; return the rest."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
@@ -243,13 +219,7 @@ def parse_header(data: bytes, url: str) -> dict[str, Any]:
 
 
 def check_name(name: object) -> None:
-    """Raise if a name cannot be part of a key.
-
-    Raises
-    ------
-    DatasetInputError
-        For names that are empty, odd, too long, or that Zarr keeps for itself.
-    """
+    """Raise a `DatasetInputError` if a name cannot be part of a key."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == "zarr.json":
         raise DatasetInputError(
             f"{name!r} cannot be an array's name: use letters, digits, '_', '-' and '.', at most "
@@ -258,7 +228,7 @@ def check_name(name: object) -> None:
 
 
 def check_names(names: Iterable[object]) -> None:
-    """Raise if names cannot stand beside one another in one data set."""
+    """Raise a `DatasetInputError` if names cannot be arrays of one data set."""
     seen: dict[str, str] = {}
     for name in names:
         check_name(name)
@@ -272,14 +242,7 @@ def check_names(names: Iterable[object]) -> None:
 
 
 def shard_sizes(n_samples: int, n_shards: int) -> tuple[int, ...]:
-    """Divide samples among shards so that sizes differ by at most one, larger ones first.
-
-    Parameters
-    ----------
-    n_samples
-        At least `n_shards`.
-    n_shards
-        At least one.
+    """Divide samples among shards: sizes differ by at most one, larger ones first.
 
     Examples
     --------
@@ -291,20 +254,11 @@ def shard_sizes(n_samples: int, n_shards: int) -> tuple[int, ...]:
 
 
 def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int) -> int:
-    """Choose how many samples make an inner chunk.
+    """Choose the number of samples in an inner chunk.
 
-    Chunks are about `target_bytes` large: large enough that Python's share of their handling
-    vanishes, small enough to be still in the processor's cache when the checksum has been taken.
-    They divide the shard as evenly as can be, since the last one is padded to full length.
-
-    Parameters
-    ----------
-    n_samples
-        Samples in the shard.
-    sample_bytes
-        Bytes of one sample.
-    target_bytes
-        Size of a chunk.
+    Chunks have about `target_bytes`: large enough that Python's overhead does not count, small
+    enough to stay in the processor's cache while the checksum is computed. They divide the shard
+    evenly, since the last one is padded.
 
     Examples
     --------

@@ -1,12 +1,10 @@
-"""The one shuffle of a data set, in next to no memory. Pure.
+"""The shuffle of a data set, in little memory. Pure.
 
-A permutation kept as an array costs 8 bytes a sample, and twice that with its inverse: more than
-the write of a large data set may hold. `Shuffle` keeps
-those of few samples and computes others, in both directions and for any samples, on demand: a
-Feistel network (each round changes one half of a number's bits by a hash of the other half, hence
-is its own inverse) permutes the numbers below a power of two, and numbers that leave the range are
-sent through it again until they come back into it ("cycle walking"; Black and Rogaway, "Ciphers
-with arbitrary finite domains", 2002).
+A permutation kept as an array takes 8 bytes a sample, twice that with its inverse. `Shuffle` keeps
+small ones and computes others on demand, in both directions: a Feistel network (each round changes
+one half of a number's bits by a hash of the other half, hence is its own inverse) permutes the
+numbers below a power of two, and numbers outside the range are sent through it again until they
+fall into it ("cycle walking"; Black and Rogaway, "Ciphers with arbitrary finite domains", 2002).
 """
 
 from __future__ import annotations
@@ -24,14 +22,7 @@ _N_KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """A random permutation of ``range(n_samples)``, computed where it is needed.
-
-    Parameters
-    ----------
-    n_samples
-        How many samples are permuted.
-    seed
-        One number or several; equal ones give equal permutations.
+    """A random permutation of ``range(n_samples)``; equal seeds give equal permutations.
 
     Examples
     --------
@@ -57,25 +48,14 @@ class Shuffle:
         object.__setattr__(self, "_keys", tuple(words.tolist()))
 
     def destinations(self, sources: NDArray[Any]) -> NDArray[np.int64]:
-        """Say where samples go.
-
-        Parameters
-        ----------
-        sources
-            Places in the input, shape ``(n,)``.
-
-        Returns
-        -------
-        destinations
-            Places in the data set, shape ``(n,)``.
-        """
+        """Return where samples go, by their places in the input, shape ``(n,)``."""
         if self._kept is not None:
             places: NDArray[np.int64] = self._kept[sources]
             return places
         return self._walk(sources, range(_ROUNDS))
 
     def sources(self, destinations: NDArray[Any]) -> NDArray[np.int64]:
-        """Say where samples come from: the inverse of `destinations`."""
+        """Return where samples come from: the inverse of `destinations`."""
         if self._kept is not None:
             places: NDArray[np.int64] = np.argsort(self._kept)[destinations]
             return places

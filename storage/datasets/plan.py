@@ -1,4 +1,4 @@
-"""What a write will do, decided before anything is written. Pure but for a first batch's read."""
+"""The plan of a write. Pure, except that a first batch may be read."""
 
 from __future__ import annotations
 
@@ -19,22 +19,15 @@ from dagsel.storage.datasets.manifest import (
     shard_sizes,
 )
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.sources import Arrays, Source, inspect, integer
+from dagsel.storage.datasets.sources import Arrays, Source, check_input, integer
 from dagsel.storage.datasets.zarr_shard import ShardFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Pour:
-    """One input and the shards that it is poured into.
+class InputPlan:
+    """One input, where its samples go, and the shards in the order of these destinations.
 
-    Parameters
-    ----------
-    source
-        The input.
-    shuffle
-        Where its samples go.
-    shards
-        Split, index and number of samples of each shard, in the order of the destinations.
+    A shard is its split, its index and its number of samples.
     """
 
     source: Source
@@ -44,34 +37,30 @@ class Pour:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """What a write will do."""
+    """The manifest, and what is written from each input."""
 
     manifest: Manifest
-    pours: tuple[Pour, ...]
+    inputs: tuple[InputPlan, ...]
 
 
 def plan_write(
-    arrays: Arrays, *, n_shards: int, validation: float | Arrays, seed: int, folder: str
+    arrays: Arrays, folder: str, *, n_shards: int, validation: float | Arrays, seed: int
 ) -> WritePlan:
-    """Check everything that can be checked before anything is written.
-
-    Raises
-    ------
-    DatasetInputError
-        Naming what cannot be done and what to do instead.
-    """
+    """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
     n_shards, seed = integer("n_shards", n_shards, least=1), integer("seed", seed, least=0)
-    source = inspect(arrays)
+    source = check_input(arrays)
     if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
         n_validation = _n_validation(source.length, float(validation), n_shards)
         n_train = source.length - n_validation
         shards = _shards("train", n_train, n_shards) + _shards("validation", n_validation, n_shards)
-        pours: tuple[Pour, ...] = (Pour(source, Shuffle(source.length, seed), shards),)
+        inputs: tuple[InputPlan, ...] = (InputPlan(source, Shuffle(source.length, seed), shards),)
     else:
-        other = _own_validation(source, validation)
+        other = _validation_input(source, validation)
         n_train, n_validation = source.length, other.length
-        pours = tuple(
-            Pour(each, Shuffle(each.length, (seed, number)), _shards(split, each.length, n_shards))
+        inputs = tuple(
+            InputPlan(
+                each, Shuffle(each.length, (seed, number)), _shards(split, each.length, n_shards)
+            )
             for number, (each, split) in enumerate(zip((source, other), SPLITS, strict=True))
         )
     for split, n_samples in (("training", n_train), ("validation", n_validation)):
@@ -89,7 +78,7 @@ def plan_write(
         arrays=_specs(source, n_train, n_validation, n_shards),
     )
     _check_storable(manifest)
-    return WritePlan(manifest, pours)
+    return WritePlan(manifest, inputs)
 
 
 def _shards(split: Split, n_samples: int, n_shards: int) -> tuple[tuple[Split, int, int], ...]:
@@ -112,8 +101,8 @@ def _n_validation(n_samples: int, fraction: float, n_shards: int) -> int:
     return n_validation
 
 
-def _own_validation(source: Source, validation: Any) -> Source:
-    other = inspect(validation, "validation")
+def _validation_input(source: Source, validation: Any) -> Source:
+    other = check_input(validation, "validation")
     if set(other.columns) != set(source.columns):
         raise DatasetInputError(
             f"validation has arrays {sorted(other.columns)}, training {sorted(source.columns)}; "

@@ -1,10 +1,9 @@
-"""Pouring an input into shards: shuffled, in bounded memory.
+"""Writes the samples of an input into shards: shuffled, in bounded memory.
 
-The input is read once, in order. Each sample goes to the *run* (a few inner chunks of one shard)
-that it belongs to after the shuffle, in a nameless scratch file; then each run is loaded, put in
-order and appended to its shard's object. So memory holds a block of the input and a run, whatever
-the size of either, and no disk is asked for single samples. Arrays that are in memory anyway are
-gathered from there without scratch.
+The input is read once, in order. Each sample is written to a nameless scratch file, at the *run*
+(a few inner chunks of one shard) that it belongs to after the shuffle. Then each run is loaded, put
+in order and appended to its shard's object. So memory holds a block of the input and a run, however
+large the input is, and no disk is asked for single samples. Arrays in memory need no scratch file.
 """
 
 from __future__ import annotations
@@ -22,27 +21,19 @@ from numpy.typing import NDArray
 from dagsel.console import ProgressBar
 from dagsel.storage.datasets.manifest import SPLITS, ArraySpec, Manifest, Split
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.plan import Pour, WritePlan
-from dagsel.storage.datasets.sources import in_memory
+from dagsel.storage.datasets.plan import InputPlan, WritePlan
+from dagsel.storage.datasets.sources import is_in_memory
 from dagsel.storage.datasets.zarr_shard import ShardFormat, group_metadata
 from dagsel.storage.files import Folder
 
 #: Bytes of a run, which is loaded whole.
 RUN_BYTES = 32 << 20
 
-Reader: TypeAlias = Callable[[int], NDArray[Any]]
+ReadRun: TypeAlias = Callable[[int], NDArray[Any]]
 
 
-def pour_all(folder: Folder, plan: WritePlan) -> None:
-    """Write all that a data set consists of, but for its manifest.
-
-    Parameters
-    ----------
-    folder
-        Where to.
-    plan
-        What to write.
-    """
+def write_shards(folder: Folder, plan: WritePlan) -> None:
+    """Write everything of a data set except its manifest."""
     manifest = plan.manifest
     folder.replace("zarr.json", group_metadata())
     folder.replace(f"{manifest.folder}/zarr.json", group_metadata())
@@ -51,47 +42,47 @@ def pour_all(folder: Folder, plan: WritePlan) -> None:
         for shard in range(manifest.n_shards):
             key = f"{manifest.folder}/{split}/{shard:05d}/zarr.json"
             folder.replace(key, group_metadata())
-    n_bytes = manifest.n_samples * sum(spec.sample_bytes for spec in manifest.arrays)
-    # Local scratch lies beside the data, where there is room; elsewhere in the usual place.
-    scratch_at = folder.path(manifest.folder) if folder.is_local else None
+    n_bytes = manifest.n_samples * manifest.sample_bytes
+    # Local scratch lies beside the data, where there is space; else in the usual place.
+    scratch_folder = folder.path(manifest.folder) if folder.is_local else None
     with ProgressBar(n_bytes, f"writing {folder.url}") as progress:
-        for pour in plan.pours:
-            for names, stream in pour.source.streams:
+        for entry in plan.inputs:
+            for names, stream in entry.source.streams:
                 with contextlib.ExitStack() as stack:
-                    jobs = {
-                        spec.name: _Job(folder, manifest, spec, pour, progress)
+                    writers = {
+                        spec.name: _ArrayWriter(folder, manifest, spec, entry, progress)
                         for spec in manifest.arrays
                         if spec.name in names
                     }
-                    readers = _readers(stack, names, stream, pour, jobs, scratch_at)
-                    for name, job in jobs.items():
-                        job.write_shards(readers[name])
+                    readers = _readers(stack, names, stream, entry, writers, scratch_folder)
+                    for name, writer in writers.items():
+                        writer.write(readers[name])
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """One array of one input, on its way into its shards."""
+class _ArrayWriter:
+    """Writes one array of one input into its shards."""
 
     folder: Folder
     manifest: Manifest
     spec: ArraySpec
-    pour: Pour
+    entry: InputPlan
     progress: ProgressBar
 
     def runs_of(self, split: Split, n_samples: int) -> Iterator[int]:
-        """Sizes of the runs of a shard: whole chunks each, but for the last."""
+        """Return the sizes of a shard's runs: whole chunks each, except the last."""
         chunk = self.spec.chunk(split)
         size = max(1, RUN_BYTES // (chunk * self.spec.sample_bytes)) * chunk
         return (min(size, n_samples - start) for start in range(0, n_samples, size))
 
     def edges(self) -> NDArray[np.int64]:
-        """First destination of each run, and the end of the last."""
-        sizes = [run for split, _, n in self.pour.shards for run in self.runs_of(split, n)]
+        """Return the first destination of each run, and the end of the last."""
+        sizes = [run for split, _, n in self.entry.shards for run in self.runs_of(split, n)]
         return np.cumsum([0, *sizes], dtype=np.int64)
 
-    def write_shards(self, read: Reader) -> None:
+    def write(self, read: ReadRun) -> None:
         run = 0
-        for split, index, n_samples in self.pour.shards:
+        for split, index, n_samples in self.entry.shards:
             form = ShardFormat(n_samples, self.spec.dtype, self.spec.shape, self.spec.chunk(split))
             key = self.manifest.key(split, index, self.spec.name)
             self.folder.replace(f"{key}/zarr.json", form.metadata())
@@ -100,7 +91,7 @@ class _Job:
                 form.encode(stream, self._counted(read, range(run, run + n_runs)))
             run += n_runs
 
-    def _counted(self, read: Reader, runs: range) -> Iterator[NDArray[Any]]:
+    def _counted(self, read: ReadRun, runs: range) -> Iterator[NDArray[Any]]:
         for run in runs:
             rows = read(run)
             yield rows
@@ -111,35 +102,37 @@ def _readers(
     stack: contextlib.ExitStack,
     names: tuple[str, ...],
     stream: Any,
-    pour: Pour,
-    jobs: Mapping[str, _Job],
-    scratch_at: str | None,
-) -> dict[str, Reader]:
-    """Give for each name a function that loads a run in its final order."""
-    if in_memory(stream):
+    entry: InputPlan,
+    writers: Mapping[str, _ArrayWriter],
+    scratch_folder: str | None,
+) -> dict[str, ReadRun]:
+    """Return for each name a function that loads a run in its final order."""
+    if is_in_memory(stream):
         (name,) = names
-        edges = jobs[name].edges()
+        edges = writers[name].edges()
 
         def gather(run: int) -> NDArray[Any]:
             places = np.arange(edges[run], edges[run + 1])
-            rows: NDArray[Any] = stream[pour.shuffle.sources(places)]
+            rows: NDArray[Any] = stream[entry.shuffle.sources(places)]
             return rows
 
         return {name: gather}
     scratches = {
-        name: stack.enter_context(_Scratch(job.spec, pour.shuffle, job.edges(), scratch_at))
-        for name, job in jobs.items()
+        name: stack.enter_context(
+            _Scratch(writer.spec, entry.shuffle, writer.edges(), scratch_folder)
+        )
+        for name, writer in writers.items()
     }
-    for start, block in pour.source.blocks(names, stream):
+    for start, block in entry.source.blocks(names, stream):
         n_rows = len(next(iter(block.values())))
-        places = pour.shuffle.destinations(np.arange(start, start + n_rows))
+        places = entry.shuffle.destinations(np.arange(start, start + n_rows))
         for name, rows in block.items():
             scratches[name].scatter(places, rows)
     return {name: scratch.run for name, scratch in scratches.items()}
 
 
 class _Scratch(contextlib.AbstractContextManager["_Scratch"]):
-    """A nameless file that holds an array's samples by run; it vanishes with the process."""
+    """A nameless file that holds an array's samples by run. It is gone when the process ends."""
 
     def __init__(
         self, spec: ArraySpec, shuffle: Shuffle, edges: NDArray[np.int64], directory: str | None
@@ -149,7 +142,7 @@ class _Scratch(contextlib.AbstractContextManager["_Scratch"]):
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
 
     def scatter(self, places: NDArray[np.int64], rows: NDArray[Any]) -> None:
-        """Append each sample to the run that holds its place."""
+        """Append each sample to the run that contains its destination."""
         runs = np.searchsorted(self._edges, places, side="right") - 1
         order = np.argsort(runs, kind="stable")
         data = np.ascontiguousarray(rows[order], self._spec.dtype)

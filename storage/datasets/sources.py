@@ -1,4 +1,4 @@
-"""What can be poured into a data set: arrays of any kind, and streams of batches."""
+"""The inputs of a data set: arrays of any kind, and streams of batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,30 +21,14 @@ BLOCK_BYTES = 32 << 20
 Block: TypeAlias = "Mapping[str, NDArray[Any]]"
 
 
-class ArrayLike(Protocol):
-    """Anything with a shape, a dtype and slicing: NumPy, memmap, Dask, h5py, Zarr."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Samples first."""
-        ...
-
-    @property
-    def dtype(self) -> Any:
-        """Something that NumPy takes for a dtype."""
-        ...
-
-    def __getitem__(self, key: slice, /) -> Any: ...
-
-
 class Batches:
-    """A stream of batches whose total length is known. It is read once.
+    """A stream of batches with a known total length. It is read once.
 
     Parameters
     ----------
     iterable
-        Gives batches: mappings of names to arrays of equal length, or, where one name of a data set
-        is a stream of its own, arrays.
+        Yields batches: mappings of names to arrays of equal length. If the stream is one array of a
+        data set, it yields arrays.
     length
         Samples in all batches together.
 
@@ -71,7 +55,7 @@ class Batches:
         yield from self._iterator
 
     def peek(self) -> Any:
-        """Look at the first batch without using it up."""
+        """Return the first batch without using it up."""
         if not self._first:
             try:
                 self._first.append(next(self._iterator))
@@ -88,7 +72,7 @@ Arrays: TypeAlias = "Mapping[str, Any] | Batches"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """What is known of an array before it is read: dtype (little-endian) and a sample's shape."""
+    """Dtype (little-endian) and sample shape of an array, known before it is read."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -101,17 +85,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """A checked input.
+    """A checked input: its length, dtype and shape of each array, and where these are read from.
 
-    Parameters
-    ----------
-    length
-        Number of samples.
-    columns
-        What each array is.
-    streams
-        Which names come together, and where from: one entry for a stream of mappings, else one for
-        each array.
+    A stream of mappings has one entry with all names in `streams`; else each array has its own.
     """
 
     length: int
@@ -121,35 +97,19 @@ class Source:
     def blocks(self, names: tuple[str, ...], stream: Any) -> Iterator[tuple[int, Block]]:
         """Read a stream from its beginning to its end.
 
-        Yields
-        ------
-        start, block
-            Place of the block's first sample, and its samples by name, at most about
-            `BLOCK_BYTES` where the input's own chunks allow it.
+        Yields the place of each block's first sample, and its samples by name: about `BLOCK_BYTES`
+        where the input's own chunks allow it.
         """
         columns = {name: self.columns[name] for name in names}
-        room = max(1, BLOCK_BYTES // sum(column.sample_bytes for column in columns.values()))
+        block_rows = max(1, BLOCK_BYTES // sum(column.sample_bytes for column in columns.values()))
         if isinstance(stream, Batches):
-            yield from _blocks_of_batches(stream, columns, room)
+            yield from _blocks_of_batches(stream, columns, block_rows)
         else:
-            yield from _blocks_of_array(stream, names[0], columns[names[0]], room)
+            yield from _blocks_of_array(stream, names[0], columns[names[0]], block_rows)
 
 
-def inspect(arrays: Arrays, what: str = "arrays") -> Source:
-    """Check an input and find out what it is, reading at most a first batch.
-
-    Parameters
-    ----------
-    arrays
-        A mapping of names to arrays, or `Batches` of mappings.
-    what
-        How errors call it.
-
-    Raises
-    ------
-    DatasetInputError
-        For whatever cannot become a data set.
-    """
+def check_input(arrays: Arrays, what: str = "arrays") -> Source:
+    """Check an input and return its dtypes and lengths; reads at most a first batch."""
     if isinstance(arrays, Batches):
         first = arrays.peek()
         if not isinstance(first, Mapping):
@@ -179,25 +139,15 @@ def inspect(arrays: Arrays, what: str = "arrays") -> Source:
 
 
 def integer(what: str, value: Any, *, least: int) -> int:
-    """Check an argument that has to be an integer.
-
-    Parameters
-    ----------
-    what
-        How the error calls it.
-    value
-        What was given.
-    least
-        Smallest that makes sense.
-    """
+    """Return an argument as an integer, or raise a `DatasetInputError`."""
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or value < least:
         raise DatasetInputError(f"{what} is {value!r}; give an integer from {least} up")
     return int(value)
 
 
-def in_memory(array: object) -> bool:
-    """Whether an input is a NumPy array in memory, not one that is mapped from a file."""
+def is_in_memory(array: object) -> bool:
+    """Whether an input is a NumPy array in memory, not one mapped from a file."""
     return isinstance(array, np.ndarray) and _mapping(array) is None
 
 
@@ -243,10 +193,10 @@ def _length(array: Any, name: str) -> int:
 
 
 def _blocks_of_array(
-    array: Any, name: str, column: Column, room: int
+    array: Any, name: str, column: Column, block_rows: int
 ) -> Iterator[tuple[int, Block]]:
     mapping = _mapping(array)
-    for start, stop in _cuts(array, room):
+    for start, stop in _block_bounds(array, block_rows):
         rows = _checked(np.asarray(array[start:stop]), name, column, f"{name}[{start}:{stop}]")
         if len(rows) != stop - start:
             raise DatasetInputError(f"array {name!r} gave {len(rows)} samples for {start}:{stop}")
@@ -258,8 +208,8 @@ def _blocks_of_array(
                 mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def _cuts(array: Any, room: int) -> Iterator[tuple[int, int]]:
-    """Cut an array into blocks of whole chunks of its own: none is read or computed twice."""
+def _block_bounds(array: Any, block_rows: int) -> Iterator[tuple[int, int]]:
+    """Cut an array into blocks of whole chunks of its own: none is read twice."""
     length = int(array.shape[0])
     chunks = getattr(array, "chunks", None) or (1,)
     own = chunks[0] if isinstance(chunks, Sequence) and len(chunks) else 1
@@ -267,21 +217,21 @@ def _cuts(array: Any, room: int) -> Iterator[tuple[int, int]]:
         own = (own,) * math.ceil(length / max(1, own)) if own > 1 else ()
     start = stop = 0
     for size in own:
-        if stop > start and stop + size - start > room:
+        if stop > start and stop + size - start > block_rows:
             yield start, min(stop, length)
             start = stop
         stop += size
     if own:
         yield start, length
         return
-    for start in range(0, length, room):
-        yield start, min(start + room, length)
+    for start in range(0, length, block_rows):
+        yield start, min(start + block_rows, length)
 
 
 def _blocks_of_batches(
-    batches: Batches, columns: Mapping[str, Column], room: int
+    batches: Batches, columns: Mapping[str, Column], block_rows: int
 ) -> Iterator[tuple[int, Block]]:
-    """Gather small batches and cut large ones."""
+    """Join small batches and cut large ones."""
     start = n_held = n_seen = 0
     held: list[Block] = []
     for number, batch in enumerate(batches):
@@ -293,11 +243,11 @@ def _blocks_of_batches(
                 f"the stream of batches gave {n_seen} samples by batch {number}, but its stated "
                 f"length is {batches.length}; state the true length"
             )
-        for cut in range(0, n_rows, room):
-            piece = {name: array[cut : cut + room] for name, array in rows.items()}
+        for cut in range(0, n_rows, block_rows):
+            piece = {name: array[cut : cut + block_rows] for name, array in rows.items()}
             held.append(piece)
             n_held += len(next(iter(piece.values())))
-            if n_held >= room:
+            if n_held >= block_rows:
                 yield start, _joined(held)
                 start, n_held, held = start + n_held, 0, []
     if held:
@@ -342,7 +292,7 @@ def _joined(blocks: Sequence[Block]) -> Block:
 
 
 def _mapping(array: object) -> mmap.mmap | None:
-    """Find the file mapping that an array is a view of, if its pages may be given back."""
+    """Find the file mapping that an array is a view of, if its pages may be dropped."""
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             # The changed pages of a copy-on-write mapping exist nowhere else.

@@ -1,104 +1,78 @@
-"""Writing a data set all or nothing.
+"""Writes a data set as a whole or not at all.
 
-A mark says first which folder is being filled, the manifest says last that it is full, the folder
-that it replaces goes after that. Whatever happens between two of these steps, what `open` finds is
-the old data set or the new one, whole, or that a write did not end.
+First a mark names the folder that is being filled. The manifest is written last, and then the
+replaced folder is removed. So after an interruption `open` finds the old data set or the new one,
+or that a write did not end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagsel.errors import DatasetExistsError, DatasetFormatError
-from dagsel.storage.datasets.manifest import FORMAT, MANIFEST, UNFINISHED, VERSION, Manifest
-from dagsel.storage.datasets.plan import plan_write
-from dagsel.storage.datasets.shuffled_write import pour_all
-from dagsel.storage.datasets.sources import Arrays
+from dagsel.storage.datasets.manifest import (
+    FOLDER_NAME,
+    FORMAT,
+    MANIFEST,
+    UNFINISHED,
+    VERSION,
+    Manifest,
+)
+from dagsel.storage.datasets.plan import WritePlan
+from dagsel.storage.datasets.shuffled_write import write_shards
 from dagsel.storage.files import Folder
-
-_FOLDER = re.compile(r"data-[0-9a-f]{8,64}")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """What a write finds where it is to write.
-
-    Parameters
-    ----------
-    is_empty
-        Whether nothing is there.
-    stale
-        Folders that go when the new data set exists.
-    mark
-        Bytes of the mark that an unfinished write has left.
-    """
+class Existing:
+    """What a write finds: folders to remove after it, and the mark of an unfinished write."""
 
     is_empty: bool
     stale: tuple[str, ...] = ()
     mark: bytes | None = None
 
 
-def write(
-    folder: Folder,
-    arrays: Arrays,
-    *,
-    n_shards: int,
-    validation: float | Arrays,
-    seed: int,
-    overwrite: bool,
-) -> Manifest:
-    """Write a data set into a folder; see `ShardedDataset.write`.
-
-    Returns
-    -------
-    manifest
-        Of the data set, which exists now.
-    """
+def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: bool) -> Manifest:
+    """Plan a write for a new folder name and perform it; see `ShardedDataset.write`."""
     new = f"data-{uuid.uuid4().hex[:16]}"
-    plan = plan_write(arrays, n_shards=n_shards, validation=validation, seed=seed, folder=new)
-    site = survey(folder, overwrite=overwrite)
+    plan = plan_write(new)
+    existing = existing_data(folder, overwrite=overwrite)
     try:
-        body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *site.stale]}
+        body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *existing.stale]}
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())
-        pour_all(folder, plan)
-        if marked(folder.read(UNFINISHED))[:1] != (new,):
+        write_shards(folder, plan)
+        if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
             raise DatasetExistsError(f"another write to {folder.url} has begun meanwhile")
         folder.replace(MANIFEST, plan.manifest.to_json())
     except BaseException as error:
         if not _is_current(folder, new):
-            _withdraw(folder, new, site)
+            _undo(folder, new, existing)
             raise
         # The last step got through although it raised: the data set is whole.
         if not isinstance(error, Exception):
             raise
-    # What is left of the old one costs room, nothing else, and as long as the mark names it the
-    # next write clears it away.
+    # The rest of the old data set only takes space. As long as the mark names it, the next write
+    # removes it.
     with contextlib.suppress(Exception):
-        for name in site.stale:
+        for name in existing.stale:
             folder.remove(name)
         folder.remove(UNFINISHED)
     return plan.manifest
 
 
-def survey(folder: Folder, *, overwrite: bool) -> Site:
-    """Find what a write replaces; refuse what is not ours, or ours and not to be replaced.
-
-    Raises
-    ------
-    DatasetExistsError
-        Naming what is there.
-    """
+def existing_data(folder: Folder, *, overwrite: bool) -> Existing:
+    """Find what a write replaces; raise a `DatasetExistsError` if it may not."""
     if folder.is_file():
         raise DatasetExistsError(f"{folder.url} is a file; choose a URL where nothing is yet")
     names = folder.names()
     if not names:
-        return Site(is_empty=True)
+        return Existing(is_empty=True)
     data, mark = folder.read(MANIFEST), folder.read(UNFINISHED)
-    stale = marked(mark)
+    stale = unfinished_folders(mark)
     if data is None and not stale:
         raise DatasetExistsError(
             f"{folder.url} is not empty and holds no data set (first found: {names[0]!r}); it is "
@@ -118,16 +92,16 @@ def survey(folder: Folder, *, overwrite: bool) -> Site:
         raise DatasetExistsError(
             f"{folder.url} holds {what}; pass overwrite=True to replace it, or choose another URL"
         )
-    return Site(is_empty=False, stale=stale, mark=mark)
+    return Existing(is_empty=False, stale=stale, mark=mark)
 
 
-def marked(mark: bytes | None) -> tuple[str, ...]:
-    """Read from a mark which folders a write that did not end has left, its own first."""
+def unfinished_folders(mark: bytes | None) -> tuple[str, ...]:
+    """Read from a mark which folders an unfinished write has left, its own first."""
     try:
         body = json.loads(mark or b"null")
         names = body["unfinished"] if body["format"] == FORMAT else []
         # A name from a file becomes the argument of a removal: only ours pass.
-        return tuple(name for name in names if _FOLDER.fullmatch(name))
+        return tuple(name for name in names if FOLDER_NAME.fullmatch(name))
     except (ValueError, TypeError, KeyError):
         return ()
 
@@ -139,17 +113,17 @@ def _is_current(folder: Folder, new: str) -> bool:
         return False
 
 
-def _withdraw(folder: Folder, new: str, site: Site) -> None:
-    """Take back what a failed write has written; where that fails too, the mark stays and tells."""
+def _undo(folder: Folder, new: str, existing: Existing) -> None:
+    """Remove what a failed write has written; if that fails too, the mark stays."""
     with contextlib.suppress(Exception):
         folder.remove(new)
-        if marked(folder.read(UNFINISHED))[:1] != (new,):
+        if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
             return  # Another write has taken over.
-        if site.mark is not None:
-            folder.replace(UNFINISHED, site.mark)
+        if existing.mark is not None:
+            folder.replace(UNFINISHED, existing.mark)
             return
-        if site.is_empty:
+        if existing.is_empty:
             folder.remove("zarr.json")
         folder.remove(UNFINISHED)
-        if site.is_empty:
+        if existing.is_empty:
             folder.remove_if_empty()

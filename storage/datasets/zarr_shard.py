@@ -1,13 +1,11 @@
-"""The bytes of a Zarr v3 shard object, in pieces.
+"""Reads and writes Zarr v3 shard objects piece by piece.
 
-Zarr's sharding codec lays inner chunks one after the other, each followed by its CRC32C, and ends
-with an index of their offsets and lengths, which has a CRC32C too. zarr-python builds and opens
-such an object whole, with a few copies; a shard of a large data set has to be written while little
-of it is in memory, and should be read straight into the array that it becomes. So both stand
-here. The tests hold them against zarr-python in both directions.
+Zarr's sharding codec stores inner chunks one after the other, each followed by its CRC32C, and
+then an index of their offsets and lengths with a CRC32C. zarr-python reads and writes such an
+object whole, with a few copies. Here it is written while little of it is in memory, and is read
+straight into the array. The tests compare both directions with zarr-python.
 
-Chunks are not compressed: every one has the same length, the object's length is known before it is
-read, and reading costs one checksum on top of the copy.
+Chunks are not compressed: all have one length, and the object's length is known before it is read.
 """
 
 from __future__ import annotations
@@ -27,23 +25,15 @@ _CRC_BYTES = 4
 
 
 class DamagedError(Exception):
-    """Bytes are not a shard as it was written; its text says what was found."""
+    """An object is not a shard as it was written; the text says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFormat:
     """One array of one shard as an object of bytes.
 
-    Parameters
-    ----------
-    n_samples
-        Samples in the shard.
-    dtype
-        NumPy's string for the dtype, little-endian.
-    shape
-        Shape of one sample.
-    chunk
-        Samples in an inner chunk; the last chunk is padded to it.
+    `dtype` is NumPy's string, little-endian; `shape` that of a sample; `chunk` the samples in an
+    inner chunk, to which the last one is padded.
 
     Examples
     --------
@@ -78,19 +68,14 @@ class ShardFormat:
 
     @property
     def key(self) -> str:
-        """Where the object is in the folder of its array."""
+        """Key of the object in the folder of its array."""
         return "/".join(["c", *["0"] * (1 + len(self.shape))])
 
     def encode(self, stream: BinaryIO, runs: Any) -> None:
         """Write the object.
 
-        Parameters
-        ----------
-        stream
-            Where to.
-        runs
-            Iterable of arrays of shape ``(n, *shape)``: the shard's samples in order. Each but the
-            last holds whole chunks.
+        `runs` yields arrays of shape ``(n, *shape)``: the shard's samples in order. Each but the
+        last holds whole chunks.
         """
         n_left = self.n_samples
         for rows in runs:
@@ -103,17 +88,9 @@ class ShardFormat:
         stream.write(self._index())
 
     def decode(self, stream: BinaryIO) -> NDArray[Any]:
-        """Read an object of `object_bytes` bytes.
+        """Read an object of `object_bytes` bytes into a new array of shape ``(n_samples, *shape)``.
 
-        Returns
-        -------
-        rows
-            A new array, shape ``(n_samples, *shape)``.
-
-        Raises
-        ------
-        DamagedError
-            If a checksum does not match or the stream ends early.
+        Raises a `DamagedError` if a checksum does not match or the stream ends early.
         """
         out = np.empty((self.n_samples, *self.shape), self.dtype)
         flat = out.reshape(-1).view(np.uint8)
@@ -131,13 +108,7 @@ class ShardFormat:
         return out
 
     def metadata(self) -> bytes:
-        """Zarr's ``zarr.json`` of the array, made by zarr-python.
-
-        Raises
-        ------
-        ValueError
-            If Zarr has no such dtype.
-        """
+        """Return the array's ``zarr.json``, made by zarr-python, or raise ValueError."""
         return _array_metadata(self.dtype, self.shape, self.n_samples, self.chunk)
 
     def _padded(self, rows: NDArray[Any]) -> NDArray[np.uint8]:
@@ -158,7 +129,7 @@ class ShardFormat:
 
 @functools.lru_cache(maxsize=256)
 def group_metadata() -> bytes:
-    """Zarr's ``zarr.json`` of a group."""
+    """Return the ``zarr.json`` of a group."""
     body = {"zarr_format": 3, "node_type": "group", "attributes": {}}
     return json.dumps(body, indent=2).encode()
 

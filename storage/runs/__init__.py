@@ -1,6 +1,5 @@
 """The folder of a run.
 
 - `run_dir`: the folder; `lock`: one driver at a time.
-- `journal`: what happened, entry by entry; `checkpoints`: the states of trials.
-- `disk_full`: waits until there is room again.
+- `journal`: the entries of a run; `checkpoints`: the states of trials.
 """

@@ -1,23 +1,23 @@
-"""The states of trials, kept so that nothing that was computed is lost.
+"""Stored states of trials.
 
 ::
 
-    trial-000012/epoch-000003-position-000004.json                  makes the checkpoint exist
+    trial-000012/epoch-000003-position-000004.json                  the record; written last
     trial-000012/epoch-000003-position-000004.9a3e01c7.safetensors  the state that it names
     trial-000012/epoch-000003-position-000005.partial.json          of a unit stopped in its shard
-    trial-000012/epoch-000003-position-000004.pin                   keeps it from being pruned
+    trial-000012/check-000002.json                                  a copy of one that was scored
 
-The state's file bears its checksum in its name and is never changed; the JSON, written after it in
-one step, names it. So a save cut off anywhere leaves what was there before, also where it replaces
-a checkpoint of the same key.
+The name of a state's file contains its checksum, and the file is never changed. The record is
+written after it, in one step. So an interrupted save leaves what was there before, also where it
+replaces a checkpoint of the same key.
 
-The checksum is CRC32C with the length: it finds what disks and networks do to bytes, at an eighth
-of what a cryptographic hash would cost in the workers' critical path (8 GB/s here; BLAKE2b 1 GB/s).
-It is no seal: whoever can change the state can change the JSON too.
+The checksum is CRC32C: it finds damage by disks and networks at an eighth of the cost of a
+cryptographic hash (8 GB/s; BLAKE2b 1 GB/s). It does not protect against someone who changes the
+files on purpose.
 
-A save does not wait for the disk. What is written outlives the process whatever kills it, since the
-kernel has it; only a power failure can tear it, in which case the checksum tells and `load_latest`
-gives the state before it. So keep two states of a trial that is to survive that.
+A save does not wait for the disk. A state survives the death of the process; a power failure may
+damage it. Then the checksum does not match, and `load_latest` returns the state before it. So keep
+two states of a trial.
 """
 
 from __future__ import annotations
@@ -27,16 +27,13 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from dagsel.storage.files import Folder, Url
-
-Bytes: TypeAlias = "bytes | bytearray | memoryview"
-Place: TypeAlias = "tuple[int, int]"
+from dagsel.storage.files import Bytes, Folder, Url
 
 FORMAT = "dagsel.checkpoint"
 VERSION = 1
@@ -44,7 +41,6 @@ DIGEST = "digest"  # where `load` puts the state's checksum into its meta
 _logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
-_PIN = re.compile(rf"{_STEM}\.pin")
 _CHECK = re.compile(r"check-(\d+)\..+")
 _BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
 _TRIAL = re.compile(r"trial-(\d+)")
@@ -52,7 +48,7 @@ _TRIAL = re.compile(r"trial-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """What the JSON of a checkpoint says."""
+    """The content of a checkpoint's record."""
 
     blob: str
     n_bytes: int
@@ -60,25 +56,25 @@ class _Record:
     meta: dict[str, Any]
 
     def as_json(self) -> bytes:
-        """Give the JSON."""
+        """Return the JSON text."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
 
 
 class CheckpointStore:
-    """Keeps states under keys of trial, epoch and position.
+    """Stores states under keys of trial, epoch and position.
 
-    A position is a number of units done in an epoch. Only one process saves states of a trial at
-    a time (a trial's units never overlap); any may read. Pickles as its URL and options.
+    The position is the number of units done in the epoch. Only one process saves states of a
+    trial at a time (a trial's units never overlap); any may read. Pickles as its URL and options.
 
     Parameters
     ----------
     url
-        Any fsspec URL, or a path. Made when first written to.
+        Any fsspec URL, or a path. Created by the first save.
     storage_options
         Passed to the file system.
     sync
-        Whether each save waits until a local disk has it. Without, a save outlives any crash of
-        the process, but perhaps not one of the machine (which `load` would notice).
+        Whether each save waits until a local disk has it. If not, a save survives a crash of the
+        process, but perhaps not of the machine (`load` would notice).
 
     Examples
     --------
@@ -91,9 +87,8 @@ class CheckpointStore:
     (b'its successor', {'loss': 0.25, 'digest': '1c7ad1f5'})
     >>> store.load_latest(7, at_most=(1, 0))
     ((1, 0), b'a state', {'loss': 0.5, 'digest': '328cca05'})
-    >>> store.prune(7, keep=1)
     >>> store.list(7)
-    ((1, 1),)
+    ((1, 0), (1, 1))
     >>> store.drop(7)
     """
 
@@ -124,24 +119,24 @@ class CheckpointStore:
         *,
         partial: bool = False,
     ) -> str:
-        """Keep a state.
+        """Store a state.
 
         Parameters
         ----------
         trial, epoch, position
-            Its key. What is there already is replaced.
+            Its key. A state stored there before is replaced.
         blob
             The state: a complete safetensors file.
         meta
-            JSON to keep with it.
+            JSON to store with it.
         partial
-            The state of a unit that was stopped inside its shard. It stands beside the complete
-            one, never counts as complete, and goes when the complete one is saved.
+            Whether the unit was stopped inside its shard. A partial state is stored beside the
+            complete one, and is removed when the complete one is saved.
 
         Returns
         -------
         digest
-            The checksum of `blob` as 8 hexadecimal digits; `load` gives it in ``meta["digest"]``.
+            The checksum of `blob` as 8 hexadecimal digits; `load` adds it as ``meta["digest"]``.
         """
         stem = _stem(trial, epoch, position, partial=partial)
         name, record, checksum = _body(stem, blob, meta)
@@ -157,20 +152,11 @@ class CheckpointStore:
     def save_first(
         self, trial: int, epoch: int, position: int, blob: Bytes, meta: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Keep a complete state unless one is kept already under its key.
+        """Store a complete state as `save` does, unless its key has one that is not damaged.
 
-        Of two processes that each believe a unit to be theirs, the first one's result counts: one
-        that was stopped for long and wakes cannot put its state in the place of another.
-
-        Parameters
-        ----------
-        trial, epoch, position, blob, meta
-            As for `save`. A damaged state under the key is replaced.
-
-        Returns
-        -------
-        meta
-            Of the state that is kept, with its ``"digest"``.
+        If two processes run the same unit, the first result counts: a process that slept for long
+        cannot replace the other's state. Returns the meta of the state that is stored now, with
+        its ``"digest"``.
         """
         stem = _stem(trial, epoch, position)
         name, record, checksum = _body(stem, blob, meta)
@@ -189,38 +175,29 @@ class CheckpointStore:
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False
     ) -> tuple[bytes, dict[str, Any]]:
-        """Give back a state.
+        """Read a state.
 
         Returns
         -------
         blob, meta
-            As they were saved; in meta the state's checksum besides, as ``"digest"``.
+            As they were saved, and the state's checksum as ``meta["digest"]``.
 
         Raises
         ------
         CheckpointNotFoundError
             If nothing is stored under the key.
         CheckpointCorruptError
-            If what is stored is not what was saved.
+            If it is damaged.
         """
         return self._load(_stem(trial, epoch, position, partial=partial))
 
     def load_latest(
-        self, trial: int, at_most: Place | None = None
-    ) -> tuple[Place, bytes, dict[str, Any]] | None:
-        """Give back a trial's newest complete state that is whole, with a warning for each damaged.
+        self, trial: int, at_most: tuple[int, int] | None = None
+    ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
+        """Read a trial's newest complete state that is not damaged; warn of each damaged one.
 
-        Parameters
-        ----------
-        trial
-            Its number.
-        at_most
-            Epoch and position that it may be of at most.
-
-        Returns
-        -------
-        place, blob, meta
-            Its epoch and position, and what `load` gives; ``None`` if there is none.
+        States after the epoch and position `at_most` are left out. Returns epoch and position, and
+        what `load` returns; ``None`` if there is none.
         """
         for place in reversed(self.list(trial)):
             if at_most is not None and place > at_most:
@@ -228,7 +205,7 @@ class CheckpointStore:
             try:
                 return place, *self.load(trial, *place)
             except CheckpointCorruptError as error:
-                _logger.warning("going on from an earlier state: %s", error)
+                _logger.warning("continuing from an earlier state: %s", error)
             except CheckpointNotFoundError:
                 continue  # deleted since it was listed
         return None
@@ -236,21 +213,11 @@ class CheckpointStore:
     def keep_check(
         self, trial: int, number: int, epoch: int, position: int, *, partial: bool
     ) -> None:
-        """Keep a copy of a state that was scored, whatever becomes of the state itself.
+        """Copy a state that was scored, so that it stays when the state itself is removed.
 
-        Earlier such copies of the trial go.
-
-        Parameters
-        ----------
-        trial, epoch, position, partial
-            The state's key.
-        number
-            Which of the trial's checks has scored it, from 1.
-
-        Raises
-        ------
-        CheckpointError
-            If the state is missing or damaged, and no copy has been made before.
+        `number` is that of the trial's check that has scored it, from 1; earlier copies are
+        removed. Raises a `CheckpointError` if the state is missing or damaged, and there is no
+        copy yet.
         """
         stem, goal = _stem(trial, epoch, position, partial=partial), _check_stem(trial, number)
         if self._folder.read(f"{goal}.json") is None:
@@ -265,11 +232,11 @@ class CheckpointStore:
         self.drop_checks(trial, but=number)
 
     def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
-        """Give back a copy that `keep_check` has made, as `load` does."""
+        """Read a copy that `keep_check` has made, as `load` does."""
         return self._load(_check_stem(trial, number))
 
     def drop_checks(self, trial: int, *, but: int = 0) -> None:
-        """Remove the copies that `keep_check` has made, but for one."""
+        """Remove the copies that `keep_check` has made, except one."""
         folder = _folder_of(trial)
         for name in sorted(self._folder.names(folder), key=_records_first):
             match = _CHECK.fullmatch(name)
@@ -277,17 +244,17 @@ class CheckpointStore:
                 self._folder.remove_file(f"{folder}/{name}")
 
     def trials(self) -> tuple[int, ...]:
-        """List the trials of which anything is stored."""
+        """List the trials that have anything stored."""
         found = (_TRIAL.fullmatch(name) for name in self._folder.names())
         return tuple(sorted(int(match[1]) for match in found if match))
 
-    def list(self, trial: int, *, partial: bool = False) -> tuple[Place, ...]:
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
         """List epochs and positions of a trial's complete states (or partial ones), sorted."""
         found = (_RECORD.fullmatch(name) for name in self._folder.names(_folder_of(trial)))
         return tuple(sorted((int(m[1]), int(m[2])) for m in found if m and bool(m[3]) is partial))
 
-    def latest(self, trial: int) -> Place | None:
-        """Give epoch and position of a trial's newest complete state."""
+    def latest(self, trial: int) -> tuple[int, int] | None:
+        """Return epoch and position of a trial's newest complete state."""
         return max(self.list(trial), default=None)
 
     def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
@@ -297,54 +264,6 @@ class CheckpointStore:
         self._folder.remove_file(f"{stem}.json")
         if blob is not None:
             self._folder.remove_file(blob)
-        if not partial:
-            self._folder.remove_file(f"{stem}.pin")
-
-    def pin(self, trial: int, epoch: int | None = None, position: int | None = None) -> None:
-        """Keep a state from being pruned: that of the key, else the newest complete one."""
-        place = self.latest(trial) if epoch is None or position is None else (epoch, position)
-        if place is None or place not in self.list(trial):
-            raise CheckpointNotFoundError(f"{self.url}: trial {trial} has no state {place} to pin")
-        self._folder.replace(f"{_stem(trial, *place)}.pin", b"")
-
-    def pinned(self, trial: int) -> tuple[Place, ...]:
-        """List epochs and positions of a trial's pinned states, sorted."""
-        found = (_PIN.fullmatch(name) for name in self._folder.names(_folder_of(trial)))
-        return tuple(sorted((int(match[1]), int(match[2])) for match in found if match))
-
-    def unpin(self, trial: int, epoch: int | None = None, position: int | None = None) -> None:
-        """Let a state be pruned again: that of the key, else all of the trial."""
-        one = epoch is not None and position is not None
-        for place in self.pinned(trial):
-            if not one or place == (epoch, position):
-                self._folder.remove_file(f"{_stem(trial, *place)}.pin")
-
-    def prune(self, trial: int, keep: int = 2) -> None:
-        """Remove a trial's states but for the newest complete ones and the pinned ones.
-
-        Partial states up to the newest complete one go too, and what saves that were cut off have
-        left behind them.
-
-        Parameters
-        ----------
-        trial
-            Its number.
-        keep
-            How many to keep, from 1 up.
-        """
-        if keep < 1:
-            raise CheckpointError(f"keep is {keep}; keep at least 1, or drop the trial")
-        complete = self.list(trial)
-        if not complete:
-            return
-        kept = {*complete[-keep:], *self.pinned(trial)}
-        for place in complete:
-            if place not in kept:
-                self.delete(trial, *place)
-        for place in self.list(trial, partial=True):
-            if place <= complete[-1]:
-                self.delete(trial, *place, partial=True)
-        self._sweep(trial, before=complete[-1])
 
     def drop(self, trial: int) -> None:
         """Remove all states of a trial."""
@@ -352,24 +271,6 @@ class CheckpointStore:
         for name in sorted(self._folder.names(folder), key=_records_first):
             self._folder.remove_file(f"{folder}/{name}")
         self._folder.remove(folder)
-
-    def _sweep(self, trial: int, *, before: Place) -> None:
-        """Remove states that no record names; newer ones may be just being saved."""
-        folder = _folder_of(trial)
-        names = self._folder.names(folder)
-        named = {
-            blob
-            for name in names
-            if _RECORD.fullmatch(name)
-            and (blob := self._blob_of(f"{folder}/{name.removesuffix('.json')}"))
-        }
-        for name in names:
-            match = re.match(_STEM, name)
-            if match is None or (int(match[1]), int(match[2])) >= before:
-                continue
-            is_blob = _BLOB.fullmatch(name) is not None
-            if name.endswith(".tmp") or (is_blob and f"{folder}/{name}" not in named):
-                self._folder.remove_file(f"{folder}/{name}")
 
     def _load(self, stem: str) -> tuple[bytes, dict[str, Any]]:
         record = self._record(stem)
@@ -398,7 +299,7 @@ class CheckpointStore:
         return record
 
     def _blob_of(self, stem: str) -> str | None:
-        """Name the state's file; ``None`` if nothing is stored or the record is damaged."""
+        """Return the path of the state's file; ``None`` without a readable record."""
         try:
             return f"{stem.rpartition('/')[0]}/{self._record(stem).blob}"
         except CheckpointError:
@@ -406,7 +307,7 @@ class CheckpointStore:
 
     def _corrupt(self, name: str, reason: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(
-            f"{self.url}/{name}: {reason}; delete this state and go on from an earlier one"
+            f"{self.url}/{name}: {reason}; delete this state and continue from an earlier one"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -436,25 +337,25 @@ def _check_stem(trial: int, number: int) -> str:
 
 
 def _records_first(name: str) -> bool:
-    """Order names for removal: a state without a record is nothing, the reverse is damage."""
+    """Sort records first: a state without a record is ignored, the reverse is damage."""
     return not name.endswith(".json")
 
 
 def _number(what: str, value: object) -> str:
-    """Pad a number so that names sort; also what keeps a key inside the store's folder."""
+    """Pad a number so that names sort. The check also keeps keys inside the store's folder."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
-        raise CheckpointError(f"{what} is {value!r}; give a non-negative integer")
+        raise CheckpointError(f"{what} is {value!r}; it must be a non-negative integer")
     return f"{value:06d}"
 
 
 def _body(stem: str, blob: Bytes, meta: Mapping[str, Any]) -> tuple[str, bytes, str]:
-    """Give the state's file name, the record that names it, and the state's checksum."""
+    """Return the state's file name, the record that names it, and the state's checksum."""
     data = np.frombuffer(blob, np.uint8)
     checksum = _checksum(data)
     name = f"{stem}.{checksum}.safetensors"
     record = _Record(name.rpartition("/")[2], data.nbytes, checksum, dict(meta))
     if DIGEST in meta:
-        raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is the store's own")
+        raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is reserved")
     try:
         return name, record.as_json(), checksum
     except (TypeError, ValueError) as error:

@@ -7,14 +7,14 @@
 
     {"crc32c":"1f0c9a3e","n":17,"group":[16,18],"record":{"kind":"reported","trial":4}}
 
-Records are appended in groups, and a group is there whole or not at all. Each line bears its
-number, the numbers of its group's first and last record, and a CRC32C of what follows it. A crash
-can only cut off the last group, since a group is begun when the one before it is on the disk: what
-is cut off, or full of the zeros that a power failure leaves, is dropped and overwritten by the next
-append. All other damage is damage and is reported as such, a flipped bit in the last group too.
+Records are appended in groups, and a group is there as a whole or not at all. A line has the
+record's number, the first and last number of its group, and a CRC32C of the rest of the line. A
+crash can only damage the last group, since a group is begun when the one before it is on the disk.
+If that group is cut off, or full of the zeros that a power failure leaves, the next append
+overwrites it. All other damage is reported, a flipped bit in the last group too.
 
-A journal that was copied from a folder to an object store or back is read on: first the file, then
-the objects. NaN and the infinities stand in it as Python's `json` writes them.
+A journal that was copied from a folder to an object store or back can be read: first the file,
+then the objects. NaN and infinities are written as Python's `json` writes them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Journal:
         self._end: _End | None = None
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add records, all or none; they survive SIGKILL and a power failure after this returns.
+        """Append records, all or none; afterwards they survive SIGKILL and a power failure.
 
         Parameters
         ----------
@@ -79,7 +79,7 @@ class Journal:
         RunDirError
             If it cannot be written, or another process has written to it since it was read.
         JournalCorruptError
-            If what is there already is damaged.
+            If it is damaged.
         """
         if not records:
             return
@@ -106,7 +106,7 @@ class Journal:
             raise failed from None
 
     def read(self) -> list[dict[str, Any]]:
-        """Read all records, in order; a last group that was cut off is none.
+        """Read all records, in order, without a last group that is cut off.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class Journal:
         return end
 
     def _read(self) -> tuple[list[dict[str, Any]], _End, str | None]:
-        """Give the records, where they end, and which object is torn behind them."""
+        """Return the records, where they end, and the object that is cut off behind them."""
         matches = (_SEGMENT.fullmatch(name) for name in self._folder.names(SEGMENTS))
         numbers = sorted(int(match[1]) for match in matches if match)
         data = self._folder.read(FILE)
@@ -180,18 +180,9 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What the bytes of a journal hold.
+    """The records of all whole groups, how many bytes these take, and what follows them.
 
-    Parameters
-    ----------
-    records
-        Of all whole groups, up to the first that is not.
-    n_bytes
-        How far these go.
-    is_torn
-        Whether a group that a crash cut off follows.
-    damage
-        What else is wrong there.
+    That is a group that a crash cut off (`is_torn`), or other damage, or nothing.
     """
 
     records: list[dict[str, Any]]
@@ -201,14 +192,7 @@ class Scan:
 
 
 def scan(data: bytes, first: int) -> Scan:
-    r"""Read the lines of a journal.
-
-    Parameters
-    ----------
-    data
-        Whole groups, but perhaps for the last one.
-    first
-        Number of the first record.
+    r"""Read the lines of a journal, whose first record has the number `first`.
 
     Examples
     --------
@@ -243,7 +227,7 @@ def scan(data: bytes, first: int) -> Scan:
 
 
 def _is_torn(rest: bytes, group_first: int) -> bool:
-    """Whether what follows the last good line is what a crash in the middle of a group leaves."""
+    """Whether the bytes after the last good line are those of an interrupted group."""
     if b"\n" not in rest:
         # One byte behind a good line was its end once.
         return _entry(rest[:-1]) is None
@@ -261,7 +245,7 @@ def _line(number: int, group: Sequence[int], record: Mapping[str, Any]) -> bytes
 
 
 def _entry(line: bytes) -> tuple[int, int, int, dict[str, Any]] | None:
-    """Read a line: number, the group's first and last, record; ``None`` if it is no good line."""
+    """Return number, first and last of the group, record; None if it is no good line."""
     if line[:_HEAD] != b'{"crc32c":"%08x",' % google_crc32c.value(line[_HEAD:]):
         return None
     try:

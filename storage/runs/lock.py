@@ -1,25 +1,23 @@
-"""Who drives a run: one process at a time, and a dead one does not stand in the way.
+"""The lock of a run: one process drives it at a time, and a dead one does not block it.
 
-`lock.json` names the holder. It is stale when
+`lock.json` names the holder. The lock is stale if
 
-- its holder was on this machine and its process is gone (a process that got the same number later
-  was started at another time), or
-- its holder is elsewhere and has not renewed its heartbeat for a minute. Clocks differ, so it must
-  also stay unrenewed while we watch for two heartbeats.
+- the holder was on this machine and its process is gone (a new process with its number was started
+  at another time), or
+- the holder is elsewhere and has not renewed its heartbeat for a minute. Since clocks differ, we
+  also watch for two heartbeats.
 
-What is possible depends on the store. On a local disk only one process at a time looks at the file
-(``flock`` on the folder) and it appears whole (``link``). S3 and what speaks its ``If-None-Match``
-decide between two that make it; where one replaces a stale one, or the store cannot decide, each
-waits a moment after its write and has lost if it then reads another's. Should two get through
-still, the one whose name is overwritten finds out with its next heartbeat (`RunLock.check`), and
-no journal takes the appends of both.
+On a local disk ``flock`` on the folder lets one process at a time look at the file. S3
+(``If-None-Match``) lets one of two writers win. Where one replaces a stale lock, or the store
+cannot decide, each waits a moment after its write and has lost if it then reads another's. If two
+get through even so, the overwritten one finds out with its next heartbeat (`RunLock.check`), and
+no journal accepts the appends of both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import getpass
 import json
 import logging
 import os
@@ -31,7 +29,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -49,24 +46,10 @@ _logger = logging.getLogger("dagsel")
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a run's folder.
+    """The process that holds a lock.
 
-    Parameters
-    ----------
-    run
-        Identifier of the run.
-    host, pid, user
-        Where the process is, and whose.
-    machine
-        Tells one boot of one machine, or of a container, from all others.
-    process
-        Tells the process from others that had or get its number.
-    since
-        When it took the lock, in ISO 8601.
-    beat
-        When it last said that it lives, in seconds since 1970.
-    token
-        Tells one lock from another.
+    `machine` identifies one boot of one machine or container, `process` a process among all that
+    had its number, and `token` the lock; `since` is in ISO 8601, `beat` in seconds since 1970.
     """
 
     run: str
@@ -80,15 +63,12 @@ class Holder:
     token: str
 
     def __str__(self) -> str:
-        """Say what someone needs who looks for it."""
+        """Say what someone needs to find it."""
         return f"pid {self.pid} of {self.user} on {self.host} since {self.since}"
 
 
 class RunLock(contextlib.AbstractContextManager["RunLock"]):
-    """A lock that this process holds, and renews from a thread until it is released.
-
-    Made by `RunDir.lock`.
-    """
+    """A lock that this process holds, and renews from a thread; made by `RunDir.lock`."""
 
     def __init__(self, folder: Folder, holder: Holder, beat_s: float) -> None:
         self._folder, self.holder = folder, holder
@@ -100,18 +80,12 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
         self._thread.start()
 
     def check(self) -> None:
-        """Raise if another driver has taken the lock, as it may from one that slept for long.
-
-        Raises
-        ------
-        RunDirLockedError
-            Naming who has it now.
-        """
+        """Raise a `RunDirLockedError` if another driver has taken the lock."""
         if self._lost is not None:
             raise RunDirLockedError(self._lost)
 
     def release(self) -> None:
-        """Give the lock back; again is fine."""
+        """Release the lock; again is fine."""
         if self._done.is_set():
             return
         self._done.set()
@@ -155,7 +129,7 @@ def acquire(
     mine = _this_process(run)
     try:
         is_new = _take(folder, mine, stale_after_s=stale_after_s, watch_s=2 * beat_s)
-        if not folder.is_local and not (is_new and _DECIDES & _protocols(folder)):
+        if not folder.is_local and not (is_new and _DECIDES & folder.protocols):
             time.sleep(_SETTLE_S)
         found = _read(folder)
     except RunDirError:
@@ -168,7 +142,7 @@ def acquire(
 
 
 def _take(folder: Folder, mine: Holder, *, stale_after_s: float, watch_s: float) -> bool:
-    """Write the lock; tell whether nothing was there before."""
+    """Write the lock; return whether nothing was there before."""
     watched: Holder | None = None
     while True:
         with _alone(folder):
@@ -215,7 +189,7 @@ def _taken(folder: Folder, holder: Holder) -> str:
 
 @contextlib.contextmanager
 def _alone(folder: Folder) -> Iterator[None]:
-    """Keep other processes of this machine away from the lock file for a moment."""
+    """Keep other processes of this machine away from the lock file inside the block."""
     if not folder.is_local:
         yield
         return
@@ -232,15 +206,11 @@ def _alone(folder: Folder) -> Iterator[None]:
 
 def _this_process(run: str) -> Holder:
     now = datetime.now(UTC)
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError, ImportError):
-        user = str(os.getuid())
     return Holder(
         run=run,
         host=platform.node(),
         pid=os.getpid(),
-        user=user,
+        user=psutil.Process().username(),
         machine=_machine(),
         process=_started(os.getpid()),
         since=now.isoformat(timespec="seconds"),
@@ -250,7 +220,7 @@ def _this_process(run: str) -> Holder:
 
 
 def _machine() -> str:
-    """Name this boot of this machine, and what its process numbers are counted in."""
+    """Name this boot of this machine, and the namespace of its process numbers."""
     parts = [platform.node()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
@@ -259,7 +229,7 @@ def _machine() -> str:
 
 
 def _is_alive(holder: Holder) -> bool:
-    """Whether a process of this machine is there still, and not another with its number."""
+    """Whether the holder still runs on this machine, not another process with its number."""
     if not psutil.pid_exists(holder.pid):
         return False
     try:
@@ -271,13 +241,8 @@ def _is_alive(holder: Holder) -> bool:
 
 
 def _started(pid: int) -> str:
-    """Tell a process from others that had or get its number."""
+    """Return what tells a process from others with its number."""
     if Path("/proc/self/stat").exists():
         # Counted from the boot: `create_time` moves when the clock is set.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return str(psutil.Process(pid).create_time())
-
-
-def _protocols(folder: Folder) -> set[str]:
-    found: Any = folder.fs.protocol
-    return {found} if isinstance(found, str) else set(found)

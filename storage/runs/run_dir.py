@@ -2,13 +2,13 @@
 
 ::
 
-    lock.json      who drives it; there as long as someone does
-    run.json       which run, and all that a resume needs; written first, never changed
+    lock.json      who drives it; only while someone does
+    run.json       which run, and everything that a resume needs; written first, never changed
     journal.jsonl  a Journal (`journal/` on object stores)
     states/        a CheckpointStore
     best.json      the best trial and where its state is; written last
 
-Opening it writes nothing. No part of it is a pickle: a folder from a stranger runs no code.
+Opening it writes nothing. No file is a pickle: reading a stranger's folder runs no code.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ class RunDir:
         run
             Identifier of the run.
         about
-            JSON to keep with it: all that a resume needs.
+            JSON to store with it: everything that a resume needs.
 
         Raises
         ------
         RunDirError
-            If it is another run's already, or cannot be written.
+            If another run has it already, or it cannot be written.
         """
         if taken := about.keys() & {"format", "version", "run"}:
             raise RunDirError(f"{sorted(taken)} in about are the folder's own; rename them")
@@ -139,9 +139,9 @@ class RunDir:
     ) -> RunLock:
         """Keep all other drivers out until the lock is released or this process ends.
 
-        The lock of a process of this machine that is gone is taken over at once, that of another
-        machine when its heartbeat is old; what each kind of store can promise stands in
-        `dagsel.storage.runs.lock`.
+        The lock of a dead process of this machine is taken over at once, that of another machine
+        when its heartbeat is old. `dagsel.storage.runs.lock` says what each kind of store can
+        promise.
 
         Parameters
         ----------
@@ -155,13 +155,13 @@ class RunDir:
         Returns
         -------
         lock
-            A context manager with ``release()``, and ``check()``, which raises once the lock is
+            A context manager with ``release()``, and ``check()``, which raises if the lock is
             lost.
 
         Raises
         ------
         RunDirLockedError
-            Naming who holds it.
+            If another driver has it; names that driver.
         RunDirError
             If the folder cannot be written.
 
@@ -177,12 +177,12 @@ class RunDir:
         return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
 
     def belongs_to(self, run: str) -> bool:
-        """Whether this process sees the folder as that of the run."""
+        """Whether the folder is that of the run, as this process sees it."""
         found = self._folder.read("run.json")
         return found is not None and _run_of(found) == run
 
     def write_best(self, about: Mapping[str, Any]) -> None:
-        """Say which trial was the best and where its state is."""
+        """Write which trial is the best and where its state is."""
         self._folder.replace("best.json", json.dumps(dict(about), indent=1, default=str).encode())
 
     def _out_of_reach(self, what: str, error: OSError) -> RunDirError:

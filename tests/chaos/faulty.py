@@ -12,10 +12,10 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
+from dagsel.flow import Direction
 from dagsel.state import State
 from dagsel.workloads.base import (
     Config,
-    Direction,
     Evaluated,
     Reconfigurable,
     Trained,

@@ -30,7 +30,7 @@ from dagsel.history.trial import TrialRecord
 from dagsel.planning.small_population import RESTART_S
 from dagsel.profiling import Profile, architecture_of
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets import profiles
+from dagsel.storage.datasets.dataset import write_profile
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
 from tests.driver.scripted import Scripted
 
@@ -144,7 +144,7 @@ def test_a_damaged_profile_is_left_aside(
     client: Client, data: ShardedDataset, run_dir: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     workload = SyntheticWorkload()
-    profiles.keep(data, architecture_of(workload, {"x": 0.5}), b"{")
+    write_profile(data, architecture_of(workload, {"x": 0.5}), b"{")
     run = search(trains(3), workload, data, client=client, run_dir=run_dir)
     assert set(gangs(run, 0)) == {1}
     assert "are not used" in caplog.text

@@ -32,7 +32,7 @@ from dagsel.flows import JobQueue, Marble
 from dagsel.planning.scaling import Scaling
 from dagsel.profiling import Profile, architecture_of, stored_scaling
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets import profiles
+from dagsel.storage.datasets.dataset import write_profile
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
 from dagsel.workloads.gang.gang import Gang
@@ -234,14 +234,14 @@ def test_a_search_goes_on_without_a_profile_that_it_cannot_read(
     found = stored_scaling(data, workload, {})
     assert found is not None
     assert found.speedups == {1: 1, 2: 1.5}
-    profiles.keep(data, name, b'{"format": "dagsel.profile", "version": 2, "profile": {}}')
+    write_profile(data, name, b'{"format": "dagsel.profile", "version": 2, "profile": {}}')
     assert stored_scaling(data, workload, {}) is None
     assert "are not used" in caplog.text
 
     def denied(data: ShardedDataset) -> list[str]:
         raise PermissionError("not for you")
 
-    monkeypatch.setattr(profiles, "names", denied)
+    monkeypatch.setattr("dagsel.profiling.profile_names", denied)
     assert stored_scaling(data, workload, {}) is None
     assert "not for you" in caplog.text
 

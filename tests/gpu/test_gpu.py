@@ -125,9 +125,9 @@ def test_shards_lie_where_their_budget_says() -> None:
     assert all(array.is_pinned() for array in pinned.values())
     device = torch_device.accelerator()
     assert device is not None
-    taken = device.room.taken
+    taken = device.memory_use.taken
     del resident
-    assert device.room.taken == taken - sum(array.nbytes for array in pinned.values())
+    assert device.memory_use.taken == taken - sum(array.nbytes for array in pinned.values())
 
 
 @pytest.mark.parametrize("pieces", [False, True])

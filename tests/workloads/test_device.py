@@ -24,7 +24,7 @@ from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.describe import describe, differences
 from dagsel.workloads.torch import device as torch_device
 from dagsel.workloads.torch import workload as torch_workload
-from dagsel.workloads.torch.device import Arrays, Room, lay_down, place, send_ahead
+from dagsel.workloads.torch.device import MemoryUse, Tensors, place, place_shard, send_ahead
 
 
 class HostDevice:
@@ -33,7 +33,7 @@ class HostDevice:
     device = torch.device("cpu")
 
     def __init__(self, total: int = 1 << 30) -> None:
-        self.room = Room()
+        self.memory_use = MemoryUse()
         self.total = total
         self.log: list[str] = []
         self.n_sent = self.n_received = self.most_ahead = 0
@@ -41,7 +41,7 @@ class HostDevice:
         self._pinned: dict[int, torch.Tensor] = {}  # kept, so that no address is used again
 
     def memory(self) -> tuple[int, int]:
-        return self.total - self.room.taken, self.total
+        return self.total - self.memory_use.taken, self.total
 
     def pinned(self, like: torch.Tensor, n: int | None = None) -> torch.Tensor:
         tensor = torch.empty(like.shape if n is None else (n, *like.shape[1:]), dtype=like.dtype)
@@ -51,13 +51,13 @@ class HostDevice:
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         return tensor.data_ptr() in self._pinned
 
-    def send(self, batch: Arrays) -> Callable[[], Arrays]:
+    def send(self, batch: Tensors) -> Callable[[], Tensors]:
         assert all(self.is_pinned(array) for array in batch.values())
         there = {name: array.clone() for name, array in batch.items()}
         self.n_sent += 1
         self.most_ahead = max(self.most_ahead, self.n_sent - self.n_received)
 
-        def receive() -> Arrays:
+        def receive() -> Tensors:
             self.n_received += 1
             return there
 
@@ -71,7 +71,7 @@ class HostDevice:
 
         return wait
 
-    def aside(self) -> contextlib.AbstractContextManager[object]:
+    def graph_stream(self) -> contextlib.AbstractContextManager[object]:
         self.log.append("warm-up")
         return contextlib.nullcontext()
 
@@ -159,17 +159,17 @@ def run(workload: TorchWorkload, n_units: int = 3, stop_after: int | None = None
 def test_shards_take_no_more_than_their_budget_and_give_it_back(
     sizes: list[int], budget: int, free: int
 ) -> None:
-    room, held = Room(), []
+    memory_use, held = MemoryUse(), []
     for size in sizes:
-        before = room.taken
-        fits = room.claim(size, free=free - before, total=100, budget=budget)
+        before = memory_use.taken
+        fits = memory_use.claim(size, free=free - before, total=100, budget=budget)
         assert fits == (before + size <= min(budget, free))
         if fits:
             held.append(torch.empty(size, dtype=torch.uint8))
-            room.hold(held[-1])
-        assert room.taken == sum(map(len, held)) <= budget
+            memory_use.release_with(held[-1])
+        assert memory_use.taken == sum(map(len, held)) <= budget
     held.clear()
-    assert room.taken == 0
+    assert memory_use.taken == 0
 
 
 def test_a_share_is_a_float_and_bytes_are_an_int() -> None:
@@ -181,15 +181,15 @@ def test_a_share_is_a_float_and_bytes_are_an_int() -> None:
 def test_a_shard_that_does_not_fit_waits_in_pinned_memory() -> None:
     device = HostDevice()
     shard = {"x": torch.arange(6.0), "y": torch.arange(6)}
-    first, second = lay_down(shard, device, 100), lay_down(shard, device, 100)
+    first, second = place_shard(shard, device, 100), place_shard(shard, device, 100)
     for placed in (first, second):
         assert all(torch.equal(placed[name], shard[name]) for name in shard)
         assert all(placed[name].data_ptr() != shard[name].data_ptr() for name in shard)
     assert (device.is_pinned(first["x"]), device.is_pinned(second["x"])) == (False, True)
-    assert device.room.taken == 72
+    assert device.memory_use.taken == 72
     del first
-    assert device.room.taken == 0
-    assert lay_down(shard, None, 0) is shard
+    assert device.memory_use.taken == 0
+    assert place_shard(shard, None, 0) is shard
 
 
 def test_a_device_that_is_full_after_all_gives_the_bytes_back() -> None:
@@ -199,9 +199,9 @@ def test_a_device_that_is_full_after_all_gives_the_bytes_back() -> None:
             raise torch.OutOfMemoryError("full")
 
     full = Full()
-    placed = lay_down({"x": torch.ones(4)}, full, 0.5)
+    placed = place_shard({"x": torch.ones(4)}, full, 0.5)
     assert full.is_pinned(placed["x"])
-    assert full.room.taken == 0
+    assert full.memory_use.taken == 0
 
 
 # How batches travel.
@@ -211,7 +211,7 @@ def test_a_device_that_is_full_after_all_gives_the_bytes_back() -> None:
 def test_batches_come_once_in_order_and_few_ahead(n_parts: int, n: int) -> None:
     device, seen = HostDevice(), []
 
-    def gather(part: int) -> Arrays:
+    def gather(part: int) -> Tensors:
         return {"x": device.pinned(torch.zeros(1)).fill_(part)}
 
     for received, batch in enumerate(send_ahead(gather, range(n_parts), device, n)):

@@ -1,14 +1,20 @@
 """SklearnWorkload against a plain loop of partial_fit, bit for bit."""
 
 import json
+import os
 import random
+import subprocess
 import warnings
+from contextlib import suppress
+from importlib import import_module
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.cluster import MiniBatchKMeans
+from sklearn.cluster import Birch, MiniBatchKMeans
 from sklearn.decomposition import IncrementalPCA, MiniBatchNMF
 from sklearn.linear_model import Perceptron, SGDClassifier, SGDRegressor
 from sklearn.multiclass import OneVsRestClassifier
@@ -21,6 +27,7 @@ from dagsel.errors import CheckpointCorruptError, WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import SklearnWorkload, Visit
+from dagsel.workloads.sklearn import objects
 from dagsel.workloads.sklearn.objects import Decoder, Encoder
 
 SEED, TRIAL, N_EPOCHS, SIZES = 3, 2, 3, (40, 33, 31, 29)
@@ -74,6 +81,7 @@ ESTIMATORS = {
     "gaussian-nb": GaussianNB(),
     "one-vs-rest": OneVsRestClassifier(SGDClassifier(random_state=0)),
     "kmeans": MiniBatchKMeans(3, n_init=2),
+    "birch": Birch(),
     "pca": IncrementalPCA(3),
     "nmf": MiniBatchNMF(2, init="random", random_state=0),
     "rbm": BernoulliRBM(3, n_iter=1),
@@ -81,7 +89,7 @@ ESTIMATORS = {
     "own": Counting(),
 }
 REGRESSORS = ("sgd-regressor", "mlp-regressor")
-UNSUPERVISED = ("kmeans", "pca", "nmf", "rbm", "scaler")
+UNSUPERVISED = ("kmeans", "birch", "pca", "nmf", "rbm", "scaler")
 
 
 @pytest.fixture(autouse=True)
@@ -248,6 +256,113 @@ def test_what_is_no_data_is_refused_by_name(value):
 def test_a_state_cannot_run_foreign_code(node):
     with pytest.raises(CheckpointCorruptError):
         Decoder({}).decode(node)
+
+
+# Ways to `subprocess.Popen` and others through modules that scikit-learn and NumPy have imported.
+FOREIGN = [
+    ["sklearn.externals.array_api_compat.numpy", "f2py.subprocess.Popen"],
+    ["sklearn.externals.array_api_compat.numpy.f2py.subprocess", "Popen"],
+    ["sklearn.utils._joblib", "os.system"],
+    ["sklearn.linear_model", "_base.numbers.abc.os.system"],
+    ["sklearn.utils.fixes", "platform.subprocess.Popen"],
+    ["sklearn.linear_model._base", "sp.sparse._csr.csr_matrix"],
+    ["sklearn.linear_model", "SGDClassifier"],
+    ["sklearn.utils._testing", "TempMemmap"],
+    ["sklearn.neural_network._stochastic_optimizers", "np.memmap"],
+    ["sklearn._loss._loss", "__loader__"],
+    ["scipy.sparse._csr", "csr_matrix.__init__"],
+    ["numpy", "f2py.subprocess.Popen"],
+    ["numpy.f2py", "subprocess.Popen"],
+    ["numpy", "memmap"],
+    ["builtins", "exec"],
+    ["subprocess", "Popen"],
+]
+
+
+@pytest.fixture
+def imported(monkeypatch):
+    """Modules that the decoder imports; foreign code that is called ends the test."""
+
+    def called(*args, **_):
+        raise KeyboardInterrupt(f"called with {args}")
+
+    def importing(module):
+        found.append(module)
+        return import_module(module)
+
+    found = []
+    monkeypatch.setattr(objects, "import_module", importing)
+    for module, name in ((subprocess.Popen, "__init__"), (os, "system"), (np.memmap, "__new__")):
+        monkeypatch.setattr(module, name, called)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["new", "call", "unpickle", "class"])
+@pytest.mark.parametrize("name", FOREIGN, ids=".".join)
+def test_a_planted_state_reaches_nothing_through_a_module(imported, kind, name):
+    workload = SklearnWorkload(SGDClassifier(random_state=0), classes=CLASSES)
+    shard = workload.prepare(shard_of("sgd-classifier", 0, 20))
+    state = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0)).state
+    meta = state.meta
+    node = {"$": kind, "id": 99, "class": name, "args": [["touch", "/tmp/x"]]}
+    meta["estimator"]["planted_"] = {**node, "state": None, "pairs": []}
+    imported.clear()
+    with pytest.raises(CheckpointCorruptError):
+        workload.restore(State.pack(state.tensors, meta), {})
+    assert set(imported) <= objects._PUBLIC | objects._PRIVATE.keys()
+
+
+def trained_tree(name):
+    workload = SklearnWorkload(ESTIMATORS[name], classes=None if name == "birch" else CLASSES)
+    shard = workload.prepare(shard_of(name, 0, 20))
+    state = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0)).state
+    return state.meta["estimator"], state.tensors
+
+
+def places(node, at=()):
+    """Paths of all parts of a JSON value."""
+    items = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in items:
+        yield (*at, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*at, key))
+
+
+def put(node, path, value):
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return [trained_tree(name) for name in ("sgd-classifier", "mlp-adam", "birch", "one-vs-rest")]
+
+
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(data=st.data())
+def test_an_edited_state_calls_and_imports_nothing_off_the_list(trees, imported, data):
+    tree, tensors = trees[data.draw(st.integers(0, len(trees) - 1))]
+    tree = json.loads(json.dumps(tree))
+    for _ in range(data.draw(st.integers(1, 3))):
+        found = list(places(tree))
+        path = found[data.draw(st.integers(0, len(found) - 1))]
+        words = ["new", "call", "unpickle", "class", "view", "array", "|O", *map(".".join, FOREIGN)]
+        calls = [
+            {"$": kind, "id": 1, "class": name, "args": [["true"]], "state": None, "pairs": []}
+            for kind in ("new", "call")
+            for name in FOREIGN
+        ]
+        values = [None, -1, 0, 2**70, 1.5, "x", [], {}, *words, *FOREIGN, *calls]
+        put(tree, path, data.draw(st.sampled_from(values)))
+    imported.clear()
+    decoder = Decoder(tensors)
+    for value in tree.values():
+        with suppress(CheckpointCorruptError):
+            decoder.decode(value)
+    assert set(imported) <= objects._PUBLIC | objects._PRIVATE.keys()
 
 
 class TestSklearnWorkload(WorkloadSuite):

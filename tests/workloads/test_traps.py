@@ -35,7 +35,7 @@ from dagsel.errors import GangBrokenError, WorkloadError
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Trained, Visit
 from dagsel.workloads.gang.gang import Gang, join_gang, lead_gang
-from dagsel.workloads.gang.rendezvous import Guest, Host
+from dagsel.workloads.gang.rendezvous import RendezvousClient, RendezvousServer
 
 HERE = "127.0.0.1"
 
@@ -110,13 +110,16 @@ def test_who_waits_when_the_meeting_ends_hears_that_it_has_ended(
     monkeypatch.setattr(socket.socket, "shutdown", lambda guest, how: None)  # comes too late
     asked = threading.Event()
 
-    class Watched(Host):
+    class Watched(RendezvousServer):
         def get(self, key: str, seconds: float) -> bytes | None:
             asked.set()
             return super().get(key, seconds)
 
     host = Watched(HERE, "b")
-    with closing(Guest(HERE, host.port, "b", 60)) as guest, ThreadPoolExecutor(1) as pool:
+    with (
+        closing(RendezvousClient(HERE, host.port, "b", 60)) as guest,
+        ThreadPoolExecutor(1) as pool,
+    ):
         heard = pool.submit(guest.get, "all", 60.0)
         assert asked.wait(60)
         host.close()
@@ -221,7 +224,7 @@ def test_a_rank_that_dies_before_it_tells_its_gpu_breaks_the_gang(
         torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="u")
     )
     monkeypatch.setattr(
-        "dagsel.workloads.torch.workload._device_of", lambda shard: torch.device("cuda", 0)
+        "dagsel.workloads.torch.workload.device_of", lambda shard: torch.device("cuda", 0)
     )
     monkeypatch.setattr("dagsel.workloads.gang.gang.seconds_left", lambda deadline: 9.0)
     work = workload()

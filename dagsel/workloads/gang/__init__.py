@@ -1,5 +1,5 @@
 """Several workers that train one unit together.
 
-- `gang`: what a workload sees of it; `rendezvous`: how its members meet; `process_group`: the same
-  on `torch.distributed`.
+- `gang`: what a workload sees of them; `rendezvous`: how they find each other; `process_group`:
+  their connections, with `torch.distributed`.
 """

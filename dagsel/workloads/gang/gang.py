@@ -1,9 +1,8 @@
 """A gang: the ranks that train one trial together, as one of them sees it.
 
-A gang is formed for one unit and forgotten after it. It uses nothing of ``torch.distributed`` that
-belongs to the process: no default group, no counter of groups, no environment variable, no fixed
-port. So a gang that breaks leaves nothing behind, and workers that share a process may each be in
-a gang of their own.
+A gang is formed for one unit. It uses nothing of ``torch.distributed`` that belongs to the
+process: no default group, no counter of groups, no environment variable, no fixed port. So a gang
+that breaks leaves nothing behind, and workers in one process can be in different gangs.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,59 +20,56 @@ import numpy as np
 from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config, Trained, Visit, never
-from dagsel.workloads.gang.rendezvous import Guest, Host, Meeting, seconds_left
+from dagsel.workloads.gang.rendezvous import (
+    Rendezvous,
+    RendezvousClient,
+    RendezvousServer,
+    seconds_left,
+)
 
 if TYPE_CHECKING:
     from dagsel.workloads.gang.process_group import Group
 
 
 class Gang:
-    """One rank of a gang: what it may ask of the others.
+    """One rank of a gang, and its exchanges with the others.
 
-    Each exchange is one that all ranks take part in, in the same order. One that fails raises
-    whatever it raises and marks the gang as broken; `lead_gang` and `join_gang` say what it means.
-
-    Parameters
-    ----------
-    name
-        For errors.
-    rank
-        From 0; rank 0 has the state and gives the result.
-    size
-        How many there are.
-    meeting
-        Where the ranks have met.
-    group
-        Their connections.
-    timeout_s
-        How long a rank waits for the others.
+    All ranks take part in each exchange, in the same order. An exchange that fails marks the gang
+    as broken. Rank 0 has the state and returns the result. A rank waits `timeout_s` for the
+    others.
     """
 
     def __init__(
-        self, name: str, rank: int, size: int, meeting: Meeting, group: Group, timeout_s: float
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        rendezvous: Rendezvous,
+        group: Group,
+        timeout_s: float,
     ) -> None:
         self.name, self.rank, self.size = name, rank, size
         self.group, self.timeout_s = group, timeout_s
         self.broken = False
-        self._meeting, self._n_messages = meeting, 0
+        self._rendezvous, self._n_messages = rendezvous, 0
 
     def send(self, message: bytes) -> None:
-        """Rank 0 tells the others something; each hears it by `receive`, one after the other."""
+        """Send a message from rank 0; the others `receive` it, in order."""
         with self.exchange():
-            self._meeting.put(f"message {self._n_messages}", message)
+            self._rendezvous.put(f"message {self._n_messages}", message)
         self._n_messages += 1
 
     def receive(self) -> bytes:
-        """Hear what rank 0 has sent."""
+        """Receive rank 0's next message."""
         with self.exchange():
-            message = self._meeting.get(f"message {self._n_messages}", self.timeout_s)
+            message = self._rendezvous.get(f"message {self._n_messages}", self.timeout_s)
             if message is None:
                 raise TimeoutError(f"rank 0 has sent nothing in {self.timeout_s:g} s")
         self._n_messages += 1
         return message
 
     def agree(self, word: bool) -> bool:
-        """Give rank 0's word on every rank, once all have come so far."""
+        """Return rank 0's argument on every rank, when all have come here."""
         return bool(self.total(np.array([word and self.rank == 0], np.float64))[0])
 
     def total(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
@@ -85,7 +81,7 @@ class Gang:
         return values
 
     def broadcast(self, state: State | None) -> State:
-        """Give rank 0's state on every rank."""
+        """Return rank 0's state on every rank."""
         import torch
 
         from dagsel.workloads.torch.state import as_torch
@@ -107,7 +103,7 @@ class Gang:
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
-        """Note that the gang is broken if what the ranks do together in the block fails."""
+        """Mark the gang as broken if an exchange in the block fails."""
         try:
             yield
         except (RuntimeError, OSError):
@@ -135,8 +131,8 @@ class GangWorkload(Protocol):
     ) -> Trained:
         """Train as ``train`` does, each rank on its part of every batch.
 
-        All ranks hold the same shard, and all go through the same batches as a single worker
-        would: what comes out depends on their number only by the order of additions.
+        All ranks hold the same shard and go through the same batches as a single worker. So the
+        result depends on their number only by the order of additions.
 
         Parameters
         ----------
@@ -145,33 +141,15 @@ class GangWorkload(Protocol):
         shard, config, visit
             As in ``train``.
         should_stop
-            Rank 0's counts: once it is true, all end at the same batch boundary.
+            Rank 0's counts: once it is true, all stop at the same batch boundary.
         gang
             This rank's.
-
-        Returns
-        -------
-        trained
-            Rank 0's counts. The others give what they have.
         """
         ...
 
 
 def gang_workload(workload: object, *, instead: str) -> GangWorkload:
-    """Give a workload as one that several workers can train at once.
-
-    Parameters
-    ----------
-    workload
-        Any.
-    instead
-        What to do if it is none.
-
-    Raises
-    ------
-    WorkloadError
-        If it is none.
-    """
+    """Return a workload that can train in gangs, or raise a `WorkloadError`."""
     if not isinstance(workload, GangWorkload):
         raise WorkloadError(
             f"a {type(workload).__name__} trains on one worker alone, as it has no train_gang; "
@@ -191,31 +169,26 @@ def lead_gang(
     secret: str = "",
     waits: Callable[[Callable[[], None]], object] = lambda give_up: None,
 ) -> Iterator[Gang]:
-    """Form a gang as its rank 0, for as long as the block lasts.
+    """Form a gang as its rank 0, for the duration of the block.
+
+    Raises a `GangBrokenError` if a rank does not come, or leaves.
 
     Parameters
     ----------
     host
         Address of this machine at which the others reach it.
     size
-        How many ranks there are.
+        Number of ranks.
     name
-        For errors; those that join must give the same one.
+        For errors; the same on all ranks.
     timeout_s
-        How long the others have to come, and how long a rank waits for the slowest one in each
-        exchange.
+        How long to wait for the others to come, and in each exchange.
     gather
-        Called with the port to which the others are to come.
+        Called with the port that the others must connect to.
     secret
-        Who does not know it is not heard.
+        Ranks that do not know it are refused.
     waits
-        Called before that with a function that ends the wait for them: for whoever learns that one
-        of them will not come.
-
-    Raises
-    ------
-    GangBrokenError
-        If a rank did not come, or went away.
+        Called first, with a function that ends the wait: for use when a rank will not come.
 
     Examples
     --------
@@ -225,15 +198,15 @@ def lead_gang(
     (True, 0, 1)
     """
     deadline = time.monotonic() + timeout_s
-    with _leaving(Host(host, f"{secret}{name}")) as meeting:
-        waits(meeting.close)
-        gather(meeting.port)
+    with closing(RendezvousServer(host, f"{secret}{name}")) as rendezvous:
+        waits(rendezvous.close)
+        gather(rendezvous.port)
         for rank in range(1, size):
-            if meeting.get(f"rank {rank}", seconds_left(deadline)) is None:
+            if rendezvous.get(f"rank {rank}", seconds_left(deadline)) is None:
                 late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
-                raise _lost(name, 0, size, f"rank {rank} did not come {late}")
-        meeting.put("all", b"")
-        with _together(meeting, meeting.address, 0, size, name, deadline, timeout_s) as gang:
+                raise _broken(name, 0, size, f"rank {rank} did not come {late}")
+        rendezvous.put("all", b"")
+        with _connected(rendezvous, rendezvous.address, 0, size, name, deadline, timeout_s) as gang:
             yield gang
 
 
@@ -241,50 +214,29 @@ def lead_gang(
 def join_gang(
     host: str, port: int, *, rank: int, size: int, name: str, timeout_s: float, secret: str = ""
 ) -> Iterator[Gang]:
-    """Form a gang as one that does not lead it, for as long as the block lasts.
-
-    Parameters
-    ----------
-    host, port
-        Where rank 0 gathers the others.
-    rank
-        From 1.
-    size, name, timeout_s, secret
-        As rank 0 has them.
-
-    Raises
-    ------
-    GangBrokenError
-        If a rank did not come, went away or failed.
-    """
+    """Join the gang whose rank 0 waits at `host` and `port`, for the duration of the block."""
     deadline = time.monotonic() + timeout_s
     try:
-        guest = Guest(host, port, f"{secret}{name}", timeout_s)
+        client = RendezvousClient(host, port, f"{secret}{name}", timeout_s)
     except OSError as error:
-        raise _lost(name, rank, size, f"its leader at {host}:{port} is not there") from error
-    with _leaving(guest) as meeting:
+        raise _broken(name, rank, size, f"its leader at {host}:{port} is not there") from error
+    with closing(client) as rendezvous:
         try:
-            meeting.put(f"rank {rank}", b"")
-            called = meeting.get("all", seconds_left(deadline))
+            rendezvous.put(f"rank {rank}", b"")
+            called = rendezvous.get("all", seconds_left(deadline))
         except OSError as error:
-            raise _lost(name, rank, size, "its leader has left") from error
+            raise _broken(name, rank, size, "its leader has left") from error
         if called is None:
-            raise _lost(name, rank, size, f"not all have come within {timeout_s:g} s")
-        with _together(meeting, meeting.address, rank, size, name, deadline, timeout_s) as gang:
+            raise _broken(name, rank, size, f"not all have come within {timeout_s:g} s")
+        with _connected(
+            rendezvous, rendezvous.address, rank, size, name, deadline, timeout_s
+        ) as gang:
             yield gang
 
 
 @contextmanager
-def _leaving(meeting: Any) -> Iterator[Any]:
-    try:
-        yield meeting
-    finally:
-        meeting.close()
-
-
-@contextmanager
-def _together(
-    meeting: Meeting,
+def _connected(
+    rendezvous: Rendezvous,
     address: str,
     rank: int,
     size: int,
@@ -296,7 +248,7 @@ def _together(
 
     try:
         group = Group(
-            meeting,
+            rendezvous,
             address=address,
             rank=rank,
             size=size,
@@ -304,27 +256,27 @@ def _together(
             timeout_s=timeout_s,
         )
     except (RuntimeError, OSError) as error:
-        raise _lost(name, rank, size, _first_line(error)) from error
-    gang, whole = Gang(name, rank, size, meeting, group, timeout_s), False
+        raise _broken(name, rank, size, _first_line(error)) from error
+    gang, whole = Gang(name, rank, size, rendezvous, group, timeout_s), False
     try:
         yield gang
         whole = True
     except Exception as error:
         if not gang.broken:
-            _tell(meeting, error, rank)  # before the others can see that this one has gone
+            _send_error(rendezvous, error, rank)  # before the others can see that this one has gone
             raise
-        culprit = _hear(meeting)
+        culprit = _read_error(rendezvous)
         if culprit is None:
-            raise _lost(name, rank, size, _first_line(error)) from error
+            raise _broken(name, rank, size, _first_line(error)) from error
         if rank == 0:
             raise _rebuilt(culprit) from None
         about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
-        raise _lost(name, rank, size, about) from error
+        raise _broken(name, rank, size, about) from error
     finally:
         group.close(broken=not whole)
 
 
-def _lost(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
+def _broken(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
     return GangBrokenError(f"gang {name} broke, as rank {rank} of {size} saw: {reason}")
 
 
@@ -332,7 +284,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-def _tell(meeting: Meeting, error: Exception, rank: int) -> None:
+def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
     kind = type(error)
     told = {
         "rank": rank,
@@ -343,15 +295,15 @@ def _tell(meeting: Meeting, error: Exception, rank: int) -> None:
         "traceback": "".join(traceback.format_exception(error)),
     }
     with suppress(OSError):
-        meeting.put("error", json.dumps(told).encode())
+        rendezvous.put("error", json.dumps(told).encode())
 
 
-def _hear(meeting: Meeting) -> dict[str, Any] | None:
+def _read_error(rendezvous: Rendezvous) -> dict[str, Any] | None:
     with suppress(OSError):
-        told = meeting.get("error", 0.0)
+        told = rendezvous.get("error", 0.0)
         if told is not None:
-            heard: dict[str, Any] = json.loads(told)
-            return heard
+            read: dict[str, Any] = json.loads(told)
+            return read
     return None
 
 

@@ -1,4 +1,4 @@
-"""A process group of PyTorch for one gang, of which the process itself knows nothing."""
+"""A process group of PyTorch for one gang, not registered in the process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from dagsel.errors import WorkloadError
-from dagsel.workloads.gang.rendezvous import Meeting
+from dagsel.workloads.gang.rendezvous import Rendezvous
 
 # PyTorch's names for these are its own, without types, and some are only there on a GPU.
 _dist: Any = dist
@@ -21,12 +21,12 @@ _Kind: Any = _dist.ProcessGroup.BackendType
 
 class _Store(_Base):  # type: ignore[misc]
     # What gloo asks of a store while it connects.
-    def __init__(self, meeting: Meeting, seconds: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, seconds: float) -> None:
         super().__init__()
-        self._meeting, self.seconds = meeting, seconds
+        self._rendezvous, self.seconds = rendezvous, seconds
 
     def set(self, key: str, value: Any) -> None:
-        self._meeting.put(key, bytes(value))
+        self._rendezvous.put(key, bytes(value))
 
     def get(self, key: str) -> bytes:
         return self._wait(key, self.seconds)
@@ -37,35 +37,25 @@ class _Store(_Base):  # type: ignore[misc]
             self._wait(key, seconds)
 
     def check(self, keys: list[str]) -> bool:
-        return all(self._meeting.get(key, 0.0) is not None for key in keys)
+        return all(self._rendezvous.get(key, 0.0) is not None for key in keys)
 
     def _wait(self, key: str, seconds: float) -> bytes:
-        value = self._meeting.get(key, seconds)
+        value = self._rendezvous.get(key, seconds)
         if value is None:
             raise TimeoutError(f"nothing of {key} in {seconds:.1f} s")
         return value
 
 
 class Group:
-    """The connections between the ranks of a gang: gloo for what is on the host, NCCL for GPUs.
+    """The connections between the ranks of a gang: gloo for the CPU, NCCL for GPUs.
 
-    Parameters
-    ----------
-    meeting
-        Where the ranks have met.
-    address
-        Of this rank's machine, at which the others reach it.
-    rank, size
-        Which one this is, and of how many.
-    connect_s
-        How long the ranks have to connect.
-    timeout_s
-        How long a rank waits for the others in each exchange.
+    `address` is this rank's machine. The ranks have `connect_s` to connect, and wait `timeout_s`
+    for the others in each exchange.
     """
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         *,
         address: str,
         rank: int,
@@ -73,10 +63,10 @@ class Group:
         connect_s: float,
         timeout_s: float,
     ) -> None:
-        self._meeting, self._address = meeting, address
+        self._rendezvous, self._address = rendezvous, address
         self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
-        self._store = _Store(meeting, connect_s)
+        self._store = _Store(rendezvous, connect_s)
         options = _dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=connect_s)
         options._threads = 1
@@ -91,7 +81,7 @@ class Group:
         self._store.seconds = timeout_s  # from here on it is asked in exchanges
 
     def reach(self, device: torch.device) -> None:
-        """Make the group fit for tensors on a device; all ranks must ask for the same kind."""
+        """Prepare the group for tensors on a device; all ranks need the same kind."""
         if device.type in self._kinds:
             return
         if device.type != "cuda" or not torch.cuda.is_available():
@@ -106,16 +96,11 @@ class Group:
         self._kinds.add("cuda")
 
     def close(self, *, broken: bool) -> None:
-        """Leave.
+        """Leave; `broken` says whether others may still wait for this rank.
 
-        Connections end when nobody holds the group any more. Where the gang is broken they must
-        end at once, or the others would wait for this rank: whatever still holds the model, the
-        traceback of an error above all, holds the group.
-
-        Parameters
-        ----------
-        broken
-            Whether others may still wait for this rank.
+        Connections end when nobody holds the group any more. In a broken gang they must end at
+        once, or the others would wait: the traceback of an error may hold the model, and so the
+        group.
         """
         if not broken:
             self.process_group.shutdown()  # NCCL's part; gloo has no such thing
@@ -134,7 +119,7 @@ class Group:
             store = _dist.TCPStore(
                 self._address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
             )
-            self._meeting.put("nccl", f"{store.port} {self._address}".encode())
+            self._rendezvous.put("nccl", f"{store.port} {self._address}".encode())
         else:
             told = self._store.get("nccl").decode()
             port, host = told.split(" ", 1)
@@ -146,7 +131,7 @@ class Group:
         return _dist.ProcessGroupNCCL(store, self._rank, self._size, options)
 
     def _gather(self, key: str, value: bytes) -> list[bytes]:
-        self._meeting.put(f"{key} {self._rank}", value)
+        self._rendezvous.put(f"{key} {self._rank}", value)
         return [self._store.get(f"{key} {rank}") for rank in range(self._size)]
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:

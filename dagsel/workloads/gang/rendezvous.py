@@ -1,8 +1,8 @@
-"""Where the ranks of a gang meet: a few keys and values in the memory of the one that leads.
+"""Keys and values that the ranks of a gang share, in the memory of rank 0.
 
 PyTorch's ``TCPStore`` asks the name server for the name of each caller, which takes five seconds
-where there is none, and listens on all addresses to anyone. This one looks up no name, listens on
-the one address that it is given, and hears only those who know the gang's name.
+without one, and listens on all addresses. This one looks up no name, listens on one address, and
+refuses callers that do not know the gang's name.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _MAX_PART = 1 << 30
 _N_TOKEN = 32
 
 
-class Meeting(Protocol):
-    """Keys and values that the ranks of a gang share; of two values of a key, the first stays."""
+class Rendezvous(Protocol):
+    """Keys and values that the ranks of a gang share; the first value of a key stays."""
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key that has no value yet."""
@@ -33,26 +33,27 @@ class Meeting(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave. Who leads ends the meeting: the others' calls raise an `OSError`."""
+        """Leave. When rank 0 leaves, the others' calls raise an `OSError`."""
         ...
 
 
-class Host:
-    """The meeting, where it is held.
+class RendezvousServer:
+    """The rendezvous on rank 0.
 
     Parameters
     ----------
     host
         Address of this machine at which the others reach it.
     name
-        Only those who give the same one are heard.
+        Clients that give another name are refused.
 
     Examples
     --------
-    >>> with contextlib.closing(Host("127.0.0.1", "unit 3")) as here:
-    ...     with contextlib.closing(Guest("127.0.0.1", here.port, "unit 3", 5.0)) as there:
-    ...         there.put("rank 1", b"has come")
-    ...         here.get("rank 1", seconds=5.0), there.get("rank 2", seconds=0.0)
+    >>> with contextlib.closing(RendezvousServer("127.0.0.1", "unit 3")) as server:
+    ...     address = "127.0.0.1", server.port, "unit 3"
+    ...     with contextlib.closing(RendezvousClient(*address, seconds=5.0)) as client:
+    ...         client.put("rank 1", b"has come")
+    ...         server.get("rank 1", seconds=5.0), client.get("rank 2", seconds=0.0)
     (b'has come', None)
     """
 
@@ -64,10 +65,10 @@ class Host:
         self._token = _token(name)
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._guests: set[socket.socket] = set()
+        self._clients: set[socket.socket] = set()
         self._closed = False
-        self._door = threading.Thread(target=self._accept, name="dagsel-meeting", daemon=True)
-        self._door.start()
+        self._acceptor = threading.Thread(target=self._accept, name="dagsel-gang", daemon=True)
+        self._acceptor.start()
 
     def put(self, key: str, value: bytes) -> None:
         """Set a key that has no value yet."""
@@ -82,67 +83,57 @@ class Host:
             return self._values.get(key)
 
     def close(self) -> None:
-        """End the meeting."""
+        """End the rendezvous."""
         with self._changed:
             if self._closed:
                 return
             self._closed = True
             self._changed.notify_all()
-            guests = [*self._guests]
-        for guest in guests:
+            clients = [*self._clients]
+        for client in clients:
             with contextlib.suppress(OSError):
-                guest.shutdown(socket.SHUT_RDWR)
+                client.shutdown(socket.SHUT_RDWR)
         # A thread that waits for callers is not woken by the end of its socket on every system.
         with contextlib.suppress(OSError):
             socket.create_connection((self.address, self.port), timeout=1.0).close()
-        self._door.join(1.0)
+        self._acceptor.join(1.0)
         self._listener.close()
 
     def _accept(self) -> None:
         while True:
             try:
-                guest, _ = self._listener.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             with self._changed:
                 if self._closed:
-                    guest.close()
+                    client.close()
                     return
-                self._guests.add(guest)
+                self._clients.add(client)
             threading.Thread(
-                target=self._serve, args=(guest,), name="dagsel-meeting", daemon=True
+                target=self._serve, args=(client,), name="dagsel-gang", daemon=True
             ).start()
 
-    def _serve(self, guest: socket.socket) -> None:
-        with guest, contextlib.suppress(OSError):
-            guest.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            known = hmac.compare_digest(_read(guest, _N_TOKEN), self._token)
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            known = hmac.compare_digest(_read(client, _N_TOKEN), self._token)
             while known:
-                verb, key, value = _read_part(guest), _read_part(guest), _read_part(guest)
+                verb, key, value = _read_part(client), _read_part(client), _read_part(client)
                 answer: bytes | None = b""
                 if verb == b"put":
                     self.put(key.decode(), value)
                 else:
                     answer = self.get(key.decode(), float(value))
                     if answer is None and self._closed:
-                        break  # "not in time" would be another answer than "the meeting is over"
-                guest.sendall(b"\0" if answer is None else b"\1" + _part(answer))
+                        break  # "not in time" would be another answer than "the rendezvous is over"
+                client.sendall(b"\0" if answer is None else b"\1" + _part(answer))
         with self._changed:
-            self._guests.discard(guest)
+            self._clients.discard(client)
 
 
-class Guest:
-    """The meeting, as a rank sees it that does not lead.
-
-    Parameters
-    ----------
-    host, port
-        Where the meeting is.
-    name
-        The gang's.
-    seconds
-        How long the call may take.
-    """
+class RendezvousClient:
+    """The rendezvous on the other ranks; connects within `seconds`."""
 
     def __init__(self, host: str, port: int, name: str, seconds: float) -> None:
         self._grace = min(seconds, 10.0)
@@ -172,7 +163,7 @@ class Guest:
 
 
 def seconds_left(deadline: float) -> float:
-    """Count the seconds until a moment of the monotonic clock."""
+    """Return the seconds until a moment of the monotonic clock."""
     return max(0.0, deadline - time.monotonic())
 
 

@@ -1,9 +1,13 @@
-"""A fitted estimator as arrays and JSON: no pickle, and no code but that of known classes.
+"""Fitted estimators as arrays and JSON, without pickle.
 
-What an estimator holds is a graph: lists that two attributes share, arrays that are views of one
-memory, random states. `Encoder` walks it and gives every mutable node a number; `Decoder` builds
-it again. A class is found by name only in scikit-learn and ``scipy.sparse``, or among those that
-the caller hands over.
+An estimator holds a graph of objects: lists that two attributes share, arrays that are views of
+one memory, random states. `Encoder` walks it and numbers every mutable object; `Decoder` builds it
+again.
+
+A state may come from a stranger, so the classes that it names are only compared with a list: the
+estimators in the packages of `_PUBLIC`, the classes in `_PRIVATE`, and the caller's own. Modules
+are imported from that list alone, no attribute is looked up under a name from the state, and only
+the loss functions in `_CALLED` are called.
 """
 
 from __future__ import annotations
@@ -17,22 +21,53 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.codec import Json
 from dagsel.errors import CheckpointCorruptError, WorkloadError
-from dagsel.state import NUMPY, Json, Tensor
+from dagsel.state import NUMPY, Tensor
 
-_HOMES = ("sklearn", "scipy.sparse")
-_BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
-_PLAIN = {kind.__name__: kind for kind in (bool, int, float, complex, str, bytes, object)}
+
+def _name(kind: type) -> tuple[str, str]:
+    return kind.__module__, kind.__qualname__
+
+
+#: Packages whose estimators may be in a state.
+_PUBLIC = {
+    f"sklearn.{name}"
+    for name in (
+        "cluster", "compose", "covariance", "decomposition", "dummy", "feature_extraction",
+        "feature_selection", "impute", "kernel_approximation", "linear_model", "multiclass",
+        "multioutput", "naive_bayes", "neural_network", "pipeline", "preprocessing",
+        "random_projection",
+    )
+}  # fmt: skip
+#: What fitted estimators hold besides, by module.
+_PRIVATE = {
+    "sklearn._loss._loss": {"CyHalfBinomialLoss", "CyHalfSquaredError", "CyHuberLoss"},
+    "sklearn.cluster._birch": {"_CFNode", "_CFSubcluster"},
+    "sklearn.linear_model._sgd_fast": {
+        "EpsilonInsensitive", "Hinge", "Huber", "Log", "ModifiedHuber",
+        "SquaredEpsilonInsensitive", "SquaredHinge", "SquaredLoss",
+    },
+    "sklearn.multiclass": {"_ConstantPredictor"},
+    "sklearn.neural_network._stochastic_optimizers": {"AdamOptimizer", "SGDOptimizer"},
+    "scipy.sparse._csc": {"csc_array", "csc_matrix"},
+    "scipy.sparse._csr": {"csr_array", "csr_matrix"},
+}  # fmt: skip
+#: Modules in C whose objects are made by a call with numbers.
+_CALLED = {"sklearn._loss._loss", "sklearn.linear_model._sgd_fast"}
+_PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, object)
+#: Classes that may be named as values, such as a parameter ``dtype``.
+_VALUES = {_name(kind): kind for kind in (*_PLAIN, *np.sctypeDict.values())}
+_BIT_GENERATORS = {
+    kind.__name__: kind
+    for kind in (np.random.MT19937, np.random.PCG64, np.random.PCG64DXSM, np.random.Philox,
+                 np.random.SFC64)
+}  # fmt: skip
 _global_random_state: Any = np.random.mtrand._rand
 
 
 class Encoder:
-    """Parts objects into JSON and arrays.
-
-    Parameters
-    ----------
-    classes
-        Classes that may occur besides those of scikit-learn and scipy.sparse.
+    """Splits objects into JSON and arrays; `classes` may occur besides those on the list.
 
     Examples
     --------
@@ -49,12 +84,11 @@ class Encoder:
         self._classes = frozenset(classes)
         self._ids: dict[int, int] = {}
         self._alive: list[Any] = []
-        self._memory: dict[
-            int, NDArray[Any]
-        ] = {}  # by its owner, the first array that is all of it
+        # The first array that covers the whole memory, by the id of the memory's owner.
+        self._memory: dict[int, NDArray[Any]] = {}
 
     def register(self, node: Any) -> int:
-        """Give a node a number, so that it is known when it occurs again."""
+        """Return a number for a node, by which it is known when it occurs again."""
         self._ids[id(node)] = len(self._alive)
         self._alive.append(node)
         return len(self._alive) - 1
@@ -62,7 +96,7 @@ class Encoder:
     def encode(self, node: Any, path: str) -> Json:
         """Encode a node; its path names the culprit in errors."""
         if node is None or type(node) in (bool, int, float, str):
-            return node  # type: ignore[no-any-return]
+            return node
         if id(node) in self._ids:
             return {"$": "ref", "id": self._ids[id(node)]}
         match node:
@@ -144,60 +178,51 @@ class Encoder:
         if isinstance(node, np.random.Generator):
             number, state = self.register(node), dict(node.bit_generator.state)
             return {"$": "generator", "id": number, "state": self.encode(state, path)}
-        if type(node) in _PLAIN.values():
-            raise _cannot(node, path)
-        self._class(type(node), path)
-        reduced = node.__reduce_ex__(4)
-        if not isinstance(reduced, tuple):
-            raise _cannot(node, path)
-        function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
-        new = function is copyreg.__newobj__  # type: ignore[attr-defined]
-        kind = "new" if new else "call" if isinstance(function, type) else "unpickle"
-        if new:
-            function, *arguments = arguments
-        elif kind == "unpickle" and not _is_cython_unpickle(function):
+        kind = type(node)
+        name = self._class(kind, path)
+        reduced = () if _name(kind) in _VALUES else node.__reduce_ex__(4)
+        function, arguments, state, items, pairs = (*reduced, *[None] * 5)[:5]
+        if function is copyreg.__newobj__ and arguments == (kind,):  # type: ignore[attr-defined]
+            encoded: dict[str, Json] = {"$": "new", "args": []}
+        elif function is kind and kind.__module__ in _CALLED:
+            encoded = {"$": "call", "args": self._items(arguments, path)}
+        else:
             raise _cannot(node, path)
         if items is not None and list(items):
             raise _cannot(node, path)
-        encoded: dict[str, Json] = {"$": kind, "args": self._items(arguments, path)}
-        encoded["id"] = self.register(node)
-        encoded["class"] = (
-            [function.__module__, function.__name__]
-            if kind == "unpickle"
-            else self._class(function, path)
-        )
+        encoded |= {"id": self.register(node), "class": name}
         encoded["state"] = self.encode(state, path)
         encoded["pairs"] = self._pairs(dict(pairs or ()), path)
         return encoded
 
     def _class(self, kind: type, path: str) -> Json:
-        known = kind in self._classes or _PLAIN.get(kind.__name__) is kind
-        if known or issubclass(kind, np.generic) or _at_home(kind.__module__):
-            return [kind.__module__, kind.__qualname__]
+        name = _name(kind)
+        if kind in self._classes or _VALUES.get(name) is kind or _find(*name) is kind:
+            return [*name]
         raise WorkloadError(
-            f"{path}: a {kind.__module__}.{kind.__qualname__} cannot be in a state; keep arrays, "
-            "numbers, strings, containers of them, and estimators of scikit-learn"
+            f"{path}: a {'.'.join(name)} cannot be in a state; keep arrays, numbers, strings, "
+            "containers of them, and estimators of scikit-learn"
         )
 
 
 class Decoder:
-    """Builds again what `Encoder` has parted.
-
-    Parameters
-    ----------
-    tensors
-        The arrays. Copied.
-    classes
-        As for the encoder.
-    """
+    """Builds the objects again that `Encoder` has split; copies the arrays."""
 
     def __init__(self, tensors: Mapping[str, Tensor], classes: Iterable[type] = ()) -> None:
         self.nodes: dict[int, Any] = {}
         self._tensors = tensors
-        self._classes = {(kind.__module__, kind.__qualname__): kind for kind in classes}
+        self._classes = {_name(kind): kind for kind in classes}
 
     def decode(self, node: Any) -> Any:
-        """Decode a node."""
+        """Decode a node, or raise a `CheckpointCorruptError`."""
+        try:
+            return self._decode(node)
+        except CheckpointCorruptError:
+            raise
+        except Exception as error:
+            raise CheckpointCorruptError(f"a state is damaged: {error!r}") from error
+
+    def _decode(self, node: Any) -> Any:
         if not isinstance(node, dict):
             return node
         match node["$"]:
@@ -205,7 +230,7 @@ class Decoder:
                 return self.nodes[node["id"]]
             case "list":
                 made: Any = self._keep(node, [])
-                made.extend(map(self.decode, node["items"]))
+                made.extend(map(self._decode, node["items"]))
                 return made
             case "dict":
                 made = self._keep(node, {})
@@ -213,9 +238,9 @@ class Decoder:
                 return made
             case "tuple" | "set" | "frozenset" as kind:
                 makers = {"tuple": tuple, "set": set, "frozenset": frozenset}
-                return makers[kind](map(self.decode, node["items"]))
+                return makers[kind](map(self._decode, node["items"]))
             case "slice" | "range" as kind:
-                return {"slice": slice, "range": range}[kind](*map(self.decode, node["items"]))
+                return {"slice": slice, "range": range}[kind](*map(self._decode, node["items"]))
             case "bytes":
                 return base64.b64decode(node["base64"])
             case "complex":
@@ -223,7 +248,8 @@ class Decoder:
             case "dtype":
                 return _dtype(node["dtype"])
             case "class":
-                return self._class(node["class"])
+                name = tuple(node["class"])
+                return _VALUES[name] if name in _VALUES else self._class(*name)
             case "scalar":
                 data = base64.b64decode(node["base64"])
                 return np.frombuffer(data, _dtype(node["dtype"]), 1)[0]
@@ -237,18 +263,20 @@ class Decoder:
         return made
 
     def _pairs(self, pairs: Any) -> dict[Any, Any]:
-        return {self.decode(key): self.decode(value) for key, value in pairs}
+        return {self._decode(key): self._decode(value) for key, value in pairs}
 
     def _array(self, node: Any) -> NDArray[Any]:
         shape = tuple(node["shape"])
         if node["$"] == "objects":
             made = np.empty(shape, object)
             self._keep(node, made)
-            made.reshape(-1)[:] = [self.decode(item) for item in node["items"]]
+            made.reshape(-1)[:] = [self._decode(item) for item in node["items"]]
             return made
         dtype = _dtype(node["dtype"])
         if node["$"] == "view":
-            owner = self.decode(node["of"])
+            owner = self._decode(node["of"])
+            if dtype.hasobject or owner.dtype.hasobject:
+                raise CheckpointCorruptError("a state holds an array of addresses")
             memory = owner if owner.flags.c_contiguous else owner.T
             return np.ndarray(shape, dtype, memory, node["offset"], tuple(node["strides"]))
         made = np.empty(shape, dtype, order=node["order"])
@@ -262,51 +290,39 @@ class Decoder:
                 return _global_random_state
             case "random state":
                 made = self._keep(node, np.random.RandomState())
-                made.set_state(self.decode(node["state"]))
+                made.set_state(self._decode(node["state"]))
                 return made
             case "generator":
-                state = self.decode(node["state"])
-                if state["bit_generator"] not in _BIT_GENERATORS:
-                    raise CheckpointCorruptError(f"no bit generator: {state['bit_generator']}")
-                bits = getattr(np.random, state["bit_generator"])()
+                state = self._decode(node["state"])
+                bits: Any = _BIT_GENERATORS[state["bit_generator"]]()
                 bits.state = state
                 return self._keep(node, np.random.Generator(bits))
-            case "new":
-                kind = self._class(node["class"])
-                made = self._keep(node, kind.__new__(kind, *map(self.decode, node["args"])))
-            case "call":
-                made = self._class(node["class"])(*map(self.decode, node["args"]))
+            case "new" | "call" as how:
+                module, qualname = node["class"]
+                kind: Any = self._class(module, qualname)
+                if how == "new":
+                    made = kind.__new__(kind)
+                elif module in _CALLED:
+                    made = kind(*map(self._decode, node["args"]))
+                else:
+                    raise CheckpointCorruptError(f"a state calls {module}.{qualname}")
                 self._keep(node, made)
-            case "unpickle":
-                module, name = node["class"]
-                function: Any = getattr(import_module(module), name) if _at_home(module) else None
-                if not _is_cython_unpickle(function):
-                    raise CheckpointCorruptError(f"a state names {module}.{name}")
-                made = self._keep(node, function(*map(self.decode, node["args"])))
-            case kind:
-                raise CheckpointCorruptError(f"a state names an unknown kind of object {kind!r}")
-        set_state(made, self.decode(node["state"]))
+            case what:
+                raise CheckpointCorruptError(f"a state holds an unknown kind of object {what!r}")
+        set_state(made, self._decode(node["state"]))
         for key, value in self._pairs(node["pairs"]).items():
             made[key] = value
         return made
 
-    def _class(self, name: Any) -> Any:
-        module, qualname = name
-        if (module, qualname) in self._classes:
-            return self._classes[module, qualname]
-        if module == "builtins" and qualname in _PLAIN:
-            return _PLAIN[qualname]
-        home = import_module(module) if module == "numpy" or _at_home(module) else None
-        kind: Any = home
-        for part in qualname.split("."):
-            kind = getattr(kind, part, None)
-        if not isinstance(kind, type) or (module == "numpy" and not issubclass(kind, np.generic)):
-            raise CheckpointCorruptError(f"a state names the class {module}.{qualname}")
+    def _class(self, module: str, qualname: str) -> type:
+        kind = self._classes.get((module, qualname)) or _find(module, qualname)
+        if kind is None:
+            raise CheckpointCorruptError(f"a state names {module}.{qualname}; it may not be in one")
         return kind
 
 
 def set_state(made: Any, state: Any) -> None:
-    """Give an object its state, as unpickling does."""
+    """Set the state of an object, as unpickling does."""
     if state is None:
         return
     if hasattr(made, "__setstate__"):
@@ -318,14 +334,16 @@ def set_state(made: Any, state: Any) -> None:
         setattr(made, name, value)
 
 
-def _at_home(module: str) -> bool:
-    return any(module == home or module.startswith(f"{home}.") for home in _HOMES)
-
-
-def _is_cython_unpickle(function: Any) -> bool:
-    name = getattr(function, "__name__", "")
-    module = getattr(function, "__module__", None) or ""
-    return name.startswith("__pyx_unpickle_") and _at_home(module)
+def _find(module: str, qualname: str) -> type | None:
+    """Find a class on the list."""
+    package = ".".join(module.split(".")[:2])
+    found: list[Any] = []
+    if qualname in _PRIVATE.get(module, ()):
+        found = [getattr(import_module(module), qualname, None)]
+    elif package in _PUBLIC:
+        found = [k for k in vars(import_module(package)).values() if hasattr(k, "get_params")]
+    classes = (kind for kind in found if isinstance(kind, type))
+    return next((kind for kind in classes if _name(kind) == (module, qualname)), None)
 
 
 def _address(array: NDArray[Any]) -> int:

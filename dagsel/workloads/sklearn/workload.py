@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
-from dagsel.flow import Losses
+from dagsel.flow import Direction, Losses
 from dagsel.state import State
-from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.random_streams import (
     preserved_streams,
     read_streams,
@@ -37,7 +37,7 @@ class SklearnWorkload:
     The first array of a shard holds the samples, shape ``(n_samples, ...)``, flattened to two
     dimensions; the last one, if there is more than one, the targets. NumPy's and Python's global
     random streams travel with a trial, so that an estimator with ``random_state=None`` is
-    reproducible as well. A training unit has no loss: NaN stands for it.
+    reproducible too. The loss of a training unit is NaN.
 
     Parameters
     ----------
@@ -45,22 +45,22 @@ class SklearnWorkload:
         An estimator, cloned and given the configuration as its parameters, or a function of the
         configuration that makes one.
     metrics
-        Functions of prediction and target by name, each giving the mean over the samples. A
+        Functions of prediction and target by name; each returns the mean over the samples. A
         function may have a ``direction``.
     classes
-        The classes of a classifier. Left out, those of the first shard that a trial meets.
+        The classes of a classifier. By default those of the first shard that a trial visits.
     batch_size
-        Samples in a call of ``partial_fit``, or a function of the configuration that says so; left
-        out, a shard is one call.
+        Samples in a call of ``partial_fit``, or a function of the configuration that returns it;
+        by default the whole shard.
 
-    Notes
-    -----
-    The metric ``"score"`` is the estimator's own, averaged over the validation shards by their
-    samples. For a classifier this is its accuracy; R² of a regressor is not a mean over samples,
-    and differs slightly from R² over all of them. An estimator without a score has none here.
+    Notes ----- The metric ``"score"`` is the estimator's own, averaged over the validation shards
+    by their samples. For a classifier this is its accuracy; R² of a regressor differs slightly
+    from R² over all samples. An estimator without a score has none here.
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from dagsel.workloads import Visit
     >>> from sklearn.linear_model import SGDClassifier
     >>> workload = SklearnWorkload(SGDClassifier(random_state=0), classes=[0, 1])
     >>> workload.metrics
@@ -92,14 +92,12 @@ class SklearnWorkload:
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
         """Names of the metrics, each with its better direction if known."""
-        directions: dict[str, Direction | None] = {}
+        known: dict[str, Direction | None] = {}
         if self._is_factory or hasattr(self.estimator, "score"):
-            directions["score"] = "maximize"
+            known["score"] = "maximize"
         if self.classes is not None or (not self._is_factory and _is_classifier(self.estimator)):
-            directions["accuracy"] = "maximize"
-        for name, metric in self._metrics.items():
-            directions[name] = getattr(metric, "direction", None)
-        return directions
+            known["accuracy"] = "maximize"
+        return known | directions(self._metrics)
 
     def validate(self, config: Config) -> None:
         """Raise a `WorkloadError` if nothing can be trained with this configuration.
@@ -202,7 +200,7 @@ class SklearnWorkload:
             return self._restore(state, config)[0]
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Let a state go on with another configuration: its estimator gets the new parameters.
+        """Make a state continue with another configuration: its estimator gets the new parameters.
 
         Raises
         ------
@@ -252,9 +250,7 @@ class SklearnWorkload:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
         if size is None:
             return max(n_samples, 1)
-        if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-            raise WorkloadError(f"batch_size is {size!r}; it must be an integer of at least 1")
-        return int(size)
+        return checked_size("batch_size", size)
 
     def _check_classes(self, classes: Any, targets: Any, visit: Visit) -> None:
         if classes is None or targets is None:

@@ -1,17 +1,13 @@
-"""Building a module whose numbers will be overwritten, without drawing them first.
+"""Checks what the user's factories make; builds modules without their first random numbers.
 
-A module is built for every unit. For a small one that takes a millisecond or less; for one of 25
-million parameters nine tenths of the time go into random numbers that the trial's state then
-overwrites. They are left out only where it is proved, build by build, that nothing else can have
-come out differently:
+A module is built for every unit. With 25 million parameters, nine tenths of the time go into
+random numbers that the trial's state then overwrites. They are left out only if nothing else can
+differ:
 
-- the factory draws no other random numbers: all streams stand at its end where they began;
-- it does with the unfilled tensors nothing but write to them, view them, copy them (a copy counts
-  as unfilled too) and ask for their shapes;
-- each unfilled tensor that is still alive is a whole entry of the module's state dict, so that
-  all of it is overwritten.
-
-Where this does not hold, `build_unfilled` gives ``None`` and the module is built in full.
+- the factory draws no other random numbers: afterwards all streams are where they began;
+- it only writes to the unfilled tensors, views or copies them (a copy counts as unfilled too) and
+  asks for their shapes;
+- each unfilled tensor that is still alive is a whole entry of the module's state dict.
 """
 
 from __future__ import annotations
@@ -19,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 
+from dagsel.errors import WorkloadError
 from dagsel.workloads.random_streams import read_streams
 
 _T: Any = torch.Tensor
@@ -84,7 +82,7 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def alive(self) -> set[int]:
-        """Give the unfilled storages that something still holds."""
+        """Return the unfilled storages that something still holds."""
         held = self._skipped.items()
         return {key for key, storage in held if not storage.expired()}  # type: ignore[no-untyped-call]
 
@@ -108,18 +106,15 @@ def _has_storage(value: Any) -> bool:
 
 
 def build_unfilled(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
-    """Build a module without its random numbers, or give ``None`` where that cannot be proved.
+    """Build a module without its random numbers; return None if it might differ.
 
-    Parameters
-    ----------
-    factory
-        Builds the module. The streams must stand where they stood when the trial began.
+    The random streams must be where they were when the trial began.
     """
     before = read_streams("cpu")
     with _Unfilled() as mode:
         module = factory()
     after = read_streams("cpu")
-    if not mode.proved or not _equal(before, after) or not isinstance(module, torch.nn.Module):
+    if not mode.proved or not equal(before, after) or not isinstance(module, torch.nn.Module):
         return None
     covered = {
         value.untyped_storage()._cdata
@@ -129,11 +124,43 @@ def build_unfilled(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module | 
     return module if mode.alive() <= covered else None
 
 
-def _equal(before: Any, after: Any) -> bool:
-    if isinstance(before, dict):
-        return all(_equal(value, after[key]) for key, value in before.items())
-    if hasattr(before, "tobytes"):
-        return bool((before == after).all())
-    if isinstance(before, torch.Tensor):
-        return torch.equal(before, after)
-    return bool(before == after)
+def check_module(module: Any) -> torch.nn.Module:
+    """Return what a model factory has made, or raise a `WorkloadError`."""
+    if not isinstance(module, torch.nn.Module):
+        raise WorkloadError(f"model gave a {type(module).__name__}, not a torch.nn.Module")
+    parameters = list(module.parameters())
+    if not parameters:
+        raise WorkloadError("model gave a module without parameters")
+    if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
+        raise WorkloadError("model gave a lazy module; let it see a batch of zeros first")
+    return module
+
+
+def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """Return what an optimizer factory has made, or raise a `WorkloadError`."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise WorkloadError(f"optimizer gave a {type(optimizer).__name__}, not an Optimizer")
+    return optimizer
+
+
+def check_schedule(schedule: Any) -> Any:
+    """Return what a schedule factory has made, or raise a `WorkloadError`."""
+    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise WorkloadError("ReduceLROnPlateau needs a metric that no unit has; use another "
+                            "schedule, or change the rate in train_fn")  # fmt: skip
+    if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
+        raise WorkloadError(f"lr_scheduler gave a {type(schedule).__name__}, not a scheduler")
+    return schedule
+
+
+def equal(before: Any, after: Any) -> bool:
+    """Whether two nested structures of tensors, arrays and plain values are equal."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        return before.keys() == after.keys() and all(equal(before[k], after[k]) for k in before)
+    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
+        return len(before) == len(after) and all(map(equal, before, after))
+    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
+        return before.dtype == after.dtype and torch.equal(before, after)
+    if isinstance(before, np.ndarray):
+        return np.array_equal(before, after)
+    return type(before) is type(after) and bool(before == after)

@@ -1,4 +1,4 @@
-"""Training in a gang: each rank's part of every batch, and gradients as of the whole batch."""
+"""Training in a gang: each rank's share of every batch, and gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,10 @@ from dagsel.workloads.torch.loop import _FOLD, Cursor, MakeBatch, ShardBatches
 
 
 def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    """Take a rank's share of a batch.
+    """Return a rank's share of a batch, given as the indices of its samples.
 
-    A batch that has less than two samples for each rank is trained on whole by each of them: there
-    may be none for a rank, and batch normalisation cannot do with one.
-
-    Parameters
-    ----------
-    part
-        Indices of the samples of the batch.
-    rank, size
-        Whose share, and of how many ranks.
+    A batch with less than two samples per rank is trained on whole by each of them: a rank might
+    have none otherwise, and batch normalisation needs two.
 
     Examples
     --------
@@ -44,7 +37,7 @@ def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
 
 
 def weight(n_samples: int, rank: int, size: int) -> float:
-    """Give the weight of a rank's share in the mean over the batch.
+    """Return the weight of a rank's share in the mean over the batch.
 
     Examples
     --------
@@ -57,16 +50,9 @@ def weight(n_samples: int, rank: int, size: int) -> float:
 
 
 class GangBatches(ShardBatches):
-    """One rank's parts of the batches; losses and the place are those of the whole batches.
+    """One rank's shares of the batches; losses and the place are those of the whole batches.
 
-    Parameters
-    ----------
-    order, make, batch_size, drop_last, cursor, max_batch
-        As in `ShardBatches`, for the whole gang.
-    gang
-        The rank's.
-    should_stop
-        Rank 0's counts.
+    The options are those of `ShardBatches`, for the whole gang; rank 0's `should_stop` counts.
     """
 
     def __init__(
@@ -96,7 +82,7 @@ class GangBatches(ShardBatches):
         self._losses[self._done] = loss.detach() if isinstance(loss, torch.Tensor) else loss
 
     def agreed(self, loss: torch.Tensor) -> torch.Tensor:
-        """Give the loss of the whole batch for that of this rank's share."""
+        """Return the whole batch's loss, given this rank's share of it."""
         total = self.gang.total(np.array([float(loss) * self.weight]))
         return torch.as_tensor(total[0], dtype=loss.dtype, device=loss.device)
 
@@ -141,7 +127,7 @@ class _Distributed(DistributedDataParallel):
 
     @contextmanager
     def reducing(self) -> Iterator[None]:
-        """Tell a reduction that was never finished from a gang that broke."""
+        """Tell an unfinished reduction from a gang that broke."""
         try:
             yield
         except RuntimeError as error:
@@ -160,15 +146,7 @@ class _Distributed(DistributedDataParallel):
 
 
 def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module:
-    """Wrap a module so that its backward pass gives the gradients of the whole batch.
-
-    Parameters
-    ----------
-    module
-        Equal on all ranks, on the device where it trains.
-    batches
-        Those that it will be trained on.
-    """
+    """Wrap a module, equal on all ranks, so that its gradients are those of the whole batch."""
     gang = batches.gang
     with gang.exchange():
         model = _Distributed(module, gang)
@@ -216,7 +194,7 @@ def _unused(module: torch.nn.Module, said: str) -> str:
 
 
 def seed_rank(seed: int, cursor: Cursor, rank: int) -> None:
-    """Begin the random streams of a rank that has not the trial's own."""
+    """Start the random streams of a rank other than 0, which has the trial's own."""
     place = [cursor.trial, cursor.epoch, cursor.shard, cursor.n_batches]
     key = np.random.SeedSequence([abs(seed), *place, rank])
     seed_streams(int(key.generate_state(1, np.uint64)[0]), torch=True)

@@ -1,7 +1,6 @@
-"""A GPU's part in training: where shards lie, and how batches and states travel.
+"""Shards and batches on a GPU: where they are kept, and how they are copied.
 
-What decides is pure and what counts is here; what needs a GPU is in `Cuda` alone, so that all else
-runs on the CPU with another `Accelerator` in its place.
+Everything that needs a GPU is in `_Cuda`; the rest runs on the CPU with another `Accelerator`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
-Arrays: TypeAlias = dict[str, torch.Tensor]
+Tensors: TypeAlias = dict[str, torch.Tensor]
 _BATCHES_AHEAD = 2  # one on its way while another waits; more only takes memory
 
 
-class Room:
+class MemoryUse:
     """Counts the bytes that shards take on a device, until their tensors are gone."""
 
     def __init__(self) -> None:
@@ -28,26 +27,26 @@ class Room:
         self._lock = threading.Lock()
 
     def claim(self, n_bytes: int, *, free: int, total: int, budget: int | float) -> bool:
-        """Take so many bytes if `place` finds that they may lie on the device."""
+        """Count so many bytes if `place` puts them on the device; return whether it does."""
         with self._lock:
             fits = place(n_bytes, self.taken, free=free, total=total, budget=budget) == "device"
             self.taken += n_bytes if fits else 0
             return fits
 
-    def hold(self, tensor: torch.Tensor) -> None:
-        """Give the bytes of a tensor back when it is gone."""
-        weakref.finalize(tensor, self.give_back, tensor.nbytes).atexit = False
+    def release_with(self, tensor: torch.Tensor) -> None:
+        """Release the bytes of a tensor when it is gone."""
+        weakref.finalize(tensor, self.release, tensor.nbytes).atexit = False
 
-    def give_back(self, n_bytes: int) -> None:
-        """Say that so many bytes are not taken any more."""
+    def release(self, n_bytes: int) -> None:
+        """Count so many bytes less."""
         with self._lock:
             self.taken -= n_bytes
 
 
 class Accelerator(Protocol):
-    """A device with a memory of its own, and what is asked of it."""
+    """A device with a memory of its own."""
 
-    room: Room
+    memory_use: MemoryUse
 
     @property
     def device(self) -> torch.device:
@@ -55,76 +54,63 @@ class Accelerator(Protocol):
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Give the bytes that are free and the bytes that there are."""
+        """Return the bytes that are free, and all bytes."""
         ...
 
     def pinned(self, like: torch.Tensor, n: int | None = None) -> torch.Tensor:
-        """Make an unfilled tensor in host memory that the device reads by itself.
-
-        It is as another one, with `n` rows if that is given.
-        """
+        """Make an unfilled tensor like another, with `n` rows, in pinned host memory."""
         ...
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor lies there."""
+        """Whether a tensor is in pinned memory."""
         ...
 
-    def send(self, batch: Arrays) -> Callable[[], Arrays]:
-        """Begin to copy a pinned batch; the function given back gives it, for use at once."""
+    def send(self, batch: Tensors) -> Callable[[], Tensors]:
+        """Start to copy a pinned batch; call the result to receive it, ready for use."""
         ...
 
     def mark(self) -> Callable[[], object]:
-        """Mark what the device has been asked to do; the function given back waits until then."""
+        """Mark the work requested so far; call the result to wait until it is done."""
         ...
 
-    def aside(self) -> AbstractContextManager[object]:
+    def graph_stream(self) -> AbstractContextManager[object]:
         """Work on the stream on which graphs are recorded."""
         ...
 
     def record(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Record a step as a graph, without running it; the function given back runs it."""
+        """Record a step as a graph without running it; call the result to run it."""
         ...
 
 
-class Cuda:
-    """A CUDA device of this process.
-
-    Parameters
-    ----------
-    index
-        Its number, as this process counts them.
-    """
+class _Cuda:
+    """A CUDA device of this process."""
 
     def __init__(self, index: int) -> None:
         self.device = torch.device("cuda", index)
-        self.room = Room()
+        self.memory_use = MemoryUse()
         self._copies = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._graphs = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def memory(self) -> tuple[int, int]:
-        """Give the bytes that are free and the bytes that there are."""
         free, total = torch.cuda.mem_get_info(self.device)
         # What PyTorch has taken and does not use is free too.
         spare = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         return free + spare, total
 
     def pinned(self, like: torch.Tensor, n: int | None = None) -> torch.Tensor:
-        """Make an unfilled pinned tensor."""
         shape = like.shape if n is None else (n, *like.shape[1:])
         return torch.empty(shape, dtype=like.dtype, pin_memory=True)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor is pinned."""
         return tensor.is_pinned()
 
-    def send(self, batch: Arrays) -> Callable[[], Arrays]:
-        """Begin to copy a batch on a side stream."""
+    def send(self, batch: Tensors) -> Callable[[], Tensors]:
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copies):
             moved = {name: t.to(self.device, non_blocking=True) for name, t in batch.items()}
             there.record(self._copies)
 
-        def receive() -> Arrays:
+        def receive() -> Tensors:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(there)
             for tensor in moved.values():
@@ -134,14 +120,12 @@ class Cuda:
         return receive
 
     def mark(self) -> Callable[[], object]:
-        """Mark the present place in the current stream."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self.device))
         return event.synchronize
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Work on the stream of the graphs."""
+    def graph_stream(self) -> Iterator[None]:
         stream = torch.cuda.current_stream(self.device)
         self._graphs.wait_stream(stream)
         with torch.cuda.stream(self._graphs):
@@ -149,7 +133,6 @@ class Cuda:
         stream.wait_stream(self._graphs)
 
     def record(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """Record a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         # Another thread of the worker may pin memory for a shard meanwhile: not this one's affair.
         with torch.cuda.graph(graph, stream=self._graphs, capture_error_mode="thread_local"):
@@ -163,30 +146,22 @@ class Cuda:
 
 
 def accelerator() -> Accelerator | None:
-    """Give the CUDA device that is this process's current one; None where there is none."""
+    """Return this process's current CUDA device; None if there is none."""
     return _cuda(torch.cuda.current_device()) if torch.cuda.is_available() else None
 
 
 @functools.cache
-def _cuda(index: int) -> Cuda:
-    return Cuda(index)  # one for all runs of the process, which share its memory
+def _cuda(index: int) -> _Cuda:
+    return _Cuda(index)  # one for all runs of the process, which share its memory
 
 
 def place(
     n_bytes: int, taken: int, *, free: int, total: int, budget: int | float
 ) -> Literal["device", "pinned"]:
-    """Decide where a shard lies.
+    """Decide where a shard is kept.
 
-    Parameters
-    ----------
-    n_bytes
-        Of the shard.
-    taken
-        Bytes that other shards take on the device.
-    free, total
-        Bytes of the device that are free, and that there are.
-    budget
-        What all shards may take: bytes, or a share of the device's memory if it is a float.
+    `taken` are the bytes of other shards on the device, `budget` is what all shards may take:
+    bytes, or a share of the device's memory if it is a float.
 
     Examples
     --------
@@ -201,51 +176,43 @@ def place(
     return "device" if taken + n_bytes <= allowed and n_bytes <= free else "pinned"
 
 
-def lay_down(arrays: Arrays, device: Accelerator | None, budget: int | float) -> Arrays:
-    """Bring a shard to where it stays: the device's memory, or pinned memory of the host."""
+def place_shard(arrays: Tensors, device: Accelerator | None, budget: int | float) -> Tensors:
+    """Copy a shard to the device's memory, or to pinned memory of the host."""
     if device is None:
         return arrays
     free, total = device.memory()
     n_bytes = sum(array.nbytes for array in arrays.values())
-    if device.room.claim(n_bytes, free=free, total=total, budget=budget):
+    if device.memory_use.claim(n_bytes, free=free, total=total, budget=budget):
         try:
             placed = {name: array.to(device.device, copy=True) for name, array in arrays.items()}
         except torch.OutOfMemoryError:  # somebody else was faster, or no gap is large enough
-            device.room.give_back(n_bytes)
+            device.memory_use.release(n_bytes)
         else:
             for array in placed.values():
-                device.room.hold(array)
+                device.memory_use.release_with(array)
             return placed
     return {name: device.pinned(array).copy_(array) for name, array in arrays.items()}
 
 
-def away(shard: Arrays) -> Accelerator | None:
-    """Give the device to which batches of a shard must be sent; None where they lie on it."""
+def transfer_device(shard: Tensors) -> Accelerator | None:
+    """Return the device that batches of a shard must be sent to; None if they are on it."""
     device, first = accelerator(), next(iter(shard.values()))
     return device if device is not None and device.is_pinned(first) else None
 
 
 def send_ahead(
-    gather: Callable[[Any], Arrays],
+    gather: Callable[[Any], Tensors],
     parts: Iterable[Any],
     device: Accelerator,
     n: int = _BATCHES_AHEAD,
-) -> Iterator[Arrays]:
-    """Send batches to a device before they are asked for.
+) -> Iterator[Tensors]:
+    """Send batches to a device before they are needed.
 
-    Parameters
-    ----------
-    gather
-        Makes a batch in pinned memory.
-    parts
-        What it is called with for each batch.
-    device
-        Where to.
-    n
-        Batches that are sent ahead of the one in use, and batches that the device may be behind
-        with: a loop that only asks it to compute would fill its memory with batches otherwise.
+    `gather` makes a batch of each part in pinned memory; `n` batches are sent ahead of the one in
+    use. The device may be `n` batches behind: a fast loop would fill its memory with batches
+    otherwise.
     """
-    sent: deque[Callable[[], Arrays]] = deque()
+    sent: deque[Callable[[], Tensors]] = deque()
     marks: deque[Callable[[], object]] = deque()
     for part in parts:
         sent.append(device.send(gather(part)))
@@ -259,7 +226,7 @@ def send_ahead(
 
 
 def to_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Copy the tensors of a GPU into pinned memory, with one wait for all; others stay."""
+    """Copy tensors of a GPU into pinned memory, with one wait for all; others stay."""
     if not any(tensor.is_cuda for tensor in tensors):
         return tensors
     copies = [
@@ -272,7 +239,7 @@ def to_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return copies
 
 
-def gather_rows(shard: Arrays, device: Accelerator, index: torch.Tensor) -> Arrays:
+def gather_rows(shard: Tensors, device: Accelerator, index: torch.Tensor) -> Tensors:
     """Copy some rows of a shard into pinned memory."""
     return {
         name: torch.index_select(array, 0, index, out=device.pinned(array, index.numel()))
@@ -280,9 +247,15 @@ def gather_rows(shard: Arrays, device: Accelerator, index: torch.Tensor) -> Arra
     }
 
 
-def copy_rows(shard: Arrays, device: Accelerator | None, rows: slice) -> Arrays:
-    """Copy a run of rows of a shard, into pinned memory where they are to be sent."""
+def copy_rows(shard: Tensors, device: Accelerator | None, rows: slice) -> Tensors:
+    """Copy a range of a shard's rows, into pinned memory if they are to be sent."""
     parts = {name: array[rows] for name, array in shard.items()}
     if device is None:
         return {name: part.clone() for name, part in parts.items()}
     return {name: device.pinned(part).copy_(part) for name, part in parts.items()}
+
+
+def device_of(shard: Tensors) -> torch.device:
+    """Return the device on which a shard is trained."""
+    device = transfer_device(shard)  # the shard itself may be on the host
+    return next(iter(shard.values())).device if device is None else device.device

@@ -1,4 +1,4 @@
-"""The way through a shard: batches by index, a loop, and a stop at a batch boundary."""
+"""The training loop over a shard: batches by index, which may end at a batch boundary."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
+from dagsel.workloads.base import Visit
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
 _FOLD = 4096  # losses kept as tensors before they are added up
@@ -31,9 +33,22 @@ class Cursor:
     loss_sum: float = 0.0
     n_logged: int = 0
 
+    @classmethod
+    def begin(cls, saved: dict[str, Any] | None, visit: Visit) -> Cursor:
+        """Return the place where a visit begins: its start, or the saved place in its shard."""
+        here = cls(visit.trial, visit.epoch, visit.shard)
+        cursor = here if saved is None else cls(**saved)
+        if (cursor.trial, cursor.epoch, cursor.shard) != (here.trial, here.epoch, here.shard):
+            raise WorkloadError(
+                f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of "
+                f"trial {cursor.trial}; it cannot go on with shard {visit.shard} of epoch "
+                f"{visit.epoch} of trial {visit.trial}"
+            )
+        return cursor
+
 
 class Piece(NamedTuple):
-    """A part of a batch that is trained on at once, and what share of the batch it is."""
+    """A part of a batch that is trained on at once, and its share of the batch."""
 
     share: float
     inputs: Any
@@ -41,19 +56,18 @@ class Piece(NamedTuple):
 
 
 class ShardBatches:
-    """The batches of one pass over a shard, as a training loop of the user's own sees them.
+    """The batches of one pass over a shard, as a user's own training loop sees them.
 
     One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
-    the unit is told to stop, and the trial's next unit goes on at the next batch; a loop does not
-    have to know. A boundary at which gradients wait for an ``optimizer.step()`` that is still to
-    come is no place to stop.
+    the unit is told to stop, and the trial's next unit continues with the next batch. It does not
+    end while gradients wait for an ``optimizer.step()``.
 
     Parameters
     ----------
     order
         Indices of the samples in the order of the visit, on the shard's device.
     make
-        Gives inputs and targets for indices.
+        Returns inputs and targets for indices.
     batch_size
         Samples in a batch.
     drop_last
@@ -61,10 +75,9 @@ class ShardBatches:
     cursor
         Where to begin.
     should_stop
-        Asked after every batch but the last.
+        Called after every batch but the last.
     max_batch
-        Samples that are trained on at once. If it is given, each batch comes as a list of `Piece`,
-        of about equal sizes.
+        Samples to train on at once. If given, each batch is a list of `Piece` of similar sizes.
     """
 
     def __init__(
@@ -118,7 +131,7 @@ class ShardBatches:
             self._fold()
 
     def agreed(self, loss: torch.Tensor) -> torch.Tensor:
-        """Give the loss of the whole batch for that of this worker's share: the same, alone."""
+        """Return the whole batch's loss, given this worker's share of it."""
         return loss
 
     def _batches(self, parts: Sequence[torch.Tensor]) -> Iterable[Any]:
@@ -172,7 +185,7 @@ class ShardBatches:
 
     @property
     def losses(self) -> Losses:
-        """Range of the losses reported since the place where it began."""
+        """Range of the losses reported since the beginning of this piece."""
         self._fold()
         n = self._done - self._cursor.n_batches
         known = self._low <= self._high and not math.isnan(self._loss_sum)
@@ -249,7 +262,7 @@ def _accumulate(
 
 @functools.lru_cache(maxsize=64)
 def needs_closure(step: Callable[..., Any]) -> bool:
-    """Say whether an optimizer, as LBFGS, evaluates the loss itself, more than once a step."""
+    """Whether an optimizer, as LBFGS, evaluates the loss itself, more than once a step."""
     closure = inspect.signature(inspect.unwrap(step)).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
 
@@ -257,12 +270,9 @@ def needs_closure(step: Callable[..., Any]) -> bool:
 def track_steps(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: ShardBatches
 ) -> Callable[[], None]:
-    """Let a user's loop be stopped only where no gradient waits for a later step.
+    """Allow a stop in a user's loop only where no gradient waits for a later step.
 
-    Returns
-    -------
-    untrack
-        Ends the tracking.
+    Returns a function that ends the tracking.
     """
     stepped = -1
 
@@ -284,17 +294,7 @@ def mean_metrics(
     parts: Iterator[tuple[int, Any, Any]],
     metrics: Mapping[str, Callable[[Any, Any], Any]],
 ) -> tuple[int, dict[str, float]]:
-    """Average metrics over samples.
-
-    Parameters
-    ----------
-    model
-        In evaluation mode.
-    parts
-        Number of samples, inputs and targets of each batch.
-    metrics
-        Each gives the mean over a batch.
-    """
+    """Average metrics over the samples of ``(n_samples, inputs, targets)`` batches."""
     values: dict[str, list[Any]] = {name: [] for name in metrics}
     sizes: list[int] = []
     for size, inputs, targets in parts:

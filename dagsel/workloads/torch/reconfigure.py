@@ -1,9 +1,9 @@
-"""Another configuration for an optimizer and a schedule that are under way.
+"""Changes the configuration of an optimizer and a schedule in the middle of a trial.
 
-Both are built with the old configuration and with the new one, and stepped to where the trial is.
-Where the two differ the configuration has spoken, and the new value counts; all else is the
-trial's. So a rate that a schedule has lowered is lowered by as much from its new base, a step count
-stays, and what a training loop has changed by hand is kept unless the configuration changes it.
+Both are built with the old and with the new configuration, and stepped to where the trial is.
+Where the two differ the new value counts; everything else is the trial's. So a rate that a
+schedule has lowered is lowered as much from its new base, and changes made by a training loop are
+kept.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
+from dagsel.workloads.torch.build import equal
 from dagsel.workloads.torch.state import module_tree
 
 
 def n_steps(schedule: Any) -> int:
-    """Count the steps of a schedule from its state dict; 0 where it does not say."""
+    """Return the steps in a schedule's state dict; 0 if it does not say."""
     if "last_epoch" in schedule:
         return int(schedule["last_epoch"])
     return max(map(n_steps, schedule.get("_schedulers", ())), default=0)
@@ -27,12 +28,8 @@ def n_steps(schedule: Any) -> int:
 class Outline:
     """What a configuration says of a trial.
 
-    Parameters
-    ----------
-    kind
-        What cannot change under way, by a name for errors: shapes, the class of the optimizer.
-    settings
-        What can: all else in the state dicts of optimizer and schedule.
+    `kind` cannot change: shapes, the class of the optimizer; by a name for errors. `settings` can:
+    everything else in the state dicts of optimizer and schedule.
     """
 
     kind: dict[str, Any]
@@ -42,15 +39,7 @@ class Outline:
 def outline(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int
 ) -> Outline:
-    """Read a fresh model, optimizer and schedule, the schedule after so many steps.
-
-    Parameters
-    ----------
-    module, optimizer, schedule
-        As the configuration builds them. The schedule, which may be None, is stepped.
-    steps
-        How many.
-    """
+    """Return the outline of a fresh model, optimizer and schedule; steps the schedule."""
     if schedule is not None:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or PyTorch warns
         for _ in range(steps):
@@ -68,20 +57,20 @@ def outline(
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Say how two kinds differ, by the first thing in which they do."""
+    """Describe the first difference of two kinds."""
     name = next(name for name in {**before, **after} if before.get(name) != after.get(name))
     return f"{name} is {before.get(name)} and would be {after.get(name)}"
 
 
 def merge(saved: Any, before: Any, after: Any) -> Any:
-    """Take from `after` what differs from `before`, and all else from `saved`.
+    """Take from `after` what differs from `before`, and everything else from `saved`.
 
     Examples
     --------
     >>> merge({"lr": 0.1, "step": 7}, {"lr": 0.1, "step": 0}, {"lr": 0.2, "step": 0})
     {'lr': 0.2, 'step': 7}
     """
-    if _equal(before, after):
+    if equal(before, after):
         return saved
     if all(isinstance(node, dict) for node in (saved, before, after)):
         merged = {key: value for key, value in saved.items() if key in after or key not in before}
@@ -93,13 +82,3 @@ def merge(saved: Any, before: Any, after: Any) -> Any:
     if same_type and isinstance(saved, list | tuple) and len(saved) == len(before) == len(after):
         return type(saved)(map(merge, saved, before, after))
     return after
-
-
-def _equal(before: Any, after: Any) -> bool:
-    if isinstance(before, dict) and isinstance(after, dict):
-        return before.keys() == after.keys() and all(_equal(before[k], after[k]) for k in before)
-    if isinstance(before, list | tuple) and isinstance(after, list | tuple):
-        return len(before) == len(after) and all(map(_equal, before, after))
-    if isinstance(before, torch.Tensor) and isinstance(after, torch.Tensor):
-        return before.dtype == after.dtype and torch.equal(before, after)
-    return type(before) is type(after) and bool(before == after)

@@ -1,4 +1,4 @@
-"""How a step is made fast: one option each, none of which is seen in a trial's state."""
+"""Options that make a training step fast. None of them shows in a trial's state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def equip(
     compile: bool | str,  # noqa: A002
     channels_last: bool,
 ) -> None:
-    """Make a module's forward pass fast, in place: names and values of its state stay."""
+    """Make a module's forward pass fast, in place; names and values of its state stay."""
     if channels_last:
         for parameter in module.parameters():
             if parameter.dim() == 4:
@@ -87,7 +87,7 @@ def _as_float32(value: Any) -> Any:
 
 @contextmanager
 def multiplying(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Let a CUDA device multiply float32 in TF32, if that is asked for."""
+    """Multiply float32 in TF32 on a CUDA device, if `precision` says so."""
     if precision != "tf32" or device.type != "cuda":
         yield
         return
@@ -106,18 +106,10 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # fused on the 
 
 @contextmanager
 def stepping(optimizer: torch.optim.Optimizer, *, fused: bool, capturable: bool) -> Iterator[None]:
-    """Let an optimizer step by other kernels for as long as the block lasts.
+    """Step an optimizer by other kernels inside the block; afterwards its groups are as before.
 
-    The trial's state does not know of it: after the block the groups say what they said before.
-
-    Parameters
-    ----------
-    optimizer
-        With its state loaded.
-    fused
-        By one kernel for all parameters, where it has one.
-    capturable
-        By kernels that can be recorded as a graph; only where `can_record` says so.
+    `fused` selects one kernel for all parameters, where there is one; `capturable` selects kernels
+    that can be recorded as a graph, and needs `can_record`.
     """
     groups = optimizer.param_groups
     flags: dict[str, Any] = {}
@@ -147,7 +139,7 @@ def _fusible(groups: list[dict[str, Any]]) -> bool:
 
 
 def can_record(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether an optimizer's steps can be recorded: a graph keeps the rate that it saw.
+    """Whether an optimizer's steps can be recorded: a graph keeps the rate that it saw.
 
     Examples
     --------
@@ -169,17 +161,10 @@ def recorded_loop(
     *,
     n_warm_up: int = 3,
 ) -> None:
-    """Train on the batches: some by ordinary steps, the rest by one recorded step.
+    """Train on the batches as `standard_loop` does, after `n_warm_up` of them by one recorded step.
 
-    Parameters
-    ----------
-    model, optimizer, batches, loss_of
-        As the standard loop has them.
-    device
-        Records the step.
-    n_warm_up
-        Ordinary steps before it is recorded: libraries choose their kernels in them. They train
-        as any other does. ShardBatches of another shape get an ordinary step too.
+    Libraries choose their kernels in the ordinary steps. A batch of another shape is an ordinary
+    step.
     """
     replay: Callable[[], torch.Tensor] | None = None
     shapes: list[Any] = []
@@ -198,7 +183,7 @@ def recorded_loop(
         shapes = shapes or found
         n_alike += found == shapes
         if found != shapes or n_alike <= n_warm_up:
-            with device.aside():
+            with device.graph_stream():
                 optimizer.zero_grad(set_to_none=True)
                 batches.log(step(*batch))
             continue

@@ -1,4 +1,4 @@
-"""Between PyTorch's tensors and a state's bytes, each copied once."""
+"""The state of a trial as bytes and as PyTorch's tensors, each copied once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dagsel.codec import Json
 from dagsel.errors import WorkloadError
-from dagsel.state import Json, State, flatten, unflatten
+from dagsel.state import State, flatten, unflatten
+from dagsel.workloads.random_streams import read_streams, write_streams
 from dagsel.workloads.torch.device import to_host
 
 DTYPES = {
@@ -33,10 +35,9 @@ class _Memory:
 
 
 def as_torch(array: NDArray[Any]) -> torch.Tensor:
-    """View an array as a tensor, also a read-only one: nobody may write to the tensor then.
+    """View an array as a tensor, also a read-only one.
 
-    PyTorch has no read-only tensors, and warns. Here the reader keeps the promise: the tensor is
-    only ever the source of a copy.
+    PyTorch has no read-only tensors and warns; here such a tensor is only ever copied from.
     """
     if array.dtype.byteorder not in "=|" or any(stride < 0 for stride in array.strides):
         array = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
@@ -46,7 +47,7 @@ def as_torch(array: NDArray[Any]) -> torch.Tensor:
 def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
     """Pack a nested structure of tensors, arrays and plain values.
 
-    Tensors that are one and the same memory are kept once, and come back as one.
+    Tensors that share one memory are stored once, and share it again when they are read.
     """
     json_tree, tensors = flatten(tree, _leaf, same=_same)
     shapes = {name: (DTYPES[leaf.dtype], tuple(leaf.shape)) for name, leaf in tensors.items()}
@@ -58,9 +59,29 @@ def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
     return state
 
 
-def check(tree: dict[str, Any]) -> None:
-    """Raise a `WorkloadError` if something of it cannot be in a state."""
-    flatten(tree, _leaf)
+def capture(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    meta: dict[str, Json],
+    device: Any = "cpu",
+) -> State:
+    """Pack a trial: its model, optimizer, learning-rate schedule and random streams."""
+    tree = {**_tree(module, optimizer, schedule), "random": read_streams(device)}
+    return pack(tree, {"kind": "torch", **meta})
+
+
+def check(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+    """Raise a `WorkloadError` if something of a trial cannot be in a state."""
+    flatten(_tree(module, optimizer, schedule), _leaf)
+
+
+def _tree(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> Any:
+    return {
+        **module_tree(module),
+        "optimizer": optimizer.state_dict(),
+        "schedule": None if schedule is None else schedule.state_dict(),
+    }
 
 
 def _leaf(node: Any) -> torch.Tensor | None:
@@ -81,14 +102,8 @@ def _same(leaf: torch.Tensor) -> Hashable:
     return leaf.device, leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride()
 
 
-class Reader:
-    """Reads the tensors of a state.
-
-    Parameters
-    ----------
-    state
-        The state. Not changed.
-    """
+class StateReader:
+    """Reads the tensors of a state, which is not changed."""
 
     def __init__(self, state: State) -> None:
         self.meta = state.meta
@@ -108,27 +123,34 @@ class Reader:
         return self._data[begin:end].view(_TORCH[entry["dtype"]]).view(entry["shape"])
 
     def copy(self, name: str) -> torch.Tensor:
-        """Copy a tensor, once: a second call gives the same tensor."""
+        """Copy a tensor; a second call returns the same copy."""
         if name not in self._copies:
             self._copies[name] = self.view(name).clone()
         return self._copies[name]
 
     def nbytes(self, prefix: str) -> int:
-        """Add up the bytes of the tensors whose names begin so."""
+        """Return the bytes of the tensors whose names start with a prefix."""
         spans = [e["data_offsets"] for name, e in self._entries.items() if name.startswith(prefix)]
         return sum(end - begin for begin, end in spans)
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Say whether a tensor lies in the state's memory."""
+        """Whether a tensor is in the state's memory."""
         begin = self._data.data_ptr()
         return begin <= tensor.data_ptr() < begin + self._data.nbytes
 
     def decode(self, part: str, leaf: Callable[[str], Any]) -> Any:
-        """Put a part of the tree together, with the leaves that `leaf` gives for their names."""
+        """Return a part of the tree; `leaf` returns the tensor of a name."""
         return unflatten(self.tree[part], leaf, lambda name: self.view(name).numpy().copy())
 
+    def set_streams(self, device: torch.device) -> None:
+        """Set the random streams of this process to those of the trial."""
+        streams = self.decode("random", self.copy)
+        if device.type == "cuda" and "cuda" not in streams:
+            torch.cuda.manual_seed(self.meta["seed"] % 2**63)
+        write_streams(streams)
 
-def load_module(reader: Reader, module: torch.nn.Module) -> None:
+
+def load_module(reader: StateReader, module: torch.nn.Module) -> None:
     """Copy a state's model into a module."""
 
     def leaves(leaf: Callable[[str], torch.Tensor]) -> dict[str, Any]:
@@ -153,7 +175,7 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def module_tree(module: torch.nn.Module) -> dict[str, Any]:
-    """Take a module's part of a state: its tensors and the versions of their meaning."""
+    """Return a module's part of a state: its tensors and the versions of their meaning."""
     state_dict = module.state_dict()
     metadata: dict[str, Any] = getattr(state_dict, "_metadata", {})
     return {
@@ -163,13 +185,12 @@ def module_tree(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def load_optimizer(
-    reader: Reader, optimizer: torch.optim.Optimizer, module: torch.nn.Module
+    reader: StateReader, optimizer: torch.optim.Optimizer, module: torch.nn.Module
 ) -> None:
-    """Copy a state's optimizer into an optimizer, in the dtypes in which it was.
+    """Copy a state's optimizer into an optimizer, and keep all dtypes.
 
-    ``Optimizer.load_state_dict`` casts all moments to the dtype of their parameter, which loses
-    the bits of a float32 moment of a bfloat16 parameter, and shares memory with its argument. So
-    it is called only where a class or a hook has changed what it does.
+    ``Optimizer.load_state_dict`` casts moments to the dtype of their parameter and shares memory
+    with its argument. So it is called only if a class or a hook has changed it.
     """
     alive: dict[str, Any] = {}
 

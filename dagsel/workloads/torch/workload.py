@@ -1,11 +1,10 @@
-"""`TorchWorkload`: PyTorch models, from a six-line factory to a training loop of the user's own."""
+"""`TorchWorkload`: PyTorch models, from a six-line factory to a user's own training loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,25 +12,28 @@ from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.errors import WorkloadError
+from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.workloads.base import Config, Direction, Evaluated, Trained, Visit, never
+from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import (
     preserved_streams,
-    read_streams,
     seed_streams,
-    write_streams,
 )
-from dagsel.workloads.torch.build import build_unfilled
+from dagsel.workloads.torch.batches import evaluation_batches, training_batches
+from dagsel.workloads.torch.build import (
+    build_unfilled,
+    check_module,
+    check_optimizer,
+    check_schedule,
+)
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import (
     Accelerator,
+    Tensors,
     accelerator,
-    away,
-    copy_rows,
-    gather_rows,
-    lay_down,
-    send_ahead,
+    device_of,
+    place_shard,
 )
 from dagsel.workloads.torch.loop import (
     Cursor,
@@ -52,51 +54,49 @@ from dagsel.workloads.torch.speed import (
     stepping,
 )
 from dagsel.workloads.torch.state import (
-    Reader,
+    StateReader,
     as_torch,
+    capture,
     check,
     load_module,
     load_optimizer,
-    module_tree,
     pack,
 )
 
-Shard: TypeAlias = dict[str, torch.Tensor]
-Metric: TypeAlias = Callable[[Any, Any], Any]
 _LARGE = 4_000_000  # bytes of a model for which random numbers cost more than leaving them out
 
 
 class TorchWorkload:
     """Train PyTorch models.
 
-    What travels with a trial, bit for bit: all that stands in the state dicts of its model,
-    optimizer and learning-rate schedule, and the random streams of PyTorch, NumPy and Python.
-    Anything else that training changes belongs in a buffer or in ``get_extra_state``: model and
-    optimizer are built anew for every unit. Arguments are called in worker processes.
+    The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
+    and so do the random streams of PyTorch, NumPy and Python. Model and optimizer are built anew
+    for every unit, so keep anything else that training changes in a buffer or in
+    ``get_extra_state``. Functions are called in worker processes.
 
     Parameters
     ----------
     model
         ``model(config)`` builds the module.
     loss
-        ``loss(output, target)`` gives the mean loss of a batch.
+        ``loss(output, target)`` returns the mean loss of a batch.
     optimizer
         ``optimizer(parameters, config)`` builds the optimizer.
     batch_size
-        Samples in a batch, or a function of the configuration that says so.
+        Samples in a batch, or a function of the configuration that returns it.
     metrics
-        Functions of output and target by name, each giving the mean over a batch. A function may
+        Functions of output and target by name; each returns the mean over a batch. A function may
         have a ``direction``. The validation ``"loss"`` is always there.
     lr_scheduler
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
-        Left out, the first array is the input and the last one the target.
+        By default the first array is the input and the last one the target.
     train_fn
-        ``train_fn(model, optimizer, batches, config)`` is a training loop of your own over
+        ``train_fn(model, optimizer, batches, config)`` is your own training loop over
         ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
-        ends early when the unit is told to stop, and goes on at that sample in the next one. Keep
-        nothing in the loop that must outlive it. Gradients may be accumulated over batches if
+        ends early when the unit has to stop, and the next unit continues at that sample; local
+        variables of the loop are lost. Gradients may be accumulated over batches if
         ``optimizer.step()`` follows before the shard ends.
     lr_scheduler_interval
         When the schedule steps: after each ``"epoch"`` or after each batch (``"step"``).
@@ -105,25 +105,23 @@ class TorchWorkload:
     eval_batch_size
         Samples in a batch of an evaluation.
     precision
-        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; what it
-        gives out comes back as float32, and weights and moments stay what they are. ``"tf32"`` lets
-        a GPU multiply float32 in TF32. ``"fp32"`` leaves PyTorch as it is set.
+        ``"bf16"`` runs the model's forward pass under bfloat16 autocast, on the CPU too; outputs
+        are float32, and weights and moments keep their dtype. With ``"tf32"`` a GPU multiplies
+        float32 in TF32. ``"fp32"`` changes nothing.
     compile
         Compile the model with ``torch.compile``; a name chooses its backend.
     channels_last
-        Lay four-dimensional weights out as convolutions on a GPU like them best. No effect on a
-        model without any.
+        Store four-dimensional weights in the format that convolutions on a GPU prefer.
     fused
-        Step by one kernel for all parameters: Adam, AdamW and SGD have one, no effect on others.
+        Use one kernel for all parameters in Adam, AdamW and SGD. No effect on others.
     cuda_graphs
         Record a training step as a CUDA graph and repeat it. No effect on the CPU, in a gang, with
         a ``train_fn`` or a ``max_batch``, with a schedule that steps after each batch, and with an
         optimizer that cannot be recorded. The model must neither draw from Python's or NumPy's
         streams nor look at numbers that are on the GPU.
     device_memory
-        What shards may take of a GPU's memory, as a share (a float) or in bytes (an int); others
-        wait in pinned memory of the host, and their batches are sent ahead.
-
+        GPU memory for shards, as a share (a float) or in bytes (an int). Others stay in pinned
+        memory of the host, and their batches are sent ahead.
     max_batch
         Samples that a worker trains on at once: of a larger share of a batch the gradients are
         accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
@@ -142,7 +140,10 @@ class TorchWorkload:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> import torch
     >>> import dagsel.metrics
+    >>> from dagsel.workloads import Visit
     >>> workload = TorchWorkload(
     ...     model=lambda config: torch.nn.Linear(4, 2),
     ...     loss=torch.nn.functional.cross_entropy,
@@ -170,7 +171,7 @@ class TorchWorkload:
         optimizer: Callable[[Any, Any], torch.optim.Optimizer],
         *,
         batch_size: int | Callable[[Any], int],
-        metrics: Mapping[str, Metric] | None = None,
+        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
         lr_scheduler: Callable[[Any, Any], Any] | None = None,
         input_fn: Callable[[dict[str, torch.Tensor], Any], tuple[Any, Any]] | None = None,
         train_fn: Callable[[Any, Any, ShardBatches, Any], object] | None = None,
@@ -190,9 +191,9 @@ class TorchWorkload:
         if lr_scheduler_interval not in ("epoch", "step"):
             raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
                                 "'epoch' or 'step'")  # fmt: skip
-        _checked_size("eval_batch_size", eval_batch_size)
+        checked_size("eval_batch_size", eval_batch_size)
         if max_batch is not None:
-            _checked_size("max_batch", max_batch)
+            checked_size("max_batch", max_batch)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -213,16 +214,14 @@ class TorchWorkload:
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
         """Names of the metrics, each with its better direction if known."""
-        directions: dict[str, Direction | None] = {"loss": "minimize"}
-        for name, metric in self._metrics.items():
-            directions[name] = getattr(metric, "direction", None)
-        return directions
+        return {"loss": "minimize", **directions(self._metrics)}
 
     def validate(self, config: Config) -> None:
         """Raise a `WorkloadError` if nothing can be trained with this configuration.
 
         Examples
         --------
+        >>> import torch
         >>> TorchWorkload(torch.nn.Linear, None, None, batch_size=0).validate({})
         Traceback (most recent call last):
         ...
@@ -232,33 +231,33 @@ class TorchWorkload:
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             optimizer, schedule = self._build_optimizer(module, config)
-            check(_tree(module, optimizer, schedule))
+            check(module, optimizer, schedule)
 
-    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Shard:
-        """Bring a shard to the worker's device as tensors by name, or to where it is sent from."""
+    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
+        """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         try:
             shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
         except TypeError as error:
             raise WorkloadError(f"the data cannot become tensors: {error}") from error
-        return lay_down(shard, accelerator(), self.device_memory)
+        return place_shard(shard, accelerator(), self.device_memory)
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
         with preserved_streams(torch=True):
             module = self._build(config, seed)
             optimizer, schedule = self._build_optimizer(module, config)
-            return _capture(module, optimizer, schedule, {"seed": seed})
+            return capture(module, optimizer, schedule, {"seed": seed})
 
     def train(
         self,
         state: State,
-        shard: Shard,
+        shard: Tensors,
         config: Config,
         *,
         visit: Visit,
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
-        """Train on one shard, or on what is left of it; at least one batch, if one is left."""
+        """Train on one shard, or on the rest of it; at least one batch, if one is left."""
         return self._train(state, shard, config, visit, should_stop, None)
 
     def validate_gang(self, config: Config, size: int) -> None:
@@ -268,7 +267,7 @@ class TorchWorkload:
     def train_gang(
         self,
         state: State | None,
-        shard: Shard,
+        shard: Tensors,
         config: Config,
         *,
         visit: Visit,
@@ -278,22 +277,33 @@ class TorchWorkload:
         """Train as ``train`` does, on this rank's share of every batch."""
         self.validate_gang(config, gang.size)
         with gang.exchange():
-            gang.group.reach(_device_of(shard))
+            gang.group.reach(device_of(shard))
         return self._train(gang.broadcast(state), shard, config, visit, should_stop, gang)
 
     def _train(
         self,
         state: State,
-        shard: Shard,
+        shard: Tensors,
         config: Config,
         visit: Visit,
         should_stop: Callable[[], bool],
         gang: Gang | None,
     ) -> Trained:
-        reader, device = Reader(state), _device_of(shard)
-        cursor = _begin(reader.meta.get("cursor"), visit)
+        reader, device = StateReader(state), device_of(shard)
+        cursor = Cursor.begin(reader.meta.get("cursor"), visit)
         with preserved_streams(torch=True):
-            batches = self._batches(shard, config, visit, cursor, should_stop, gang)
+            batches = training_batches(
+                shard,
+                config,
+                visit,
+                input_fn=self.input_fn,
+                gang=gang,
+                batch_size=self._batch_size(config),
+                drop_last=self.drop_last,
+                cursor=cursor,
+                should_stop=should_stop,
+                max_batch=self.max_batch,
+            )
             module = self._equipped(reader, config, shard)
             optimizer, schedule = self._build_optimizer(module, config)
             load_optimizer(reader, optimizer, module)
@@ -301,7 +311,7 @@ class TorchWorkload:
                 schedule.load_state_dict(reader.decode("schedule", reader.copy))
                 optimizer._opt_called = True  # type: ignore[attr-defined]  # a restored one was
             if gang is None or gang.rank == 0:
-                _set_streams(reader, device)
+                reader.set_streams(device)
             else:
                 seed_rank(reader.meta["seed"], cursor, gang.rank)
             model = module.train()
@@ -319,7 +329,7 @@ class TorchWorkload:
             if not batches.stopped:
                 del meta["cursor"]
             if gang is None or gang.rank == 0:
-                state = _capture(module, optimizer, schedule, meta, device.type)
+                state = capture(module, optimizer, schedule, meta, device.type)
         return Trained(
             state,
             reached.n_samples,
@@ -329,28 +339,29 @@ class TorchWorkload:
             losses=batches.losses,
         )
 
-    def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
+    def evaluate(self, state: State, shard: Tensors, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
-        reader = Reader(state)
+        reader = StateReader(state)
         with preserved_streams(torch=True), torch.inference_mode():
             with torch.inference_mode(mode=False):
                 module = self._equipped(reader, config, shard).eval()
-            _set_streams(reader, _device_of(shard))
+            reader.set_streams(device_of(shard))
             metrics = {"loss": self.loss, **self._metrics}
-            with multiplying(self.precision, _device_of(shard)):
-                n_samples, means = mean_metrics(module, self._parts(shard, config), metrics)
+            parts = evaluation_batches(shard, config, self.eval_batch_size, self.input_fn)
+            with multiplying(self.precision, device_of(shard)):
+                n_samples, means = mean_metrics(module, parts, metrics)
         return Evaluated(n_samples, means)
 
     def restore(self, state: State, config: Config) -> torch.nn.Module:
         """Make the trained module of a state, on the CPU and in evaluation mode."""
         with preserved_streams(torch=True):
-            return self._restore(Reader(state), config, torch.device("cpu")).eval()
+            return self._restore(StateReader(state), config, torch.device("cpu")).eval()
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Let a state go on with another configuration.
+        """Make a state continue with another configuration.
 
         Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
-        get what the new configuration says differently: the rate is what the schedule makes of its
+        get the values that differ in the new configuration; the rate is the schedule's, from its
         new base after as many steps as it has made.
 
         Raises
@@ -358,7 +369,7 @@ class TorchWorkload:
         WorkloadError
             If the new configuration makes another model or another optimizer.
         """
-        reader = Reader(state)
+        reader = StateReader(state)
         tree = {part: reader.decode(part, reader.view) for part in reader.tree}
         steps = n_steps(tree["schedule"] or {})
         with preserved_streams(torch=True):
@@ -376,7 +387,7 @@ class TorchWorkload:
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return _checked_size("batch_size", size)
+        return checked_size("batch_size", size)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         # Always from the trial's first random numbers: a factory may draw more than its weights.
@@ -388,36 +399,23 @@ class TorchWorkload:
         if module is None:
             seed_streams(seed, torch=True)
             module = self.model(config)
-        if not isinstance(module, torch.nn.Module):
-            raise WorkloadError(f"model gave a {type(module).__name__}, not a torch.nn.Module")
-        parameters = list(module.parameters())
-        if not parameters:
-            raise WorkloadError("model gave a module without parameters")
-        if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
-            raise WorkloadError("model gave a lazy module; let it see a batch of zeros first")
-        return module
+        return check_module(module)
 
     def _build_optimizer(
         self, module: torch.nn.Module, config: Config
     ) -> tuple[torch.optim.Optimizer, Any]:
-        optimizer: Any = self.optimizer(module.parameters(), config)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise WorkloadError(f"optimizer gave a {type(optimizer).__name__}, not an Optimizer")
+        optimizer = check_optimizer(self.optimizer(module.parameters(), config))
         if self.lr_scheduler is None:
             return optimizer, None
-        schedule = self.lr_scheduler(optimizer, config)
-        if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-            raise WorkloadError("ReduceLROnPlateau needs a metric that no unit has; use another "
-                                "schedule, or change the rate in train_fn")  # fmt: skip
-        if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
-            raise WorkloadError(f"lr_scheduler gave a {type(schedule).__name__}, not a scheduler")
-        return optimizer, schedule
+        return optimizer, check_schedule(self.lr_scheduler(optimizer, config))
 
     def _outline(self, config: Config, steps: int) -> Outline:
         module = self._build(config, seed=0, large=True)
         return outline(module, *self._build_optimizer(module, config), steps)
 
-    def _restore(self, reader: Reader, config: Config, device: torch.device) -> torch.nn.Module:
+    def _restore(
+        self, reader: StateReader, config: Config, device: torch.device
+    ) -> torch.nn.Module:
         large = reader.nbytes("model.") > _LARGE
         module = self._build(config, reader.meta["seed"], large=large)
         if any(parameter.device != device for parameter in module.parameters()):
@@ -425,8 +423,8 @@ class TorchWorkload:
         load_module(reader, module)
         return module
 
-    def _equipped(self, reader: Reader, config: Config, shard: Shard) -> torch.nn.Module:
-        module = self._restore(reader, config, _device_of(shard))
+    def _equipped(self, reader: StateReader, config: Config, shard: Tensors) -> torch.nn.Module:
+        module = self._restore(reader, config, device_of(shard))
         equip(
             module,
             precision=self.precision,
@@ -434,60 +432,6 @@ class TorchWorkload:
             channels_last=self.channels_last,
         )
         return module
-
-    def _batches(
-        self,
-        shard: Shard,
-        config: Config,
-        visit: Visit,
-        cursor: Cursor,
-        should_stop: Callable[[], bool],
-        gang: Gang | None,
-    ) -> ShardBatches:
-        first, last = next(iter(shard.values())), next(reversed(shard.values()))
-        order = torch.from_numpy(visit.order(_n_samples(shard))).to(first.device)
-        input_fn = self.input_fn
-
-        def make(index: torch.Tensor) -> tuple[Any, Any]:
-            if input_fn is None:
-                return first.index_select(0, index), last.index_select(0, index)
-            batch = {name: array.index_select(0, index) for name, array in shard.items()}
-            return input_fn(batch, config)
-
-        options: dict[str, Any] = {
-            "batch_size": self._batch_size(config),
-            "drop_last": self.drop_last,
-            "cursor": cursor,
-            "should_stop": should_stop,
-            "max_batch": self.max_batch,
-        }
-        batches = (
-            ShardBatches(order, make, **options)
-            if gang is None
-            else GangBatches(order, make, gang=gang, **options)
-        )
-        device = away(shard)
-        if device is not None:
-            batches.feed = lambda parts: (
-                self._pair(batch, config)
-                for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
-            )
-        return batches
-
-    def _pair(self, batch: Shard, config: Config) -> tuple[Any, Any]:
-        if self.input_fn is not None:
-            return self.input_fn(batch, config)
-        first, last = next(iter(batch.values())), next(reversed(batch.values()))
-        return first, last if last is not first else last.clone()
-
-    def _parts(self, shard: Shard, config: Config) -> Iterator[tuple[int, Any, Any]]:
-        # A copy, as in training: a model that works in place must not reach the shard.
-        n_samples, size, device = _n_samples(shard), self.eval_batch_size, away(shard)
-        parts = [slice(start, start + size) for start in range(0, n_samples, size)]
-        copy = partial(copy_rows, shard, device)
-        sent = map(copy, parts) if device is None else send_ahead(copy, parts, device)
-        for part, batch in zip(parts, sent, strict=True):
-            yield min(size, n_samples - part.start), *self._pair(batch, config)
 
     def _loop(
         self,
@@ -517,58 +461,3 @@ class TorchWorkload:
             return None
         may = can_record(optimizer) and not needs_closure(type(optimizer).step)
         return accelerator() if may else None
-
-
-def _checked_size(name: str, size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
-    return int(size)
-
-
-def _device_of(shard: Shard) -> torch.device:
-    # Where it is trained on: a shard that is sent from the host lies elsewhere.
-    device = away(shard)
-    return next(iter(shard.values())).device if device is None else device.device
-
-
-def _n_samples(shard: Shard) -> int:
-    return len(next(iter(shard.values())))
-
-
-def _begin(saved: dict[str, Any] | None, visit: Visit) -> Cursor:
-    if saved is None:
-        return Cursor(visit.trial, visit.epoch, visit.shard)
-    cursor = Cursor(**saved)
-    if (cursor.trial, cursor.epoch, cursor.shard) != (visit.trial, visit.epoch, visit.shard):
-        raise WorkloadError(
-            f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of trial "
-            f"{cursor.trial}; it cannot go on with shard {visit.shard} of epoch {visit.epoch} of "
-            f"trial {visit.trial}"
-        )
-    return cursor
-
-
-def _tree(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> Any:
-    return {
-        **module_tree(module),
-        "optimizer": optimizer.state_dict(),
-        "schedule": None if schedule is None else schedule.state_dict(),
-    }
-
-
-def _capture(
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    schedule: Any,
-    meta: dict[str, Any],
-    device: Any = "cpu",
-) -> State:
-    tree = {**_tree(module, optimizer, schedule), "random": read_streams(device)}
-    return pack(tree, {"kind": "torch", **meta})
-
-
-def _set_streams(reader: Reader, device: torch.device) -> None:
-    streams = reader.decode("random", reader.copy)
-    if device.type == "cuda" and "cuda" not in streams:
-        torch.cuda.manual_seed(reader.meta["seed"] % 2**63)
-    write_streams(streams)

@@ -51,15 +51,11 @@ def test_an_empty_state_and_a_large_one(store: CheckpointStore) -> None:
 
 
 def test_nothing_there(store: CheckpointStore) -> None:
-    assert (store.latest(1), store.list(1), store.trials(), store.pinned(1)) == (None, (), (), ())
+    assert (store.latest(1), store.list(1), store.trials()) == (None, (), ())
     with pytest.raises(CheckpointNotFoundError, match="trial-000001/epoch-000002-position-000003"):
         load(store, 1, 2, 3)
-    with pytest.raises(CheckpointNotFoundError, match="trial 1 has no state"):
-        store.pin(1)
     store.delete(1, 2, 3)
-    store.prune(1)
     store.drop(1)
-    store.unpin(1)
 
 
 def test_keys_sort_as_numbers_do(store: CheckpointStore) -> None:
@@ -102,7 +98,6 @@ def test_what_was_scored_outlives_its_state(store: CheckpointStore, place: Any) 
     store.save(1, 2, 4, b"more", {"at": 9}, partial=True)
     store.keep_check(1, 1, 2, 4, partial=True)  # again, after a crash: it is there
     store.save(1, 2, 4, b"whole", {})
-    store.prune(1, keep=1)
     blob, meta = store.load_check(1, 1)
     assert (blob, meta["at"]) == (b"half", 7)
     store.keep_check(1, 2, 2, 4, partial=False)
@@ -176,40 +171,10 @@ def test_two_attempts_that_race_agree_on_one(
     assert winners == {1, 2}
 
 
-def test_prune_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None:
-    for position in range(6):
-        store.save(1, 2, position, b"s%d" % position, {})
-    store.save(1, 2, 1, b"half", {}, partial=True)
-    store.save(1, 3, 0, b"half", {}, partial=True)
-    store.pin(1, 2, 0)
-    store.prune(1, keep=2)
-    assert store.list(1) == ((2, 0), (2, 4), (2, 5))
-    assert store.list(1, partial=True) == ((3, 0),)
-    assert load(store, 1, 2, 0)[0] == b"s0"
-    store.unpin(1)
-    store.prune(1, keep=1)
-    assert store.list(1) == ((2, 5),)
-    with pytest.raises(CheckpointError, match="keep is 0"):
-        store.prune(1, keep=0)
-
-
-def test_pins(store: CheckpointStore) -> None:
-    store.save(1, 0, 0, b"a", {})
-    store.save(1, 0, 1, b"b", {})
-    store.pin(1)
-    store.pin(1, 0, 0)
-    assert store.pinned(1) == ((0, 0), (0, 1))
-    store.unpin(1, 0, 0)
-    assert store.pinned(1) == ((0, 1),)
-    store.delete(1, 0, 1)
-    assert store.pinned(1) == ()
-
-
 def test_drop_removes_one_trial_alone(store: CheckpointStore, place: Any) -> None:
     for trial in (1, 11):
         store.save(trial, 0, 0, b"a", {})
         store.save(trial, 0, 1, b"b", {}, partial=True)
-        store.pin(trial)
     store.drop(1)
     assert store.trials() == (11,)
     assert all(name.startswith("trial-000011/") for name in place.files())
@@ -369,9 +334,7 @@ ACTIONS: dict[str, Action] = {
     "replace": lambda store: store.save(1, 0, 1, b"other", {"n": 3}),
     "partial": lambda store: store.save(1, 0, 2, b"more", {"n": 4}, partial=True),
     "delete": lambda store: store.delete(1, 0, 1),
-    "prune": lambda store: store.prune(1, keep=1),
     "drop": lambda store: store.drop(1),
-    "pin": lambda store: store.pin(1, 0, 1),
     "save first": lambda store: store.save_first(1, 0, 2, b"next", {"n": 2}),
     "save first, but second": lambda store: store.save_first(1, 0, 1, b"other", {"n": 3}),
     "first save of a trial": lambda store: store.save(2, 0, 0, b"first", {"n": 5}),
@@ -428,21 +391,6 @@ def test_a_crash_between_any_two_system_calls_leaves_a_readable_store(
     assert n > 2, "the crash never came"
 
 
-def test_what_crashes_leave_behind_is_swept(
-    tmp_path: Path, crash_after: Callable[[int], Any]
-) -> None:
-    for n in range(12):
-        store = CheckpointStore(tmp_path)
-        with crash_after(n):
-            store.save(1, 0, 0, b"zero %d" % n, {})
-    store.save(1, 0, 0, b"zero", {})
-    store.save(1, 0, 1, b"one", {})
-    store.save(1, 0, 2, b"half", {}, partial=True)
-    assert len(list(tmp_path.rglob("*.*"))) > 6
-    store.prune(1, keep=2)
-    assert len(list(tmp_path.rglob("*.*"))) == 6
-
-
 class StoreMachine(RuleBasedStateMachine):
     """The store against a dictionary."""
 
@@ -452,7 +400,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = CheckpointStore("memory://machine")
         self.model: dict[tuple[int, int, int], bytes] = {}
         self.partial: dict[tuple[int, int, int], bytes] = {}
-        self.pins: set[tuple[int, int, int]] = set()
 
     keys = st.tuples(st.integers(0, 1), st.integers(0, 2), st.integers(0, 2))
 
@@ -469,13 +416,6 @@ class StoreMachine(RuleBasedStateMachine):
     def delete(self, key: tuple[int, int, int]) -> None:
         self.store.delete(*key)
         self.model.pop(key, None)
-        self.pins.discard(key)
-
-    @rule(key=keys)
-    def pin(self, key: tuple[int, int, int]) -> None:
-        if key in self.model:
-            self.store.pin(*key)
-            self.pins.add(key)
 
     @rule(trial=st.integers(0, 1))
     def drop(self, trial: int) -> None:
@@ -483,17 +423,6 @@ class StoreMachine(RuleBasedStateMachine):
         for kept in (self.model, self.partial):
             for key in [key for key in kept if key[0] == trial]:
                 del kept[key]
-        self.pins = {key for key in self.pins if key[0] != trial}
-
-    @rule(trial=st.integers(0, 1), keep=st.integers(1, 3))
-    def prune(self, trial: int, keep: int) -> None:
-        self.store.prune(trial, keep)
-        mine = sorted(key for key in self.model if key[0] == trial)
-        for key in mine[:-keep]:
-            if key not in self.pins:
-                del self.model[key]
-        for key in [key for key in self.partial if key[0] == trial and mine and key <= mine[-1]]:
-            del self.partial[key]
 
     @invariant()
     def both_hold_the_same(self) -> None:
@@ -505,8 +434,6 @@ class StoreMachine(RuleBasedStateMachine):
                     key = (trial, *place)
                     loaded = load(self.store, *key, partial=partial)
                     assert loaded == (kept[key], {"key": list(key)})
-            pins = tuple(sorted(key[1:] for key in self.pins if key[0] == trial))
-            assert self.store.pinned(trial) == pins
 
 
 TestStoreMachine = StoreMachine.TestCase

@@ -179,7 +179,7 @@ class Done:
 
 
 def drive(url: str, done: Done) -> None:
-    """Write as a run does: two trials, four units, pruning, an end."""
+    """Write as a run does: two trials, four units, old states deleted, an end."""
     run = RunDir(url)
     run.claim("3f9a", {"study": "digits"})
     done.claimed = True
@@ -196,8 +196,9 @@ def drive(url: str, done: Done) -> None:
             old = (0, 1, position - 2)
             done.remove({old}, partial(run.states.delete, *old))
     done.save(run, (1, 1, 3), b"another 3 of 1")
-    run.states.pin(1)
-    done.remove({(1, 1, n) for n in range(2)}, lambda: run.states.prune(1, keep=2))
+    for position in range(2):
+        old = (1, 1, position)
+        done.remove({old}, partial(run.states.delete, *old))
     done.append(run, {"kind": "best", "trial": 1})
     done.checked.pop(0)
     done.remove({key for key in done.saved if key[0] == 0}, lambda: run.states.drop(0))
@@ -235,7 +236,6 @@ def check(url: str, done: Done, *, is_atomic: bool) -> None:
     assert RunDir(url).journal.read() == [*found, {"kind": "resumed"}]
     for trial in (0, 1):
         run.states.save(trial, 2, 0, b"next", {})
-        run.states.prune(trial, keep=1)
         latest = run.states.load_latest(trial)
         assert latest is not None
         assert latest[:2] == ((2, 0), b"next")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dagsel.storage.runs.disk_full import wait_for_room
+from dagsel.storage.disk import retry_while_full
 
 
 def failing(*numbers: int) -> tuple[Any, list[int]]:
@@ -27,7 +27,7 @@ def test_it_waits_for_room(number: int, caplog: pytest.LogCaptureFixture) -> Non
     write, _ = failing(number, number, number)
     pauses: list[float] = []
     with caplog.at_level(logging.WARNING, "dagsel"):
-        assert wait_for_room(write, "s3://b/run", sleep=pauses.append) == "written"
+        assert retry_while_full(write, "s3://b/run", sleep=pauses.append) == "written"
     assert len(pauses) == 3
     assert pauses == sorted(pauses)
     assert len(caplog.messages) == 2, "it warns once, and says when it goes on"
@@ -38,7 +38,7 @@ def test_it_gives_up_in_time() -> None:
     write, left = failing(*[errno.ENOSPC] * 1000)
     pauses: list[float] = []
     with pytest.raises(OSError, match="no"):
-        wait_for_room(write, "a", patience_s=30.0, sleep=pauses.append)
+        retry_while_full(write, "a", patience_s=30.0, sleep=pauses.append)
     assert 30.0 <= sum(pauses) < 36.0
     assert left
 
@@ -46,5 +46,5 @@ def test_it_gives_up_in_time() -> None:
 def test_other_errors_are_not_waited_for() -> None:
     write, left = failing(errno.ENOSPC, errno.EACCES, errno.ENOSPC)
     with pytest.raises(PermissionError):
-        wait_for_room(write, "a", sleep=lambda seconds: None)
+        retry_while_full(write, "a", sleep=lambda seconds: None)
     assert left == [errno.ENOSPC]

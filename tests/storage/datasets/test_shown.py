@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from dagsel import console
 from dagsel.console import ProgressBar
-from dagsel.storage.datasets.repr import size
+from dagsel.storage.datasets.dataset import readable_size
 
 
 @given(st.integers(0, 10**18))
 def test_a_size_is_short_and_right(n_bytes: int) -> None:
-    number, unit = size(n_bytes).replace(",", "").split()
+    number, unit = readable_size(n_bytes).replace(",", "").split()
     factor = {"B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}[unit]
     assert abs(float(number) * factor - n_bytes) <= 0.051 * factor
     assert float(number) <= 1000 or unit == "TB"
