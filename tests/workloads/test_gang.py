@@ -21,6 +21,7 @@ from dagsel.testing import WorkloadSuite
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
+from dagsel.workloads.gang import process_group
 from dagsel.workloads.gang.gang import Gang, GangWorkload
 
 SIZES = (23, 17, 21, 16)  # the last batch of 8 has 7, 1, 5 and 8 samples
@@ -352,6 +353,27 @@ def test_a_rank_draws_other_numbers_than_rank_0() -> None:
     drawn = [draw(rank, place) for rank in (1, 2) for place in (0, 3)]
     assert len(set(drawn)) == 4
     assert drawn == [draw(rank, place) for rank in (1, 2) for place in (0, 3)]
+
+
+def test_a_rank_that_fails_before_all_are_connected_is_told_by_its_own_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connect = process_group.Group.__init__
+
+    def late(self: Any, rendezvous: Any, *, rank: int, **options: Any) -> None:
+        connect(self, rendezvous, rank=rank, **options)
+        if rank == 0:  # the others are connected, and one of them leaves at once
+            assert rendezvous.get("error", 30.0) is not None
+            raise RuntimeError("Connection closed by peer")
+
+    def body(gang: Gang) -> None:
+        if gang.rank == 1:
+            raise KeyError("x")
+        gang.agree(False)
+
+    monkeypatch.setattr(process_group.Group, "__init__", late)
+    with pytest.raises(KeyError, match="x"):
+        in_gang(3, body)
 
 
 def test_errors_that_ranks_raise_are_what_they_were() -> None:

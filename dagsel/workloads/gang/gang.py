@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -256,7 +256,8 @@ def _connected(
             timeout_s=timeout_s,
         )
     except (RuntimeError, OSError) as error:
-        raise _broken(name, rank, size, _first_line(error)) from error
+        # A rank that was connected first may have failed already.
+        _raise_cause(rendezvous, error, name, rank, size)
     gang, whole = Gang(name, rank, size, rendezvous, group, timeout_s), False
     try:
         yield gang
@@ -265,15 +266,22 @@ def _connected(
         if not gang.broken:
             _send_error(rendezvous, error, rank)  # before the others can see that this one has gone
             raise
-        culprit = _read_error(rendezvous)
-        if culprit is None:
-            raise _broken(name, rank, size, _first_line(error)) from error
-        if rank == 0:
-            raise _rebuilt(culprit) from None
-        about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
-        raise _broken(name, rank, size, about) from error
+        _raise_cause(rendezvous, error, name, rank, size)
     finally:
         group.close(broken=not whole)
+
+
+def _raise_cause(
+    rendezvous: Rendezvous, error: Exception, name: str, rank: int, size: int
+) -> NoReturn:
+    """Raise what broke a gang: on the leader the error of the rank that failed, if it is known."""
+    culprit = _read_error(rendezvous)
+    if culprit is None:
+        raise _broken(name, rank, size, _first_line(error)) from error
+    if rank == 0:
+        raise _rebuilt(culprit) from None
+    about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
+    raise _broken(name, rank, size, about) from error
 
 
 def _broken(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
