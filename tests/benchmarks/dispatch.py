@@ -208,7 +208,7 @@ def bench_speed():
         outcome, _ = dispatch(costs, speeds, p * k, sigma=0.2)
         took = time.process_time() - start
         note(f"dispatcher and model cluster, {n}×{p}, {k} shards a worker, µs a unit",
-             1e6 * took / outcome.n_done, 0)  # fmt: skip
+             1e6 * took / len(outcome.timeline), 0)  # fmt: skip
 
 
 def bench_figures(limit_s):

@@ -173,5 +173,5 @@ def dispatch(costs, speeds, n_shards, *, sigma=0.0, seed=0, holders=None, cluste
     chains = [Chain(trial, range(1, 2), n_shards, evaluate=False) for trial in range(len(costs))]
     model.add_round(Round(0, tuple(chains)))
     outcome = model.run()
-    assert outcome.n_done == len(costs) * n_shards, "the round did not end"
+    assert len(outcome.timeline) == len(costs) * n_shards, "the round did not end"
     return outcome, np.array(work)
