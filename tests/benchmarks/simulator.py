@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import sys
 import time
+from typing import Any
 
 from dagsel.flows import RandomSearch
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
@@ -22,13 +23,13 @@ TRIES = 3  # another process may have disturbed one
 def heap_seconds(n: int = 400_000) -> float:
     began = time.process_time()
     queue: list[tuple[int, int]] = []
-    seen: dict[int, object] = {}
+    seen: dict[int, Any] = {}
     for i in range(n):
         heapq.heappush(queue, (i * 7919 % n, i))
         seen[i * 7919 % n] = (i, str(i))
     while queue:
         at, _ = heapq.heappop(queue)
-        seen[at] = seen[at]
+        seen[at] = seen[at][1]
     return time.process_time() - began
 
 

@@ -108,7 +108,7 @@ class _Planner(ListScheduler[int]):
     def pick(self, worker: int, now: float, *, blocked: int = 0) -> tuple[int, int] | None:
         self._asked = self.held[worker]
         if self.skips is not None:
-            self.holders_changed()  # a worker that skipped all trials may still need them
+            self.holders_changed()  # also those that skipped all trials are asked again
         return super().pick(worker, now, blocked=blocked)
 
     @property
@@ -150,6 +150,7 @@ def _run(
             return visits
         if not ends:  # all that was idle has been skipped at random
             scheduler.skips = None
+            scheduler.holders_changed()  # workers that skipped all trials may still need them
             continue
         now = ends[0][0]
         while ends and ends[0][0] <= now:
