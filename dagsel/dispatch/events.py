@@ -41,17 +41,10 @@ class UnitStarted:
 
 @dataclass(frozen=True, slots=True)
 class UnitDone:
-    """The unit's result exists.
+    """The unit's result exists, after `seconds` of training on `shard`.
 
-    Parameters
-    ----------
-    unit
-        The unit.
-    seconds
-        How long it trained; 0 if its stored result was found.
-    shard
-        The shard that was really visited. It differs from the bound one if the unit ran before,
-        with another shard, and its result was found in the store.
+    If the unit ran before and its result was found in the store, `seconds` is 0, and `shard` may
+    differ from the one that was bound.
     """
 
     unit: Unit
@@ -63,17 +56,9 @@ class UnitDone:
 class UnitReturned:
     """The unit came back from its worker without failing: preempted, rescheduled or cancelled.
 
-    If the unit is ready but not bound, this takes back `UnitReady`: its input is lost. `UnitReady`
-    follows when it may be bound again.
-
-    Parameters
-    ----------
-    unit
-        The unit.
-    shard
-        The shard that it is partly through and must go on with; None if nothing of it is kept.
-    seconds
-        How long it trained until it was stopped.
+    It trained for `seconds` and has to go on with `shard`; None if nothing of it is kept. If the
+    unit is ready but not bound, this takes back `UnitReady`: its input is lost. `UnitReady` follows
+    when it may be bound again.
     """
 
     unit: Unit
@@ -134,12 +119,7 @@ class WorkerAdded:
 class WorkerRemoved:
     """A worker has gone, with the shards that it held and the units that it ran.
 
-    Parameters
-    ----------
-    worker
-        Its address.
-    expected
-        Whether it was asked to go; if not, the unit that ran on it gets a strike.
+    Unless that was `expected`, the unit that ran on it gets a strike.
     """
 
     worker: Worker
@@ -179,21 +159,11 @@ class TrialStopped:
 
 @dataclass(frozen=True, slots=True)
 class TrialAllowed:
-    """The trial may train with this gang, for so long; if it rests, it goes on.
+    """The trial may train on `gang` workers, for `seconds` from now on; if it rests, it goes on.
 
     Its running unit is preempted if it has a gang of another size, or if there is a time limit. The
-    event may come before the trial's first round.
-
-    Parameters
-    ----------
-    trial
-        Number of the trial.
-    gang
-        Number of workers that train it together.
-    seconds
-        How long it may train from now on before it has to rest; None for no limit.
-    number
-        A number of the caller's; `TrialRests` repeats the last one that was given for the trial.
+    event may come before the trial's first round. `number` is the caller's: `TrialRests` repeats
+    the last one that was given for the trial.
     """
 
     trial: int
@@ -223,13 +193,7 @@ class CheckAdded:
 
 @dataclass(frozen=True, slots=True)
 class HorizonSet:
-    """From now on no training unit starts that is expected to end after this moment.
-
-    Parameters
-    ----------
-    at_s
-        The moment, by the dispatcher's clock; infinity for none.
-    """
+    """From now on no training unit starts that is expected to end after `at_s`."""
 
     at_s: float
 
@@ -275,14 +239,7 @@ DispatchEvent: TypeAlias = (
 class Bind:
     """Run the unit on the worker with the shard; after the worker's running unit, if it has one.
 
-    Parameters
-    ----------
-    unit, worker, shard
-        Which unit, on which worker, with which shard.
-    members
-        The other workers of a gang: they are idle, and start together with the worker.
-    seconds
-        How long the unit may train; None for no limit.
+    In a gang the worker leads the `members`, which are idle. The unit may train for `seconds`.
     """
 
     unit: Unit
