@@ -13,7 +13,7 @@ from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, check_flow, limits_of
 from dagsel.history.record import UnitRecord
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import Budget, to_seconds
+from dagsel.planning.budget import read_budget, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
@@ -101,7 +101,8 @@ def preview(
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    shown = limit or Budget(math.inf, price_per_worker_hour)
+    asked = read_budget(1.0, price_per_worker_hour)  # of which only the price is shown
+    shown = limit or asked
     price = (shown.price_per_worker_hour, shown.currency)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
@@ -182,9 +183,7 @@ def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | No
     if space is not None or curves is not None:  # curves may ask for parameters, or bring them
         return space
     if flow.traits.reads_configs:
-        raise SearchError(
-            f"space is missing: it makes configurations, and the flow {flow.traits.reads_configs}"
-        )
+        raise SearchError(f"space is missing: the flow {flow.traits.reads_configs}")
     if flow.traits.sampling == "grid":
         raise SearchError("space is missing: how many trials a grid has depends on it")
     return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
