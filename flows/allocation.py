@@ -353,7 +353,7 @@ class ProfiledAllocator(Allocator):
     @property
     def traits(self) -> Traits:
         """All that the search inside says of itself; and its configurations are read."""
-        return replace(self.flow.traits, reads_configs="reads the architecture off them")
+        return replace(self.flow.traits, reads_configs="reads the architecture off configurations")
 
     def architecture(self, trial: int, config: Mapping[str, Any], source: str = "") -> str:
         """Read the architecture off the configuration."""

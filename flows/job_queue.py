@@ -59,7 +59,9 @@ class JobQueue(FullTraining):
     @property
     def traits(self) -> Traits:
         """What the queue says of itself."""
-        return Traits(sampling="grid", reads_configs="reads the number of epochs off them")
+        return Traits(
+            sampling="grid", reads_configs="reads the number of epochs off configurations"
+        )
 
     def handle(self, event: Event) -> list[Decision]:
         """Train what was drawn; draw another job for each that ended."""

@@ -193,7 +193,7 @@ class PBT(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, reads_configs="changes their parameters")
+        return Traits(self.max_epochs, reads_configs="changes parameters of the configurations")
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the population."""

@@ -1,14 +1,10 @@
 """The dispatcher: events in, instructions out; a pure state machine.
 
-It binds each ready unit to a worker and a shard that the worker holds, late, by what is true at
-that moment. A thin shell inside Dask's scheduler feeds it (`dagsel.execution.scheduler_plugin`), a
-simulator drives the same object in virtual time (`dagsel.simulation.virtual_cluster`). It knows no
-clock: the shell passes the time with the events, and wakes it at `Dispatcher.wake_at` with a
-`TimerFired`.
+It binds each ready unit to a worker, and to a shard that the worker holds, as late as possible. The
+caller passes the time with the events, and calls again at `Dispatcher.wake_at` with a `TimerFired`.
 
-Its state is a `DispatchState`. Each event is first taken in; then all that acts on the state has
-its turn: `shard_moves` places shards, `gangs` and `assignment` bind units, `interventions` watches
-trials and units. `ListScheduler` decides which unit a worker gets.
+`Dispatcher.handle` first updates the `DispatchState` by each event. Then `shard_moves` places
+shards, `gangs` and `assignment` bind units, `rests` and `strikes` watch trials and units.
 """
 
 from __future__ import annotations
@@ -19,8 +15,7 @@ from typing import assert_never
 
 from dagsel.dispatch import invariants
 from dagsel.dispatch.assignment import Assigner
-from dagsel.dispatch.config import DispatchConfig
-from dagsel.dispatch.dispatch_state import DispatchState
+from dagsel.dispatch.dispatch_state import DispatchConfig, DispatchState
 from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.dispatch.events import (
     CheckAdded,
@@ -48,19 +43,10 @@ from dagsel.dispatch.events import (
     WorkerRemoved,
 )
 from dagsel.dispatch.gangs import Gangs
-from dagsel.dispatch.interventions import (
-    allow,
-    culprit,
-    fail,
-    hold,
-    raised,
-    spend,
-    strike,
-    tell_rests,
-    watch_clock,
-)
 from dagsel.dispatch.list_scheduler import bits
+from dagsel.dispatch.rests import allow, hold, spend, tell_rests
 from dagsel.dispatch.shard_moves import ShardMoves
+from dagsel.dispatch.strikes import culprit, fail, strike, watch_time_limits
 from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.units import Chain, Unit
 from dagsel.dispatch.workers import KnownWorker
@@ -75,11 +61,6 @@ class Dispatcher:
     ----------
     config
         What it is told once.
-
-    Attributes
-    ----------
-    tally
-        Counts.
 
     Examples
     --------
@@ -96,12 +77,8 @@ class Dispatcher:
     def __init__(self, config: DispatchConfig) -> None:
         self.config = config
         self.state = state = DispatchState(config)
-        self.tally, self.trials, self.bindings = state.tally, state.trials, state.bindings
-        self.holdings, self.times, self.list_scheduler = (
-            state.holdings,
-            state.times,
-            state.list_scheduler,
-        )
+        self.trials, self.bindings, self.workers = state.trials, state.bindings, state.workers
+        self.times, self.list_scheduler = state.times, state.list_scheduler
         self.moves = ShardMoves(state)
         self.gangs = Gangs(state)
         self.assigner = Assigner(state, self.gangs)
@@ -114,8 +91,8 @@ class Dispatcher:
         Parameters
         ----------
         *events
-            What has happened since the last call, in order. Give together what came together:
-            nothing is decided in between.
+            What has happened since the last call, in order. Pass events that came together in
+            one call: nothing is decided in between.
         now_s
             The time; never less than before.
 
@@ -127,7 +104,7 @@ class Dispatcher:
         Raises
         ------
         ValueError
-            A chain's number of shards is not the run's, or an epoch is added twice.
+            If a chain's number of shards is not the run's, or an epoch is added twice.
         """
         self.state.now = now_s
         self.state.out = []
@@ -138,31 +115,30 @@ class Dispatcher:
 
     @property
     def wake_at(self) -> float | None:
-        """When the shell shall send a `TimerFired`; None when only events matter."""
+        """When to send a `TimerFired`; None if only other events matter."""
         return self.state.wake_at
 
     def knows(self, worker: Worker) -> bool:
         """Whether the worker was added and not removed."""
-        return worker in self.holdings.workers
+        return worker in self.workers
 
     def worker_of(self, unit: Unit) -> Worker | None:
-        """Worker that the unit is bound to; None when it is bound to none."""
+        """Return the worker that the unit is bound to; None if there is none."""
         binding = self.bindings.get(unit)
         return None if binding is None else binding.worker
 
     def holds(self, worker: Worker, shard: int) -> bool:
         """Whether the worker holds the shard."""
-        host = self.holdings.workers.get(worker)
-        return host is not None and bool(host.held >> shard & 1)
+        return worker in self.workers and self.workers[worker].holds(shard)
 
     def home(self, trial: int) -> Worker | None:
-        """Worker that made the trial's newest state; None when there is none."""
+        """Return the worker that made the trial's newest state; None if there is none."""
         return self.list_scheduler.home.get(trial)
 
     @property
     def n_staying(self) -> int:
-        """Workers that are there and were not told to go."""
-        return sum(not host.draining for host in self.holdings.workers.values())
+        """Number of workers that were not told to go."""
+        return len(self.workers.staying)
 
     def cheapest(
         self,
@@ -173,18 +149,17 @@ class Dispatcher:
     ) -> tuple[Worker, ...]:
         """Choose at most n workers whose loss costs least, besides those that go anyway.
 
-        `nodes` says with what a worker is billed; others are billed alone.
+        `nodes` has the node that a worker is billed with; other workers are billed alone.
         """
-        hosts = [s for s in self.holdings.workers.values() if s.worker not in but]
         there = [
             Releasable(s.worker, bool(s.bound), frozenset(bits(s.held)), nodes.get(s.worker))
-            for s in hosts
-            if not s.draining
+            for s in self.workers.staying
+            if s.worker not in but
         ]
         return choose(there, n)
 
     def visits_before(self, unit: Unit) -> tuple[int, ...]:
-        """Shards that the trial has visited in the unit's epoch before it, in order."""
+        """Return the shards that the trial visited in the epoch before the unit, in order."""
         trial = self.trials.get(unit.trial)
         if unit.kind != "train" or trial is None:
             return ()
@@ -194,21 +169,23 @@ class Dispatcher:
     def _take(self, event: DispatchEvent) -> None:
         match event:
             case UnitReady(unit):
-                self._on_ready(unit)
+                self._on_unit_ready(unit)
             case UnitStarted(unit, worker):
-                self._on_started(unit, worker)
+                self._on_unit_started(unit, worker)
             case UnitDone():
-                self._on_done(event)
+                self._on_unit_done(event)
             case RoundAdded(round_):
                 for chain in round_.chains:
                     self._add_chain(chain)
             case UnitReturned(unit, shard, seconds):
                 spend(self.state, unit, seconds)
-                self._on_returned(unit, shard, seconds)
-            case UnitLost(unit):  # its record stays: it visits the same shard again
+                self._on_unit_returned(unit, shard, seconds)
+            case UnitLost(unit):  # its visit stays noted: it visits the same shard again
                 self.state.clear_strikes(unit)
-            case UnitFailed():
-                raised(self.state, event)
+            case UnitFailed(unit, _, reason):
+                self.state.give_back(unit)
+                if unit.trial in self.trials:
+                    fail(self.state, unit.trial, reason)
             case GangBroke(unit, reason):
                 strike(self.state, unit, f"the gang of {unit} broke: {reason}")
             case WorkerAdded():
@@ -253,17 +230,17 @@ class Dispatcher:
             trial = self.trials[chain.trial] = Trial(chain.trial)
             self.list_scheduler.rem[chain.trial] = 0.0
             self.state.stopped.discard(chain.trial)
-            for unit in self.bindings:  # a unit of its former life may not have stopped yet
+            for unit in self.bindings:  # a unit from before it was stopped may still run
                 if unit.kind == "train" and unit.trial == chain.trial:
                     trial.active = unit
         trial.add(chain)
         self.moves.has_begun = True
-        self.times.add_trial(chain.trial, chain.cost)
+        self.times.add_trial(chain.trial)
         self.state.work_left.is_stale = True
         for unit in self.state.early.pop(chain.trial, ()):
-            self._on_ready(unit)
+            self._on_unit_ready(unit)
 
-    def _on_ready(self, unit: Unit) -> None:
+    def _on_unit_ready(self, unit: Unit) -> None:
         trial = self.trials.get(unit.trial)
         if unit in self.bindings:
             self.state.give_back(unit)
@@ -282,24 +259,23 @@ class Dispatcher:
             trial.ready.sort()
             self.state.requeue(trial)
 
-    def _on_started(self, unit: Unit, worker: Worker) -> None:
+    def _on_unit_started(self, unit: Unit, worker: Worker) -> None:
         binding = self.bindings.get(unit)
         if binding is None or binding.worker != worker:
             return
-        host = self.holdings.workers[worker]
+        host = self.workers[worker]
         if host.bound[0] != unit:
             self.bindings[host.bound[0]].began_s = None
             host.bound.reverse()
         binding.started, binding.began_s = True, self.state.now
-        self.state.time_host(host)
+        self.state.time_worker(host)
 
-    def _on_done(self, event: UnitDone) -> None:
+    def _on_unit_done(self, event: UnitDone) -> None:
         unit, binding = event.unit, self.state.release(event.unit)
         spend(self.state, unit, event.seconds)
         self.state.clear_strikes(unit)
-        self.state.failures.pop(unit, None)
         if unit.kind == "check":
-            self.state.checked(unit)
+            self._on_check_done(unit)
             return
         trial = self.trials.get(unit.trial)
         if trial is None or unit.epoch not in trial.epochs:
@@ -311,12 +287,12 @@ class Dispatcher:
             trial.close(unit.epoch)
             self.state.drop_evaluation(unit)
             if worker is not None:
-                self.times.observe_evaluation(unit.trial, worker, event.shard, event.seconds)
+                self.times.observe_evaluation(unit.trial, worker, event.seconds)
                 self.state.work_left.unit_done(worker)
             return
         repeat = trial.is_repeat(unit)
         self.state.drop_training(trial, unit)
-        was_cut = trial.partial.pop(unit, None) is not None  # what its last piece took says little
+        was_cut = trial.partial.pop(unit, None) is not None  # its time is that of the last piece
         if not trial.record(unit, event.shard):
             fail(self.state, unit.trial, f"{unit} visited shard {event.shard} for the second time")
             return
@@ -329,24 +305,31 @@ class Dispatcher:
             if binding is not None and binding.members and event.seconds and not was_cut:
                 self.state.learn_gang(unit, len(binding.workers), event.seconds)
             elif binding is not None and not (repeat or was_cut or binding.members):
-                self._learn(unit, worker, event)
+                self._learn(unit, worker, event.seconds)
         self.state.requeue(trial)
 
-    def _learn(self, unit: Unit, worker: Worker, event: UnitDone) -> None:
+    def _on_check_done(self, unit: Unit) -> None:
+        self.state.drop_evaluation(unit)
+        check, checks = (unit.trial, unit.epoch), self.state.checks
+        if check in checks:
+            checks[check] &= ~(1 << unit.position)
+            if not checks[check]:
+                del checks[check]
+
+    def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:
         was_known = self.times.known
-        self.times.observe(unit.trial, worker, event.shard, event.seconds)
+        self.times.observe(unit.trial, worker, seconds)
         if self.times.known != was_known:
             self.state.work_left.is_stale = True
         self.state.work_left.unit_done(worker)
         if self.config.rebalance:
             self.moves.watch_drift(worker)
 
-    def _on_returned(self, unit: Unit, shard: int | None, seconds: float) -> None:
+    def _on_unit_returned(self, unit: Unit, shard: int | None, seconds: float) -> None:
         binding = self.bindings.get(unit)
         if binding is not None and shard is not None and unit.trial in self.trials:
-            self.list_scheduler.move_home(
-                unit.trial, binding.worker
-            )  # its state waits in memory there
+            # Its state stays in that worker's memory.
+            self.list_scheduler.move_home(unit.trial, binding.worker)
         self.state.give_back(unit)
         if unit.kind == "check":
             self.state.drop_evaluation(unit)
@@ -362,26 +345,25 @@ class Dispatcher:
         self.state.drop_training(trial, unit)
         if shard is not None and not trial.is_repeat(unit):
             trial.partial[unit] = shard
-            if seconds:  # it has got on: whoever was lost before, it was not for what it did there
+            if seconds:  # it has made progress, so it was not the cause of its strikes
                 self.state.clear_strikes(unit)
 
     def _on_worker_added(self, event: WorkerAdded) -> None:
-        if event.worker in self.holdings.workers:
+        if event.worker in self.workers:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
-        host = KnownWorker(
+        self.workers[event.worker] = KnownWorker(
             event.worker, event.max_shards, held=held, placed_speed=event.speed, node=event.node
         )
-        self.holdings.workers[event.worker] = host
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held
         self.list_scheduler.speed[event.worker] = event.speed
         self.list_scheduler.load[event.worker] = 0.0
         self.list_scheduler.free_at[event.worker] = self.state.now
-        self.moves.members_changed = True
+        self.moves.workers_changed = True
 
     def _on_worker_removed(self, event: WorkerRemoved) -> None:
-        host = self.holdings.workers.get(event.worker)
+        host = self.workers.get(event.worker)
         if host is None:
             return
         suspect = culprit(self.state, host, expected=event.expected)
@@ -389,12 +371,12 @@ class Dispatcher:
             binding = self.bindings[unit]
             if binding.worker == event.worker:
                 self.state.give_back(unit)
-            else:  # its leader finds out
+            else:  # its leader will report it
                 binding.lost += (event.worker,)
-        del self.holdings.workers[event.worker]
+        del self.workers[event.worker]
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
-        self.moves.members_changed = True
+        self.moves.workers_changed = True
         if suspect is not None:
             reason = f"its worker {event.worker} was lost while {suspect} ran"
             strike(self.state, suspect, reason)
@@ -410,12 +392,12 @@ class Dispatcher:
         self.gangs.settle()
         self.assigner.settle()
         tell_rests(state)
-        watch_clock(state)
+        watch_time_limits(state)
         self.moves.watch_drains()
-        self.moves.watch_homeless()
+        self.moves.watch_missing()
 
     def check(self) -> None:
         """Raise ``AssertionError`` with a clear sentence if an invariant does not hold."""
         invariants.check(self.state)
-        if not self.moves.members_changed:
-            invariants.check_homes(self.state)
+        if not self.moves.workers_changed:
+            invariants.check_no_shard_is_missing(self.state)

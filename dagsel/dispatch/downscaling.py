@@ -1,4 +1,4 @@
-"""Which workers to let go: those whose loss costs least."""
+"""Which workers to release: those whose loss costs least."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Releasable:
-    """A worker that may be let go.
+    """A worker that may be released.
 
     Parameters
     ----------
@@ -20,7 +20,7 @@ class Releasable:
     shards
         The shards that it holds.
     node
-        What it is billed with; workers of a node go together. None for a node of its own.
+        The node that it is billed with; workers of a node go together. None for one of its own.
     """
 
     worker: str
@@ -30,18 +30,18 @@ class Releasable:
 
 
 def choose(workers: Sequence[Releasable], n: int) -> tuple[str, ...]:
-    """Choose workers to let go.
+    """Choose workers to release.
 
-    One node after the other goes: the one with the fewest running units, among these the one with
-    the fewest shards that nobody else holds, then the one with the fewest shards. Two workers that
-    hold the same shard twice are not both taken for free: what the first one leaves is counted.
+    Nodes go one after the other: first those with the fewest running units, of these the ones with
+    the fewest shards that no other node holds, then the ones with the fewest shards. Shards are
+    counted anew after each node, so two workers that share a shard are not both free of cost.
 
     Parameters
     ----------
     workers
-        All that there are.
+        All workers.
     n
-        How many to let go at most; a node that is larger than what is left of it stays.
+        How many to release at most; a node with more workers than are left of it stays.
 
     Returns
     -------

@@ -23,9 +23,9 @@ class RoundAdded:
 
 @dataclass(frozen=True, slots=True)
 class UnitReady:
-    """The unit's input exists and it is bound to no worker: for the first time, or again.
+    """The unit's input exists and the unit is bound to no worker: for the first time, or again.
 
-    A unit that had been bound and comes back without `UnitReturned` counts as returned.
+    If the dispatcher still has it as bound, it counts as returned.
     """
 
     unit: Unit
@@ -33,7 +33,7 @@ class UnitReady:
 
 @dataclass(frozen=True, slots=True)
 class UnitStarted:
-    """The worker has begun to run the unit."""
+    """The worker runs the unit from now on."""
 
     unit: Unit
     worker: Worker
@@ -41,17 +41,10 @@ class UnitStarted:
 
 @dataclass(frozen=True, slots=True)
 class UnitDone:
-    """The unit's result exists.
+    """The unit's result exists, after `seconds` of training on `shard`.
 
-    Parameters
-    ----------
-    unit
-        Which one.
-    seconds
-        How long it trained; 0 when its stored result was found.
-    shard
-        The shard that was really visited. It may differ from the bound one when a unit that was
-        executed again found its stored result.
+    If the unit ran before and its result was found in the store, `seconds` is 0, and `shard` may
+    differ from the one that was bound.
     """
 
     unit: Unit
@@ -63,17 +56,9 @@ class UnitDone:
 class UnitReturned:
     """The unit came back from its worker without failing: preempted, rescheduled or cancelled.
 
-    Said of a unit that is ready but not bound, it takes back `UnitReady`: its input is lost.
-    `UnitReady` follows when it is to be bound again.
-
-    Parameters
-    ----------
-    unit
-        Which one.
-    shard
-        The shard it is partly through and must go on with; None when nothing of it is kept.
-    seconds
-        How long it trained until it was stopped.
+    It trained for `seconds` and has to go on with `shard`; None if nothing of it is kept. If the
+    unit is ready but not bound, this takes back `UnitReady`: its input is lost. `UnitReady` follows
+    when it may be bound again.
     """
 
     unit: Unit
@@ -83,14 +68,14 @@ class UnitReturned:
 
 @dataclass(frozen=True, slots=True)
 class UnitLost:
-    """A done unit's result went with its worker; `UnitReady` follows when its input exists."""
+    """The result of a done unit was lost with its worker; `UnitReady` follows."""
 
     unit: Unit
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFailed:
-    """The unit raised; it runs no more. `UnitReady` follows if the trial is to try it again."""
+    """The unit raised; its trial fails."""
 
     unit: Unit
     worker: Worker
@@ -99,7 +84,7 @@ class UnitFailed:
 
 @dataclass(frozen=True, slots=True)
 class GangBroke:
-    """A gang did not come together, or lost one of its workers; `UnitReturned` follows."""
+    """A gang did not form, or lost one of its workers; `UnitReturned` follows."""
 
     unit: Unit
     reason: str
@@ -107,20 +92,20 @@ class GangBroke:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdded:
-    """A worker has come.
+    """A worker has joined.
 
     Parameters
     ----------
     worker
         Its address.
     shards
-        What it holds already.
+        The shards that it holds already.
     speed
-        Relative to other workers'; a prior that unit times correct.
+        Its speed relative to other workers'; unit times correct it.
     max_shards
-        How many shards its memory takes; None for no limit.
+        How many shards fit in its memory; None for no limit.
     node
-        The machine that it is on; a gang takes workers of few nodes.
+        The machine that it runs on; a gang prefers workers of few nodes.
     """
 
     worker: Worker
@@ -132,14 +117,9 @@ class WorkerAdded:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRemoved:
-    """A worker has gone, with what it held and ran.
+    """A worker has gone, with the shards that it held and the units that it ran.
 
-    Parameters
-    ----------
-    worker
-        Its address.
-    expected
-        Whether somebody asked it to go; if not, the unit that ran on it gets a strike.
+    Unless that was `expected`, the unit that ran on it gets a strike.
     """
 
     worker: Worker
@@ -148,7 +128,7 @@ class WorkerRemoved:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequested:
-    """The worker shall get no new unit and hand over its shards; answered by `Drained`."""
+    """The worker is to get no new unit, and others are to load its shards; answer: `Drained`."""
 
     worker: Worker
 
@@ -172,28 +152,18 @@ class ShardFailed:
 
 @dataclass(frozen=True, slots=True)
 class TrialStopped:
-    """The trial trains no more: its waiting units are forgotten, its running one is preempted."""
+    """The trial is over: its waiting units are forgotten, its running one is preempted."""
 
     trial: int
 
 
 @dataclass(frozen=True, slots=True)
 class TrialAllowed:
-    """The trial may train on these terms from now on; one that rests goes on.
+    """The trial may train on `gang` workers, for `seconds` from now on; if it rests, it goes on.
 
-    A running unit is preempted if its gang is another one, or if there is a limit, which it was
-    bound without. It may come before the trial's first round.
-
-    Parameters
-    ----------
-    trial
-        Which one.
-    gang
-        Workers that train it together.
-    seconds
-        Time that it may train from now on before it has to rest; None for no limit.
-    number
-        Of the terms of this trial; `TrialRests` repeats that of the last ones.
+    Its running unit is preempted if it has a gang of another size, or if there is a time limit. The
+    event may come before the trial's first round. `number` is the caller's: `TrialRests` repeats
+    the last one that was given for the trial.
     """
 
     trial: int
@@ -204,7 +174,7 @@ class TrialAllowed:
 
 @dataclass(frozen=True, slots=True)
 class TrialHeld:
-    """The trial shall rest: its running unit is preempted; answered by `TrialRests`."""
+    """The trial has to rest: its running unit is preempted; answer: `TrialRests`."""
 
     trial: int
     number: int = 0
@@ -212,9 +182,9 @@ class TrialHeld:
 
 @dataclass(frozen=True, slots=True)
 class CheckAdded:
-    """A stored state of a trial that rests shall be scored on all validation shards.
+    """The stored state of a resting trial is to be scored on all validation shards.
 
-    Its units are ``Unit("check", trial, number, shard)``.
+    The units are ``Unit("check", trial, number, shard)``.
     """
 
     trial: int
@@ -223,20 +193,14 @@ class CheckAdded:
 
 @dataclass(frozen=True, slots=True)
 class HorizonSet:
-    """No training unit is begun any more that is expected to end after this moment.
-
-    Parameters
-    ----------
-    at_s
-        The moment, by the clock of the events; infinity for none.
-    """
+    """From now on no training unit starts that is expected to end after `at_s`."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityChanged:
-    """Trials of a higher priority are served first; all begin at 0."""
+    """The trial's priority: trials of a higher one are served first; all begin at 0."""
 
     trial: int
     priority: float
@@ -244,7 +208,7 @@ class PriorityChanged:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """Time has passed: `Dispatcher.wake_at` was reached."""
+    """`Dispatcher.wake_at` is reached."""
 
 
 DispatchEvent: TypeAlias = (
@@ -273,16 +237,9 @@ DispatchEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Run the unit on the worker with the shard; after its running unit, if it has one.
+    """Run the unit on the worker with the shard; after the worker's running unit, if it has one.
 
-    Parameters
-    ----------
-    unit, worker, shard
-        Which unit, where, with what.
-    members
-        The other workers of a gang; they are idle, and begin together with the worker.
-    seconds
-        The unit has to stop after so many seconds; None for no limit.
+    In a gang the worker leads the `members`, which are idle. The unit may train for `seconds`.
     """
 
     unit: Unit
@@ -299,7 +256,7 @@ class Bind:
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:
-    """Let the worker read the shard; answered by `ShardLoaded` or `ShardFailed`."""
+    """Load the shard on the worker; answer: `ShardLoaded` or `ShardFailed`."""
 
     worker: Worker
     shard: int
@@ -307,7 +264,7 @@ class LoadShard:
 
 @dataclass(frozen=True, slots=True)
 class DropShard:
-    """Let the worker forget the shard; from now on it counts as not held."""
+    """Drop the shard from the worker's memory; it counts as dropped from now on."""
 
     worker: Worker
     shard: int
@@ -315,9 +272,9 @@ class DropShard:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Stop the unit at its next batch, or take it back if it has not begun.
+    """Stop the unit at its next batch, or take it back if it has not started.
 
-    Answered by `UnitReturned` or `UnitDone`.
+    Answer: `UnitReturned` or `UnitDone`.
     """
 
     unit: Unit
@@ -326,9 +283,9 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class TrialRests:
-    """The trial runs nothing, and all epochs that it has trained are scored.
+    """The trial runs nothing, and all its trained epochs are scored.
 
-    It trains no more until `TrialAllowed`.
+    It does not train until `TrialAllowed`.
     """
 
     trial: int
@@ -337,14 +294,14 @@ class TrialRests:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """The worker runs nothing and holds nothing that only it holds: it may go."""
+    """The worker runs nothing and others hold its shards: it may go."""
 
     worker: Worker
 
 
 @dataclass(frozen=True, slots=True)
 class FailTrial:
-    """The trial has failed; its waiting units are forgotten."""
+    """The trial fails; its waiting units are forgotten."""
 
     trial: int
     reason: str
@@ -352,7 +309,7 @@ class FailTrial:
 
 @dataclass(frozen=True, slots=True)
 class RestartWorker:
-    """The worker's unit hangs past its time limit and does not heed `Preempt`."""
+    """Restart the worker: its unit is past its time limit and does not obey `Preempt`."""
 
     worker: Worker
     reason: str
@@ -360,7 +317,7 @@ class RestartWorker:
 
 @dataclass(frozen=True, slots=True)
 class FailRun:
-    """The run cannot go on, and why, in numbers."""
+    """The run cannot go on; the reason has the numbers."""
 
     reason: str
 

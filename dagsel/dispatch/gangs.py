@@ -1,8 +1,8 @@
-"""Binds the units of gangs: to workers that are all idle, all at once, or to none.
+"""Binds the units of gangs: to workers that are all idle, at once, or not at all.
 
-A gang that waits is given the workers that are the soonest to be free together: they get no other
-training unit until it has begun. Only the gang whose turn it is may do so, and what runs on these
-workers ends by itself, so no two gangs wait for each other.
+For the first gang that has to wait, the workers that will be free together soonest are reserved:
+they get no other training unit until the gang has started. Only one gang has such a reservation,
+and what runs on its workers ends by itself, so no two gangs wait for each other.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 from dagsel.dispatch.dispatch_state import DispatchState
 from dagsel.dispatch.events import Worker
-from dagsel.dispatch.interventions import fail
 from dagsel.dispatch.list_scheduler import bits
+from dagsel.dispatch.strikes import fail
 from dagsel.dispatch.trials import Trial
-from dagsel.dispatch.units import Unit
 from dagsel.dispatch.workers import KnownWorker
 
 
 class Choice(NamedTuple):
-    """Where a gang may train: when, with which shard, on which workers, the leader first."""
+    """When a gang may start, with which shard, and on which workers, the leader first."""
 
     start_s: float
     shard: int
@@ -39,29 +38,29 @@ def choose(
     home: Worker | None = None,
     last: Collection[Worker] = (),
 ) -> Choice | None:
-    """Choose shard and workers of a gang: the soonest, those of last time, the fewest nodes.
+    """Choose a gang's shard and workers: free soonest, then those of last time, then few nodes.
 
     Parameters
     ----------
     need
-        Bit mask of the shards that it may visit.
+        Bit mask of the shards that the gang may visit.
     size
-        Its workers.
+        Number of its workers.
     hosts
-        Workers to choose from.
+        The workers to choose from.
     free_at
         When each is free.
     now_s
         The time.
     home
-        Where its state is: the leader, if it is one of them.
+        The worker that has the state; it leads, if it is chosen.
     last
-        The workers that it trained on before.
+        The workers that trained the trial last time.
 
     Returns
     -------
     Choice
-        None if no shard is held by so many workers.
+        None if no shard is held by `size` workers.
 
     Examples
     --------
@@ -73,7 +72,7 @@ def choose(
     best: tuple[float, int, int] | None = None
     choice: Choice | None = None
     for shard in bits(need):
-        holders = [host for host in hosts if host.held >> shard & 1]
+        holders = [host for host in hosts if host.holds(shard)]
         if len(holders) < size:
             continue
         times = sorted(max(now_s, free_at[host.worker]) for host in holders)
@@ -91,7 +90,7 @@ def choose(
 def _near(
     hosts: list[KnownWorker], size: int, home: Worker | None, last: Collection[Worker]
 ) -> list[KnownWorker]:
-    """Choose hosts of few nodes: those of last time first, then whole nodes."""
+    """Choose workers of few nodes: those of last time first, then whole nodes."""
     n_free = Counter(host.node for host in hosts)
     kept = Counter(host.node for host in hosts if host.worker in last)
 
@@ -112,14 +111,14 @@ def _near(
 
 
 class Gangs:
-    """The gangs that wait on a state.
+    """The gangs that wait.
 
     Attributes
     ----------
     reserved
-        Workers that are kept for the gang whose turn it is.
+        Workers that are kept for the first gang that waits.
     stuck
-        Since when there have not been workers enough for a trial's gang.
+        Trials for whose gangs there are not enough workers, and since when.
     """
 
     def __init__(self, state: DispatchState) -> None:
@@ -128,12 +127,12 @@ class Gangs:
         self.stuck: dict[int, float] = {}
 
     def settle(self) -> None:
-        """Bind what can begin now, and give up what could not for too long."""
+        """Start the gangs that can start; fail trials whose gangs could not for too long."""
         if self.state.gangs or self.reserved or self.stuck:
-            self._serve()
-            self._watch()
+            self._start_or_reserve()
+            self._watch_stuck()
 
-    def _watch(self) -> None:
+    def _watch_stuck(self) -> None:
         for number, since in list(self.stuck.items()):
             overdue_s = since + self.state.config.capacity_timeout_s
             if self.state.now < overdue_s:
@@ -141,8 +140,8 @@ class Gangs:
             else:
                 fail(self.state, number, self._shortage(number))
 
-    def _serve(self) -> None:
-        """Bind what can begin now, and reserve workers for the first that cannot."""
+    def _start_or_reserve(self) -> None:
+        """Bind the gangs that can start now, and reserve workers for the first that cannot."""
         self.reserved = frozenset()
         state = self.state
         stuck: dict[int, float] = {}
@@ -157,53 +156,42 @@ class Gangs:
                 continue
             if self._crowds_out(number, choice):
                 continue
-            idle = not any(state.holdings.workers[w].bound for w in choice.workers)
-            if idle:
-                leader, *members = (state.holdings.workers[w] for w in choice.workers)
-                self._bind(trial.ready[0], choice.shard, leader, members)
+            leader, *members = hosts = [state.workers[worker] for worker in choice.workers]
+            if not any(host.bound for host in hosts):
+                unit, size = trial.ready[0], len(hosts)
+                if state.fits(unit, leader.worker, state.now, size):
+                    state.bind(unit, leader, choice.shard, members)
             elif not self.reserved:
                 self.reserved = frozenset(choice.workers)
         self.stuck = stuck
 
     def _shortage(self, number: int) -> str:
-        """Why a gang cannot begin, in numbers."""
-        size, holdings = self.state.terms[number].gang, self.state.holdings
-        stay = sum(not host.draining for host in holdings.workers.values())
-        if stay < size:
-            return f"a gang of {size} was wanted, and there are {stay} workers; add workers"
+        """Say why a gang cannot start, in numbers."""
+        size, n_workers = self.state.allowances[number].gang, len(self.state.workers.staying)
+        if n_workers < size:
+            return f"a gang of {size} was wanted, and there are {n_workers} workers; add workers"
         return (
-            f"a gang of {size} was wanted, and memory lets fewer of the {stay} workers hold the "
-            "same shard; add memory, or write the data set in smaller shards"
+            f"a gang of {size} was wanted, and memory lets fewer of the {n_workers} workers hold "
+            "the same shard; add memory, or write the data set in smaller shards"
         )
 
     def _can_be_formed(self, trial: Trial) -> bool:
-        """Whether there would be workers enough if all were free and shards were loaded."""
-        size, need = self.state.terms[trial.number].gang, trial.need(trial.ready[0])
-        stay = [host for host in self.state.holdings.workers.values() if not host.draining]
-        if not stay:
-            return True  # if none comes, it is the run that ends, not the trial
+        """Whether there would be enough workers if all were free and shards were loaded."""
+        size, need = self.state.allowances[trial.number].gang, trial.need(trial.ready[0])
+        hosts = self.state.workers.staying
+        if not hosts:
+            return True  # if none comes, the run ends, not the trial
         return any(
-            sum((host.held | host.loading | host.wanted) >> shard & 1 for host in stay) >= size
+            sum((host.held | host.loading | host.wanted) >> shard & 1 for host in hosts) >= size
             for shard in bits(need)
         )
 
-    def _bind(
-        self, unit: Unit, shard: int, leader: KnownWorker, members: list[KnownWorker]
-    ) -> None:
-        state = self.state
-        if state.fits(unit, leader.worker, shard, state.now, 1 + len(members)):
-            state.bind(unit, leader, shard, members)
-
     def _choose(self, trial: Trial) -> Choice | None:
         state = self.state
-        hosts = [
-            host
-            for host in state.holdings.workers.values()
-            if not host.draining and host.worker not in self.reserved
-        ]
+        hosts = [host for host in state.workers.staying if host.worker not in self.reserved]
         return choose(
             trial.need(trial.ready[0]),
-            state.terms[trial.number].gang,
+            state.allowances[trial.number].gang,
             hosts,
             {host.worker: self._free_at(host) for host in hosts},
             state.now,
@@ -212,7 +200,7 @@ class Gangs:
         )
 
     def _free_at(self, host: KnownWorker) -> float:
-        # A unit that takes longer than was expected has not ended for all that.
+        # A unit that takes longer than expected has not ended yet.
         free_at = self.state.list_scheduler.free_at[host.worker]
         return max(free_at, nextafter(self.state.now, inf)) if host.bound else free_at
 
@@ -221,7 +209,7 @@ class Gangs:
         return -list_scheduler.priority.get(number, 0.0), -list_scheduler.rem[number], number
 
     def _is_scored_first(self, trial: Trial) -> bool:
-        # Else a gang that goes on from epoch to epoch would never hear what they were worth.
+        # Else the evaluating units would wait for workers until the gang has trained all epochs.
         epoch = trial.ready[0].epoch - 1
         before = trial.open.get(epoch)
         return before is not None and any(
@@ -233,10 +221,10 @@ class Gangs:
     def _fits_alone(self, trial: int, workers: Iterable[Worker]) -> bool:
         state = self.state
         unit, need = state.trials[trial].ready[0], state.list_scheduler.need[trial]
-        return any(state.fits(unit, w, shard, state.now) for w in workers for shard in bits(need))
+        return bool(need) and any(state.fits(unit, worker, state.now) for worker in workers)
 
     def _crowds_out(self, number: int, choice: Choice) -> bool:
-        """Whether a trial that comes first would find no worker beside the gang."""
+        """Whether a trial of higher rank would find no worker beside the gang."""
         list_scheduler = self.state.list_scheduler
 
         def rank(trial: int) -> tuple[float, float]:
@@ -246,8 +234,6 @@ class Gangs:
             rank(trial) > rank(number) and self._fits_alone(trial, choice.workers)
             for trial in list_scheduler.idle
         )
-        hosts = self.state.holdings.workers.values()
-        n_left = sum(
-            not (host.bound or host.draining or host.worker in choice.workers) for host in hosts
-        )
+        hosts = self.state.workers.staying
+        n_left = sum(not (host.bound or host.worker in choice.workers) for host in hosts)
         return n_ahead > n_left

@@ -1,17 +1,21 @@
-"""Laws 1 to 3 and what the dispatcher's state must always satisfy, each as a clear sentence."""
+"""What must hold for the dispatcher's state at every moment, each as a clear sentence.
+
+Completeness: in an epoch a trial visits each shard once. Isolation: a trial trains one unit at a
+time. Exclusivity: a worker runs one unit at a time.
+"""
 
 from __future__ import annotations
 
 from dagsel.dispatch.dispatch_state import DispatchState
-from dagsel.dispatch.trials import Binding
+from dagsel.dispatch.trials import Binding, Trial
 from dagsel.dispatch.units import Unit
 
 
 def check(state: DispatchState) -> None:
     """Raise ``AssertionError`` with a clear sentence if an invariant does not hold."""
-    state.holdings.check()
+    _check_memory(state)
     for trial in state.trials.values():
-        trial.check()
+        _check_completeness(trial)
     _check_exclusivity(state)
     _check_isolation(state)
     for binding in state.bindings.values():
@@ -22,12 +26,33 @@ def check(state: DispatchState) -> None:
     assert n_waiting == state.n_evaluations, "the number of waiting evaluations is wrong"
 
 
+def _check_memory(state: DispatchState) -> None:
+    for host in state.workers.values():
+        assert not host.held & host.loading, f"{host.worker} loads what it holds"
+        if host.max_shards is not None and not host.draining:
+            taken = (host.held | host.loading).bit_count()
+            assert taken <= max(host.max_shards, host.held.bit_count()), (
+                f"{host.worker} is asked to hold {taken} of at most {host.max_shards} shards"
+            )
+
+
+def _check_completeness(trial: Trial) -> None:
+    for number, epoch in trial.epochs.items():
+        name = f"trial {trial.number}, epoch {number}"
+        visited = [shard for shard in epoch.visited if shard is not None]
+        assert len(set(visited)) == len(visited), f"{name}: a shard was visited twice: {visited}"
+        left = set(range(epoch.chain.n_shards)) - set(visited)
+        assert epoch.left == sum(1 << shard for shard in left), (
+            f"{name}: visited {sorted(visited)}, but {epoch.left:b} is noted as left"
+        )
+
+
 def _check_exclusivity(state: DispatchState) -> None:
-    hosts = state.holdings.workers.values()
+    hosts = state.workers.values()
     placed = [(unit, host.worker) for host in hosts for unit in host.bound]
     bound = [(unit, worker) for unit, binding in state.bindings.items() for worker in binding.there]
     assert sorted(placed) == sorted(bound), "workers and bindings disagree"
-    for host in state.holdings.workers.values():
+    for host in hosts:
         assert len(host.bound) <= 2, f"exclusivity: {host.worker} has {len(host.bound)} units"
         running = [unit for unit in host.bound if state.bindings[unit].started]
         assert len(running) <= 1, f"exclusivity: {host.worker} runs {running} at once"
@@ -41,7 +66,7 @@ def _check_isolation(state: DispatchState) -> None:
             assert other is unit, f"isolation: {unit} and {other} are bound at once"
     for trial in state.trials.values():
         assert trial.active == active.get(trial.number), (
-            f"isolation: trial {trial.number} says that {trial.active} is bound, "
+            f"isolation: trial {trial.number} has {trial.active} as bound, "
             f"but {active.get(trial.number)} is"
         )
         assert trial.active not in trial.ready, f"{trial.active} is ready and bound"
@@ -50,9 +75,9 @@ def _check_isolation(state: DispatchState) -> None:
 def _check_binding(state: DispatchState, binding: Binding) -> None:
     unit, shard = binding.unit, binding.shard
     for worker in binding.there:
-        host = state.holdings.workers.get(worker)
+        host = state.workers.get(worker)
         assert host is not None, f"{unit} is bound to {worker}, which is gone"
-        assert host.held >> shard & 1, f"{worker} does not hold shard {shard} of {unit}"
+        assert host.holds(shard), f"{worker} does not hold shard {shard} of {unit}"
         assert not binding.members or host.bound == [unit], (
             f"a worker of the gang of {unit} has another unit"
         )
@@ -61,7 +86,7 @@ def _check_binding(state: DispatchState, binding: Binding) -> None:
         return
     trial = state.trials.get(unit.trial)
     if trial is None or unit.epoch not in trial.epochs:
-        assert binding.preempted_s is not None, f"{unit} is nobody's, but runs"
+        assert binding.preempted_s is not None, f"{unit} runs, but its trial is over"
         return
     if unit.kind == "evaluate":
         assert shard == unit.position, f"{unit} is bound to shard {shard}"
@@ -78,15 +103,10 @@ def _check_binding(state: DispatchState, binding: Binding) -> None:
         )
 
 
-def check_homes(state: DispatchState) -> None:
-    """Each shard that may be held is held, on its way, or waits for room."""
-    if not state.trials:
+def check_no_shard_is_missing(state: DispatchState) -> None:
+    """Raise ``AssertionError`` if a shard that could be held is neither held nor on its way."""
+    staying, workers = state.workers.staying, state.workers
+    if not state.trials or not staying or any(host.refused for host in staying):
         return
-    stay = [host for host in state.holdings.workers.values() if not host.draining]
-    room = sum(
-        state.config.n_shards if host.max_shards is None else host.max_shards for host in stay
-    )
-    if not stay or room < state.config.n_shards or any(host.refused for host in stay):
-        return
-    homeless = state.holdings.homeless()
-    assert not homeless, f"shards {homeless} are nowhere, and nobody loads them"
+    missing = workers.missing() if workers.room >= workers.n_shards else []
+    assert not missing, f"shards {missing} are nowhere, and nobody loads them"

@@ -1,14 +1,12 @@
-"""The rule that gives a free worker its next unit: one object on-line and in virtual time.
+"""List scheduling: which trial a free worker takes next, or whether it should wait.
 
-`ListScheduler` knows the work that is left and who may do it; `ListScheduler.pick` answers which
-trial a free worker should take, or until when to hold the worker. The dispatcher calls it with
-estimated times and the clock; in virtual time, with exact times, it is an off-line planner
-(``tests/benchmarks/reference/open_shop.py``).
+`ListScheduler` keeps the remaining work of trials and workers; `ListScheduler.pick` chooses. The
+dispatcher calls it with estimated times and the clock. With exact times it is also an off-line
+planner (``tests/benchmarks/reference/open_shop.py``).
 
-Where each shard has one holder the guarded rule applies: most remaining work first, unless the
-unit would end after a critical running trial needs this worker. Where shards have several holders
-the pressure of the shards counts too. Both rules, and what they gain, stand in the design's
-scheduling notes; sets of shards are bit masks.
+If each shard has one holder, the trial with the most remaining work goes first, unless its unit
+would end after a critical running trial needs this worker. If shards have several holders, it also
+counts how much work waits for each shard. Sets of shards are bit masks.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ STAY_BONUS = 0.3  # of the largest remaining work, for a trial whose state is he
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Positions of the ones, lowest first.
+    """Yield the positions of the ones, lowest first.
 
     Examples
     --------
@@ -45,28 +43,26 @@ class ListScheduler(Generic[W]):
     Parameters
     ----------
     time
-        Seconds that the next unit of a trial takes on a worker, with a shard.
+        Seconds that the next unit of a trial takes on a worker.
     stay
-        Bonus, as a share of the largest remaining work, of a trial whose state is on the worker.
+        Bonus for a trial whose state is on the worker, as a share of the largest remaining work.
 
     Attributes
     ----------
     target
-        When everything could be over: a lower bound, raised as it proves out of reach.
+        A lower bound of the time at which all is done; raised when it proves out of reach.
     rem, need, priority, home
-        Of a trial: remaining work; shards that its next unit may take; what dominates ``rem``;
-        where its state is.
+        By trial: remaining work; shards that its next unit may take; its priority, which counts
+        before ``rem``; the worker that has its state.
     held, load, free_at, speed
-        Of a worker: shards; remaining work; when its last unit ends; how fast it is.
+        By worker: shards; remaining work; when its last unit ends; how fast it is.
     demand
-        Of a shard: outstanding work at speed 1; used where shards have several holders.
-    weight
-        Of a trial: factor on ``rem`` in the order of the idle trials.
+        By shard: outstanding work at speed 1; used if shards have several holders.
     wait_until
-        After a `pick` that took nothing: until when the worker is held (infinity: next event).
+        After a `pick` of nothing: until when the worker should wait (infinity: the next event).
     """
 
-    def __init__(self, time: Callable[[int, W, int], float], *, stay: float = STAY_BONUS) -> None:
+    def __init__(self, time: Callable[[int, W], float], *, stay: float = STAY_BONUS) -> None:
         self.time = time
         self.stay = stay
         self.target = 0.0
@@ -79,8 +75,6 @@ class ListScheduler(Generic[W]):
         self.free_at: dict[W, float] = {}
         self.speed: dict[W, float] = {}
         self.demand: dict[int, float] = {}
-        self.weight: dict[int, float] = {}
-        self.skips: Callable[[], bool] | None = None
         self.replicated = False
         self.wait_until = inf
         self._idle: list[tuple[float, float, int]] = []
@@ -88,24 +82,27 @@ class ListScheduler(Generic[W]):
         self._lims: list[tuple[float, int]] = []
         self._lim: dict[int, float] = {}
         self._here: dict[W, set[int]] = {}
-        self._dry: set[W] = set()  # workers that no idle trial needs
+        self._unneeded: set[W] = set()  # workers that no idle trial needs
 
-    # ---- who is idle, who runs
+    # ---- which trials are idle or run
 
     @property
     def idle(self) -> Iterator[int]:
-        """The idle trials, first served first."""
+        """The idle trials, in the order in which they are served."""
         return (key[2] for key in self._idle)
 
-    def enter(self, trial: int, need: int) -> None:
-        """Note that the trial is idle and its next unit may take the shards in `need`."""
+    def enter(self, trial: int, need: int, *, weight: float = 1.0) -> None:
+        """Note that the trial is idle and that its next unit may take the shards in `need`.
+
+        Its remaining work counts `weight` times among the idle trials.
+        """
         self.leave(trial)
         self.need[trial] = need
-        rank = self.rem[trial] * self.weight.get(trial, 1.0)
+        rank = self.rem[trial] * weight
         key = self._key[trial] = (-self.priority.get(trial, 0.0), -rank, trial)
         insort(self._idle, key)
-        if self._dry:
-            self._dry = {worker for worker in self._dry if not need & self.held[worker]}
+        if self._unneeded:
+            self._unneeded = {worker for worker in self._unneeded if not need & self.held[worker]}
         if self.stay and (home := self.home.get(trial)) is not None:
             self._here.setdefault(home, set()).add(trial)
 
@@ -120,15 +117,12 @@ class ListScheduler(Generic[W]):
         if lim is not None:
             del self._lims[bisect_left(self._lims, (lim, trial))]
 
-    def move_home(self, trial: int, worker: W | None) -> None:
-        """Note where a trial that is not idle has its state; None for nowhere in particular."""
-        if worker is None:
-            self.home.pop(trial, None)
-        else:
-            self.home[trial] = worker
+    def move_home(self, trial: int, worker: W) -> None:
+        """Note which worker has the state of a trial that is not idle."""
+        self.home[trial] = worker
 
     def start(self, trial: int, worker: W, now: float, seconds: float, need_next: int) -> None:
-        """Note that a unit begins at `now`; the trial's next one may take `need_next`."""
+        """Note that a unit starts at `now`; the trial's next one may take `need_next`."""
         self.leave(trial)
         end = now + seconds
         rem = self.rem[trial] = max(0.0, self.rem[trial] - seconds)
@@ -147,7 +141,7 @@ class ListScheduler(Generic[W]):
             self.load[worker] += seconds
 
     def retime(self, trial: int, end: float) -> None:
-        """Expect a running unit to end at another time."""
+        """Note a new time at which a running unit is expected to end."""
         lim = self._lim.get(trial)
         if lim is not None:
             del self._lims[bisect_left(self._lims, (lim, trial))]
@@ -157,21 +151,21 @@ class ListScheduler(Generic[W]):
     def forget(self, trial: int) -> None:
         """Forget a trial that is over."""
         self.leave(trial)
-        for table in (self.rem, self.need, self.home, self.priority, self.weight):
+        for table in (self.rem, self.need, self.home, self.priority):
             table.pop(trial, None)
 
     def remove_worker(self, worker: W) -> None:
-        """Forget a worker that is gone, and the states that were there."""
+        """Forget a worker that is gone, and which states it had."""
         for table in (self.held, self.load, self.free_at, self.speed):
             table.pop(worker, None)
         self._here.pop(worker, None)
-        self._dry.discard(worker)
+        self._unneeded.discard(worker)
         for trial in [trial for trial, home in self.home.items() if home == worker]:
             del self.home[trial]
 
     def holders_changed(self) -> None:
-        """See anew what is held, and whether a shard has several holders."""
-        self._dry.clear()
+        """Note that workers hold other shards; see whether a shard has several holders."""
+        self._unneeded.clear()
         once = twice = 0
         for mask in self.held.values():
             twice |= once & mask
@@ -181,19 +175,12 @@ class ListScheduler(Generic[W]):
     # ---- the rule
 
     def pick(self, worker: W, now: float, *, blocked: int = 0) -> tuple[int, int] | None:
-        """Trial and shard for a worker that is free at `now`, or None to hold it.
+        """Choose trial and shard for a worker that is free at `now`; None if it should wait.
 
-        Parameters
-        ----------
-        worker
-            Which one.
-        now
-            When it is free.
-        blocked
-            Trials that could take one of these shards are left to others.
+        Trials that could take one of the shards in `blocked` are left to other workers.
         """
         self.wait_until = inf
-        if worker in self._dry:
+        if worker in self._unneeded:
             return None
         if self.replicated:
             return self._pick_by_pressure(worker, now, blocked)
@@ -202,12 +189,12 @@ class ListScheduler(Generic[W]):
             return None
         return trial, self._shard(trial, self.need[trial] & self.held[worker])
 
-    def is_dry(self, worker: W) -> bool:
-        """Whether no idle trial is known to need the worker."""
-        return worker in self._dry
+    def is_unneeded(self, worker: W) -> bool:
+        """Whether it is known that no idle trial needs the worker."""
+        return worker in self._unneeded
 
     def would_stay(self, trial: int, worker: W) -> bool:
-        """Whether a trial that runs on the worker may well take its next unit there."""
+        """Whether a trial that runs on the worker is likely to take its next unit there."""
         if not self.need[trial] & self.held[worker]:
             return False
         first = self._first(worker)
@@ -217,8 +204,8 @@ class ListScheduler(Generic[W]):
         return self.rem[trial] + bonus >= self.rem[first]
 
     def _shard(self, trial: int, mask: int) -> int:
-        turn = trial % mask.bit_length()  # trials begin at different shards
-        mask = (mask >> turn << turn) or mask
+        first = trial % mask.bit_length()  # trials begin at different shards
+        mask = (mask >> first << first) or mask
         return (mask & -mask).bit_length() - 1
 
     def _first(self, worker: W) -> int | None:
@@ -247,38 +234,35 @@ class ListScheduler(Generic[W]):
         return best[2] if -best[1] >= -self._key[first][1] * (1.0 - self.stay) else None
 
     def _pick_guarded(self, worker: W, now: float, blocked: int) -> int | None:
-        held, need, skips = self.held[worker], self.need, self.skips
+        held, need = self.held[worker], self.need
         first = self._stayer(worker, blocked) if self.stay else None
         limit = inf
         if first is not None:
-            end = now + self.time(first, worker, 0)
+            end = now + self.time(first, worker)
             limit = self._limit(first, worker, now, end)
             if end <= limit:
                 return first
-        for key in self._idle:
-            trial = key[2]
-            if not need[trial] & held or (blocked and need[trial] & blocked):
+        for trial in self.idle:
+            if not need[trial] & held or need[trial] & blocked:
                 continue
-            if skips is not None and skips():
-                continue
-            end = now + self.time(trial, worker, 0)
+            end = now + self.time(trial, worker)
             if first is None:
                 first = trial
                 limit = self._limit(trial, worker, now, end)
             if end <= limit:
                 return trial
         if first is None:
-            if not blocked and skips is None:
-                self._dry.add(worker)
+            if not blocked:
+                self._unneeded.add(worker)
             return None
         slack = self.target - self.load[worker]
         if limit > slack or self.target - self.rem[first] < limit:
-            return first  # holding the worker would cost too much
+            return first  # to wait would cost too much
         self.wait_until = limit
         return None
 
     def _limit(self, first: int, worker: W, now: float, end: float) -> float:
-        """When the first critical running trial needs this worker and has no other to go to."""
+        """Return when the first critical running trial needs this worker and no other will do."""
         held = self.held[worker]
         priority = self.priority.get(first, 0.0)
         lims = self._lims
@@ -289,11 +273,11 @@ class ListScheduler(Generic[W]):
             need = self.need[trial]
             if not need & held or self.priority.get(trial, 0.0) < priority:
                 continue
-            if not self._goes_elsewhere(need, worker, lim):
+            if not self._has_another(need, worker, lim):
                 return lim
         return inf
 
-    def _goes_elsewhere(self, need: int, worker: W, by: float) -> bool:
+    def _has_another(self, need: int, worker: W, by: float) -> bool:
         free_at = self.free_at
         return any(
             need & mask and free_at[other] <= by and other != worker
@@ -316,10 +300,10 @@ class ListScheduler(Generic[W]):
                 part = PRESSURE_WEIGHT * pressure.get(shard, 0.0) / top_pressure
                 ranked.append((-rank, -score - part, trial, shard))
         if not ranked and not blocked:
-            self._dry.add(worker)
+            self._unneeded.add(worker)
         ranked.sort()
         for _, _, trial, shard in ranked:
-            end = now + self.time(trial, worker, shard)
+            end = now + self.time(trial, worker)
             if end <= self.target or not self._sooner_elsewhere(trial, shard, worker, now, end):
                 return trial, shard
         return None
@@ -340,7 +324,7 @@ class ListScheduler(Generic[W]):
         }
 
     def _fronts(self, worker: W, held: int, blocked: int) -> Iterator[tuple[int, int]]:
-        """For each shard held the idle trials that may be best: the longest, and those at home."""
+        """Yield the idle trials that may be best: for each held shard the longest, and stayers."""
         unseen = held
         for key in self._idle:
             trial = key[2]
@@ -359,6 +343,6 @@ class ListScheduler(Generic[W]):
         return any(
             mask & bit
             and other != worker
-            and max(now, self.free_at[other]) + self.time(trial, other, shard) < end
+            and max(now, self.free_at[other]) + self.time(trial, other) < end
             for other, mask in self.held.items()
         )

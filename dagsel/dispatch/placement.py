@@ -1,4 +1,4 @@
-"""Which worker holds which shards: in proportion to speed, within memory, with few moves."""
+"""Which worker should hold which shards: in proportion to speed, within memory, with few moves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dagsel.dispatch.events import Worker
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A worker that can hold shards.
+class Capacity:
+    """What a worker can hold.
 
     Parameters
     ----------
@@ -19,11 +19,11 @@ class Seat:
     speed
         Relative to the others'.
     max_shards
-        How many shards its memory takes; None for no limit.
+        How many shards fit in its memory; None for no limit.
     held
-        What it holds, or loads, already.
+        The shards that it holds, or loads, already.
     refused
-        What it could not load.
+        The shards that it could not load.
     """
 
     worker: Worker
@@ -33,17 +33,17 @@ class Seat:
     refused: frozenset[int] = frozenset()
 
 
-def quotas(n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1) -> list[int]:
-    """How many shards each worker shall hold: proportional to speed, rounded up where it is cheap.
+def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> list[int]:
+    """Return how many shards each worker should hold: proportional to its speed.
 
-    There are ``min(replicas, workers)`` copies of each shard, and at least one copy a worker where
-    there are more workers than that; fewer when memory does not suffice.
+    There are ``min(replicas, workers)`` copies of each shard. If that leaves workers without a
+    shard there are more copies, and if memory does not suffice there are fewer.
 
     Examples
     --------
-    >>> quotas(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)])
+    >>> quotas(8, [Capacity("a", speed=3.0), Capacity("b", speed=1.0)])
     [6, 2]
-    >>> quotas(8, [Seat("a", speed=3.0, max_shards=4), Seat("b"), Seat("c")])
+    >>> quotas(8, [Capacity("a", speed=3.0, max_shards=4), Capacity("b"), Capacity("c")])
     [4, 2, 2]
     """
     room = [
@@ -66,8 +66,8 @@ def quotas(n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1) -> list[i
         for k in over:
             full[k] = True
     counts = [limit if f else int(part) for limit, f, part in zip(room, full, share, strict=True)]
-    # Largest remainders make the slow workers late: 2 shards for a share of 1.6 is 25% more, 7 for
-    # 6.5 only 8%. Rounding up where it ends soonest shortens rounds by 1 to 3%.
+    # Rounding up by the largest remainder makes slow workers late: 2 shards for a share of 1.6 are
+    # 25% more, 7 for 6.5 only 8%. Rounding up where it ends soonest shortens rounds by 1 to 3%.
     by_end = sorted(
         (k for k, is_full in enumerate(full) if not is_full),
         key=lambda host: ((counts[host] + 1) / hosts[host].speed, host),
@@ -78,7 +78,7 @@ def quotas(n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1) -> list[i
 
 
 def place(
-    n_shards: int, hosts: Sequence[Seat], *, replicas: int = 1
+    n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1
 ) -> dict[Worker, frozenset[int]]:
     """Place shards on workers.
 
@@ -94,15 +94,16 @@ def place(
     Returns
     -------
     placement
-        Shards of each worker: `quotas` of them, what it holds first (with one copy of each shard
-        no placement of these quotas moves fewer). Where memory, or refusals, leave no place for a
-        shard it is in no worker's set.
+        The shards of each worker, as many as `quotas` says. A worker keeps what it holds as far as
+        possible: with one copy of each shard no placement of these quotas moves fewer. A shard for
+        which memory, or refusals, leave no place is in no worker's set.
 
     Examples
     --------
-    >>> sorted(len(s) for s in place(8, [Seat("a", speed=3.0), Seat("b", speed=1.0)]).values())
+    >>> placed = place(8, [Capacity("a", speed=3.0), Capacity("b", speed=1.0)])
+    >>> sorted(len(shards) for shards in placed.values())
     [2, 6]
-    >>> place(2, [Seat("a", held=frozenset({0, 1})), Seat("b")])["b"]
+    >>> place(2, [Capacity("a", held=frozenset({0, 1})), Capacity("b")])["b"]
     frozenset({1})
     """
     if not hosts:
@@ -128,7 +129,7 @@ def place(
 
 
 def _keep(
-    hosts: Sequence[Seat],
+    hosts: Sequence[Capacity],
     left: list[int],
     chosen: list[set[int]],
     copies: list[int],
@@ -137,7 +138,7 @@ def _keep(
 ) -> int:
     """Keep what is held, shards with few holders first, up to the quotas and `most` copies.
 
-    Returns how many of at most `limit` were kept, 0 without a limit.
+    Return how many of at most `limit` were kept; 0 without a limit.
     """
     holders = [sum(shard in host.held for host in hosts) for shard in range(len(copies))]
     kept = 0
@@ -153,21 +154,21 @@ def _keep(
     return kept
 
 
-def _add(shard: int, hosts: Sequence[Seat], left: list[int], chosen: list[set[int]]) -> bool:
-    """Give the shard to the worker with the most room, or make room by moving another one."""
+def _add(shard: int, hosts: Sequence[Capacity], left: list[int], chosen: list[set[int]]) -> bool:
+    """Add the shard to the worker with the most room, or make room by moving another shard."""
 
     def may_hold(k: int, s: int) -> bool:
         return s not in chosen[k] and s not in hosts[k].refused
 
-    open_seats = sorted(
+    with_room = sorted(
         (k for k in range(len(hosts)) if left[k]), key=left.__getitem__, reverse=True
     )
-    for k in open_seats:
+    for k in with_room:
         if may_hold(k, shard):
             chosen[k].add(shard)
             left[k] -= 1
             return True
-    for k in open_seats:
+    for k in with_room:
         for other in range(len(hosts)):
             if left[other] == 0 and may_hold(other, shard):
                 for moved in sorted(chosen[other] - hosts[other].held) + sorted(chosen[other]):
@@ -179,8 +180,8 @@ def _add(shard: int, hosts: Sequence[Seat], left: list[int], chosen: list[set[in
     return False
 
 
-def _add_beyond_quota(shard: int, hosts: Sequence[Seat], chosen: list[set[int]]) -> None:
-    """Where refusals leave a shard without a copy, somebody with memory takes one more."""
+def _add_beyond_quota(shard: int, hosts: Sequence[Capacity], chosen: list[set[int]]) -> None:
+    """Add a shard that refusals leave without a copy to a worker that has memory for one more."""
     able = [
         (len(chosen[k]) / host.speed, k)
         for k, host in enumerate(hosts)
@@ -192,7 +193,7 @@ def _add_beyond_quota(shard: int, hosts: Sequence[Seat], chosen: list[set[int]])
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
-    """How many shards a worker may hold.
+    """Return how many shards a worker may hold.
 
     Parameters
     ----------
@@ -201,7 +202,7 @@ def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float)
     shard_bytes
         Bytes of the largest shard with its validation shard.
     share
-        Share of the limit that shards may take; the rest is for states and training.
+        The share of the limit that shards may take; the rest is for states and training.
 
     Returns
     -------

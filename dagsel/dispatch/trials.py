@@ -1,4 +1,4 @@
-"""What each trial has visited, what it still has to, and what is ready: the trials' side."""
+"""The trials: which shards each has visited, which it still has to, and which units are ready."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ class Epoch:
     Attributes
     ----------
     visited
-        Of each position the shard that its unit visited; None before it is done. It stays when
-        the unit's result is lost: a unit that runs again visits the same shard.
+        By position the shard that the unit visited; None before the unit is done. It stays if the
+        unit's result is lost: a unit that runs again visits the same shard.
     left
-        Bit mask of the shards that no done unit visited.
+        Bit mask of the shards that no done unit has visited.
     unscored
         Bit mask of the validation shards whose evaluating units are not done.
+    trained_on
+        The worker that trained the newest unit.
     """
 
     chain: Chain
@@ -32,18 +34,18 @@ class Epoch:
 
 @dataclass(slots=True)
 class Trial:
-    """One trial's epochs, and which of its training units is ready or active.
+    """One trial's epochs, and which of its training units are ready or bound.
 
     Attributes
     ----------
     epochs, open
         All epochs, and those with units that are not done.
     ready
-        Training units to bind, in chain order; more than one when results were lost.
+        Training units to bind, in chain order; more than one if results were lost.
     active, active_shard
         The training unit that is bound, and its shard.
     partial
-        Of units that were interrupted: the shard to go on with.
+        The shards with which interrupted units go on.
     """
 
     number: int
@@ -72,7 +74,7 @@ class Trial:
             self.close(epoch)
 
     def recorded(self, unit: Unit) -> int | None:
-        """Shard that the unit has visited before, or is partly through."""
+        """Return the shard that the unit has visited or is partly through, if there is one."""
         shard = self.epochs[unit.epoch].visited[unit.position]
         return self.partial.get(unit) if shard is None else shard
 
@@ -81,14 +83,9 @@ class Trial:
         return self.epochs[unit.epoch].visited[unit.position] is not None
 
     def need(self, unit: Unit, *, besides: int | None = None) -> int:
-        """Bit mask of the shards that the unit may be bound to.
+        """Return the bit mask of the shards that a training unit may be bound to.
 
-        Parameters
-        ----------
-        unit
-            A training unit.
-        besides
-            A shard that the unit before it is visiting right now.
+        `besides` is a shard that the unit before it is visiting right now.
         """
         epoch = self.epochs.get(unit.epoch)
         if epoch is None:
@@ -101,7 +98,7 @@ class Trial:
         return epoch.left if besides is None else epoch.left & ~(1 << besides)
 
     def need_after(self, unit: Unit, shard: int) -> int:
-        """Bit mask of the shards that the trial's next unit may be bound to."""
+        """Return the bit mask of the shards that the trial's next unit may be bound to."""
         if self.ready:
             return self.need(self.ready[0])
         following = unit._replace(position=unit.position + 1)
@@ -110,7 +107,7 @@ class Trial:
         return self.need(unit._replace(epoch=unit.epoch + 1, position=0))
 
     def record(self, unit: Unit, shard: int) -> bool:
-        """Note a visit; False when the shard was visited by another unit of the epoch."""
+        """Note a visit; return False if another unit of the epoch has visited the shard."""
         epoch = self.epochs[unit.epoch]
         before = epoch.visited[unit.position]
         if before is not None:
@@ -122,23 +119,9 @@ class Trial:
         return True
 
     def close(self, epoch: int) -> None:
-        """Count the epoch as over if all its units are done."""
+        """Take the epoch off the open ones if all its units are done."""
         if epoch in self.open and not self.open[epoch].left | self.open[epoch].unscored:
             del self.open[epoch]
-
-    def check(self) -> None:
-        """Completeness, as far as it has got."""
-        for number, epoch in self.epochs.items():
-            name = f"trial {self.number}, epoch {number}"
-            visited = [shard for shard in epoch.visited if shard is not None]
-            assert len(set(visited)) == len(visited), (
-                f"{name}: a shard was visited twice: {visited}"
-            )
-            mask = sum(1 << shard for shard in visited)
-            everything = (1 << epoch.chain.n_shards) - 1
-            assert epoch.left == everything & ~mask, (
-                f"{name}: visited {sorted(visited)}, but {epoch.left:b} is written as left"
-            )
 
 
 #: What is left of a trial's time when it is over: less than a batch takes.
@@ -147,18 +130,18 @@ SPENT_S = 1e-4
 
 @dataclass(slots=True)
 class Allowance:
-    """A trial's terms.
+    """How a trial may train.
 
     Attributes
     ----------
     gang
-        Workers that train it together.
+        Number of workers that train it together.
     seconds_left
-        Time that it may still train; None for no limit.
+        How long it may still train; None for no limit.
     held
         Whether it has to rest.
     number
-        What it was told last.
+        The number that the caller gave last; see `dagsel.dispatch.events.TrialAllowed`.
     """
 
     gang: int = 1
@@ -167,7 +150,7 @@ class Allowance:
     number: int = 0
 
 
-#: Allowance of a trial of which nothing was said.
+#: The allowance of a trial for which there was no event.
 FREE = Allowance()
 
 
@@ -178,21 +161,21 @@ class Binding:
     Attributes
     ----------
     seconds
-        Expected duration.
+        How long it is expected to take.
     ahead_s
-        So long before its end its worker may get another unit.
+        How long before its end its worker may get another unit.
     began_s
-        When it became the first of its worker's units; None while another runs there.
+        When it became the first of its worker's units; None while another one runs there.
     started
         Whether the worker said that it runs.
     preempted_s
         When it was told to stop; None if it was not.
     timed_out
-        Whether it was told so because of its time limit.
+        Whether it was told to stop because of its time limit.
     members
         The other workers of its gang.
     lost
-        Those of them that have gone since, even if one of that address has come back.
+        Members that have gone since, even if a worker with such an address has joined again.
     """
 
     unit: Unit
@@ -209,10 +192,10 @@ class Binding:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers that it was bound to."""
+        """The workers that it was bound to."""
         return (self.worker, *self.members)
 
     @property
     def there(self) -> tuple[Worker, ...]:
-        """All workers that it is on."""
+        """The workers that it is still on."""
         return (self.worker, *(member for member in self.members if member not in self.lost))

@@ -1,56 +1,45 @@
-"""How long a unit takes: trial cost × worker pace × shard weight, corrected by every finished unit.
+"""How long a unit takes: trial cost × worker pace, corrected by every finished unit.
 
-``log seconds = scale + cost(trial) + pace(worker) + weight(shard) + noise``. Each term but the
-weight is a small Kalman filter with a scalar variance (the covariances are left out): a residual is
-shared among the terms in proportion to how uncertain each of them is. So the first unit of all sets
-the scale, a new trial is taken at its prior relative to the known ones, and a worker that slows
-down is believed after a few units while one odd unit is not (residuals are clipped).
+``log seconds = scale + cost(trial) + pace(worker) + noise``. Scale, cost and pace are small Kalman
+filters with a scalar variance each (covariances are left out): a residual is shared among the three
+in proportion to how uncertain each is. So the first unit sets the scale, a new trial starts at the
+cost of the known ones, and a worker that slows down is believed after a few units, while one odd
+unit is not (residuals are clipped).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from dagsel.dispatch.events import Worker
 
 SCALE_VARIANCE = 100.0  # nothing is known of the seconds in a unit of cost
-COST_VARIANCE = 0.25  # a trial's prior cost is right within a factor of e^0.5 or so
+COST_VARIANCE = 0.25  # a trial's first cost is right within a factor of e^0.5 or so
 OPTIMISM = 2.7  # two standard deviations
 PACE_VARIANCE = 0.05
 PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its units
 NOISE_VARIANCE = 0.04
-EVALUATION_RATIO = 0.35  # of a training unit; backward passes take about twice the forward's time
+EVALUATION_RATIO = 0.35  # of a training unit; a backward pass takes about twice the forward's time
 
 
 class UnitTimes:
     """Estimates of the seconds that a unit takes.
 
-    Parameters
-    ----------
-    n_shards
-        Number of shards.
-    weights
-        Relative work of each shard; equal by default.
-
     Examples
     --------
-    >>> times = UnitTimes(n_shards=2)
-    >>> times.add_trial(0, cost=1.0)
+    >>> times = UnitTimes()
+    >>> times.add_trial(0)
     >>> times.add_trial(1, cost=2.0)
     >>> times.add_worker("a", speed=1.0)
     >>> times.known
     False
     >>> for _ in range(20):
-    ...     times.observe(0, "a", 0, seconds=3.0)
-    >>> round(times.seconds(1, "a", 0) / times.seconds(0, "a", 0), 1) > 1.5
+    ...     times.observe(0, "a", seconds=3.0)
+    >>> round(times.seconds(1, "a") / times.seconds(0, "a"), 1) > 1.5
     True
     """
 
-    def __init__(self, n_shards: int, weights: Sequence[float] | None = None) -> None:
-        self.weights = list(weights) if weights is not None else [1.0] * n_shards
-        mean = sum(self.weights) / n_shards
-        self.weights = [weight / mean for weight in self.weights]
+    def __init__(self) -> None:
         self.cost: dict[int, float] = {}
         self.pace: dict[Worker, float] = {}
         self.n_observed: dict[Worker, int] = {}
@@ -67,7 +56,7 @@ class UnitTimes:
 
     @property
     def known(self) -> bool:
-        """Whether any unit's time has been seen, so that estimates are in seconds."""
+        """Whether the time of any unit was seen; only then are estimates in seconds."""
         return self._scale_variance < SCALE_VARIANCE
 
     @property
@@ -75,8 +64,8 @@ class UnitTimes:
         """Standard deviation of the logarithm of a unit's time about its estimate."""
         return math.sqrt(self._noise)
 
-    def add_trial(self, trial: int, cost: float) -> None:
-        """Take a trial at its prior cost, unless it is known."""
+    def add_trial(self, trial: int, cost: float = 1.0) -> None:
+        """Add a trial, unless it is known; `cost` is its work relative to other trials'."""
         if trial not in self.cost:
             self.cost[trial] = cost
             self._cost_variance[trial] = COST_VARIANCE
@@ -84,7 +73,7 @@ class UnitTimes:
                 self._unknown.add(trial)
 
     def add_worker(self, worker: Worker, speed: float) -> None:
-        """Take a worker at its prior speed."""
+        """Add a worker with the speed that it is expected to have."""
         self.pace[worker] = 1.0 / speed
         self._pace_variance[worker] = PACE_VARIANCE
         self.n_observed[worker] = 0
@@ -101,24 +90,23 @@ class UnitTimes:
         for table in (self.pace, self._pace_variance, self.n_observed, self.observed_s):
             table.pop(worker, None)
 
-    def seconds(self, trial: int, worker: Worker, shard: int) -> float:
+    def seconds(self, trial: int, worker: Worker) -> float:
         """Estimate the seconds of a training unit."""
-        return self.unit_s * self.cost[trial] * self.pace[worker] * self.weights[shard]
+        return self.unit_s * self.cost[trial] * self.pace[worker]
 
-    def evaluation_seconds(self, trial: int, worker: Worker, shard: int) -> float:
+    def evaluation_seconds(self, trial: int, worker: Worker) -> float:
         """Estimate the seconds of an evaluating unit."""
-        return self.ratio * self.seconds(trial, worker, shard)
+        return self.ratio * self.seconds(trial, worker)
 
     def optimism(self, trial: int) -> float:
-        """Factor by which a trial of which nothing is known may well cost more.
+        """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
 
-        An unknown trial is served early, as if it were long: if it is, its chain must begin early.
-        A prior other than 1 counts as knowledge.
+        Such a trial is served early, as if it were long: if it is, its chain must begin early.
 
         Examples
         --------
-        >>> times = UnitTimes(n_shards=1)
-        >>> times.add_trial(0, cost=1.0)
+        >>> times = UnitTimes()
+        >>> times.add_trial(0)
         >>> times.add_trial(1, cost=3.0)
         >>> times.optimism(0) > times.optimism(1)
         True
@@ -129,14 +117,12 @@ class UnitTimes:
         """Return the standard deviation of the logarithm of the worker's pace."""
         return math.sqrt(self._pace_variance[worker])
 
-    def observe(self, trial: int, worker: Worker, shard: int, seconds: float) -> None:
+    def observe(self, trial: int, worker: Worker, seconds: float) -> None:
         """Learn from a finished training unit; a time of 0 teaches nothing."""
         if seconds <= 0.0 or trial not in self.cost or worker not in self.pace:
             return
         self._unknown.discard(trial)
-        expected = self._log_scale + math.log(
-            self.cost[trial] * self.pace[worker] * self.weights[shard]
-        )
+        expected = self._log_scale + math.log(self.cost[trial] * self.pace[worker])
         v_scale, v_cost = self._scale_variance, self._cost_variance[trial]
         v_pace = self._pace_variance[worker] + PACE_DRIFT
         total = v_scale + v_cost + v_pace + self._noise
@@ -155,11 +141,11 @@ class UnitTimes:
         self.observed_s[worker] += seconds
         self._refresh()
 
-    def observe_evaluation(self, trial: int, worker: Worker, shard: int, seconds: float) -> None:
-        """Learn how long evaluating takes beside training; only once training times are known."""
+    def observe_evaluation(self, trial: int, worker: Worker, seconds: float) -> None:
+        """Learn how long evaluating takes beside training, once training times are known."""
         if seconds <= 0.0 or not self.known or trial not in self.cost or worker not in self.pace:
             return
-        residual = math.log(seconds / self.seconds(trial, worker, shard)) - self._log_ratio
+        residual = math.log(seconds / self.seconds(trial, worker)) - self._log_ratio
         total = self._ratio_variance + self._noise + COST_VARIANCE / 4.0
         self._log_ratio += residual * self._ratio_variance / total
         self._ratio_variance = max(

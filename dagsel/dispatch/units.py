@@ -1,7 +1,7 @@
-"""What a round holds: chains of training units, one chain a trial.
+"""What a round holds: chains of training units, one chain per trial.
 
-A *unit* is one trial's pass over one shard. Which shard a training unit visits, and where, is not
-written here: the dispatcher binds it when the unit is ready (`dagsel.dispatch.dispatcher`).
+A *unit* is one trial's pass over one shard. Nothing here says which shard a training unit visits
+or on which worker: `dagsel.dispatch.dispatcher` decides that when the unit is ready.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Unit(NamedTuple):
     trial
         Number of the trial.
     epoch
-        From 1; of a check, its number.
+        From 1. For a check: the number of the check.
     position
-        Of a training unit, its place in the epoch's chain; of others, the index of the validation
-        shard that is scored.
+        For a training unit: its place in the epoch's chain. For the others: the index of the
+        validation shard that is scored.
 
     Examples
     --------
@@ -44,7 +44,7 @@ class Unit(NamedTuple):
 
 
 def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[int, ...]:
-    """Order of a trial's visits in an epoch that depends on nothing but these four numbers.
+    """Return an order of a trial's visits in an epoch; it depends on these four numbers alone.
 
     Examples
     --------
@@ -57,16 +57,16 @@ def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What of an epoch was done before its chain is added: by an earlier session of the run.
+    """The part of an epoch that an earlier session of the run has done.
 
     Parameters
     ----------
     visits
-        The shards visited, in order.
+        The visited shards, in order.
     scored
-        The validation shards that are scored.
+        The scored validation shards.
     partial
-        The shard in whose middle the unit after these visits was stopped; None if it was not.
+        The shard of the next unit, if that unit was stopped in the middle of it; else None.
     """
 
     visits: tuple[int, ...] = ()
@@ -78,32 +78,30 @@ class Begun:
 class Chain:
     """One trial's epochs in one round.
 
-    In each epoch the trial has ``n_shards`` training units, each after the one before, and (unless
-    ``evaluate`` is false) ``n_shards`` evaluating units, ready when the epoch's last training unit
-    is done.
+    Each epoch has ``n_shards`` training units, one after the other. Unless ``evaluate`` is false it
+    also has ``n_shards`` evaluating units, which are ready when the last training unit is done.
 
     Parameters
     ----------
     trial
         Number of the trial.
     epochs
-        Which epochs, in order and without a gap.
+        The epochs, in order and without a gap.
     n_shards
         Number of training shards, and of validation shards.
-    cost
-        Prior of the work of one of its training units, relative to other trials'.
     order
-        For each epoch the shards in the order of their visits; None, for one or for all, binds
-        them late.
+        For each epoch the shards in the order of the visits. None, for one epoch or for all, leaves
+        the order to the dispatcher.
     evaluate
         Whether each epoch is followed by a validation.
     begun
-        What is done of its first epochs.
+        What is already done of the first epochs.
 
     Raises
     ------
     ValueError
-        When the epochs are none, not consecutive or below 1, or an order is no permutation.
+        If there are no epochs, they are not consecutive or start below 1, or an order is not a
+        permutation of the shards.
 
     Examples
     --------
@@ -117,7 +115,6 @@ class Chain:
     trial: int
     epochs: range
     n_shards: int
-    cost: float = 1.0
     order: tuple[tuple[int, ...] | None, ...] | None = None
     evaluate: bool = True
     begun: tuple[Begun, ...] = ()
@@ -127,8 +124,6 @@ class Chain:
             raise ValueError(f"trial {self.trial}: epochs must be from 1 on, got {self.epochs}")
         if self.n_shards < 1:
             raise ValueError(f"trial {self.trial}: n_shards must be 1 or more, got {self.n_shards}")
-        if not 0.0 < self.cost < float("inf"):
-            raise ValueError(f"trial {self.trial}: cost must be positive, got {self.cost}")
         for begun in self.begun:
             if not {*begun.visits, begun.partial or 0} <= set(range(self.n_shards)):
                 raise ValueError(f"trial {self.trial}: {begun} has shards beyond {self.n_shards}")
@@ -145,19 +140,19 @@ class Chain:
                 )
 
     def done(self, epoch: int) -> Begun:
-        """Give what was done of an epoch before the chain is added."""
+        """Return what was done of an epoch before the chain is added."""
         index = epoch - self.epochs.start
         return self.begun[index] if index < len(self.begun) else Begun()
 
     @property
     def units(self) -> Iterator[Unit]:
-        """The training units that are to do, in chain order."""
+        """The training units to do, in chain order."""
         for epoch in self.epochs:
             for position in range(len(self.done(epoch).visits), self.n_shards):
                 yield Unit("train", self.trial, epoch, position)
 
     def evaluations(self, epoch: int) -> Iterator[Unit]:
-        """List an epoch's evaluating units to do; none when the chain does not evaluate."""
+        """Return an epoch's evaluating units to do; none if the chain does not evaluate."""
         if self.evaluate:
             scored = self.done(epoch).scored
             for shard in range(self.n_shards):
@@ -165,7 +160,7 @@ class Chain:
                     yield Unit("evaluate", self.trial, epoch, shard)
 
     def fixed_shard(self, unit: Unit) -> int | None:
-        """Shard that the unit must visit, or None when it is bound late.
+        """Return the shard that the unit must visit, or None if the dispatcher may choose.
 
         Examples
         --------
@@ -189,7 +184,7 @@ class Round:
     number
         Number of the round in its run.
     chains
-        At most one chain a trial.
+        At most one per trial.
     """
 
     number: int
@@ -199,8 +194,3 @@ class Round:
         trials = [chain.trial for chain in self.chains]
         if len(set(trials)) != len(trials):
             raise ValueError(f"round {self.number}: a trial has more than one chain")
-
-    @property
-    def n_units(self) -> int:
-        """Number of training and evaluating units."""
-        return sum(len(c.epochs) * c.n_shards * (2 if c.evaluate else 1) for c in self.chains)

@@ -1,6 +1,6 @@
 """On what terms trials train, as the engine is told, and what is heard of those that rest.
 
-The driver's side of `dagsel.dispatch.interventions`: there the terms are kept, here they are given.
+The driver's side of `dagsel.dispatch.rests`: there the terms are kept, here they are given.
 """
 
 from __future__ import annotations

@@ -306,7 +306,6 @@ class DaskEngine:
                 "trial": chain.trial,
                 "epochs": (chain.epochs.start, chain.epochs.stop),
                 "n_shards": chain.n_shards,
-                "cost": chain.cost,
                 "order": chain.order,
                 "evaluate": chain.evaluate,
                 "begun": [[list(b.visits), sorted(b.scored), b.partial] for b in chain.begun],

@@ -1,9 +1,9 @@
-"""What a run may cost, and what it has cost so far: the bill that the provider will send.
+"""What a run may cost, and what it has cost so far.
 
 A provider bills a worker from its request to its release, start-up included; many bill whole nodes
-of several workers. A cluster that was asked for so many workers keeps that many places: it starts
-as many as are missing and replaces those that are lost. So at every moment as many nodes are billed
-as are there or were asked for, whichever is more.
+of several workers. A cluster starts the workers that it was asked for and replaces those that are
+lost. So at every moment the billed nodes are those that are there or those that were asked for,
+whichever are more.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Budget:
     worker_seconds
         How long all workers together may be billed.
     price_per_worker_hour
-        What an hour of a worker costs; None if nobody said.
+        What an hour of a worker costs; None if it is not known.
     currency
-        What the price is in.
+        The currency of the price.
     """
 
     worker_seconds: float
@@ -38,7 +38,7 @@ class Budget:
     currency: str = ""
 
     def money(self, worker_seconds: float) -> float | None:
-        """Give the price of so much time; None without a price.
+        """Return the price of so much time; None if it is not known.
 
         Examples
         --------
@@ -51,20 +51,20 @@ class Budget:
 
 
 def read_budget(value: float | str, price_per_worker_hour: float | None = None) -> Budget:
-    """Read what a user says of a budget.
+    """Read a budget.
 
     Parameters
     ----------
     value
-        Worker-seconds as a number; or ``"30 worker-minutes"``, and so with the other units of
-        `dagsel.planning.budget`; or money, as ``"12.50 USD"``.
+        Worker-seconds as a number, a text like ``"30 worker-minutes"``, or money like
+        ``"12.50 USD"``.
     price_per_worker_hour
         What an hour of a worker costs, in the currency of the budget.
 
     Raises
     ------
     SearchError
-        If it is not positive, is money and there is no price, or cannot be read.
+        If the budget cannot be read, is not positive, or is money and there is no price.
 
     Examples
     --------
@@ -103,20 +103,20 @@ def _worker_seconds(value: float | str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What the workers of a run have cost so far; each event gives a new one.
+    """What the workers of a run have cost so far; each event makes a new bill.
 
     Parameters
     ----------
     node_size
         Workers of a node, which is billed as a whole.
     asked
-        Nodes that the cluster was asked for.
+        Number of nodes that the cluster was asked for.
     nodes
-        Workers that are there, by node.
+        The workers that are there, by node.
     at
-        Seconds since the run began at which the last event came.
+        Time of the last event, in seconds since the run began.
     node_seconds
-        What was billed up to then.
+        What was billed until then.
 
     Examples
     --------
@@ -137,28 +137,28 @@ class Bill:
     node_seconds: float = 0.0
 
     def ask(self, n_workers: int, *, at: float) -> Bill:
-        """Ask the cluster for so many workers in all; what it replaces by itself is among them."""
-        return replace(self._until(at), asked=self._n_nodes(n_workers))
+        """Ask the cluster for so many workers in all."""
+        return replace(self._until(at), asked=-(-n_workers // self.node_size))
 
     def join(self, worker: str, *, at: float, node: str | None = None) -> Bill:
-        """Let a worker come; without a name of its node it is one."""
+        """Note that a worker has joined; without the name of its node it is a node of its own."""
         now, node = self._until(at), worker if node is None else node
         return replace(now, nodes={**now.nodes, node: now.nodes.get(node, frozenset()) | {worker}})
 
     def leave(self, worker: str, *, at: float) -> Bill:
-        """Let a worker go; its node is released with its last one."""
+        """Note that a worker has left; a node is released with its last worker."""
         now = self._until(at)
         nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
         return replace(now, nodes={node: workers for node, workers in nodes.items() if workers})
 
     def worker_seconds(self, now: float) -> float:
-        """Give what is billed up to a time, if nothing changes between the last event and then."""
+        """Return what is billed until a time, if nothing changes after the last event."""
         return self._until(now).node_seconds * self.node_size
 
     def runs_out_at(self, worker_seconds: float) -> float:
-        """Predict when so much is billed if nothing changes; infinity for never.
+        """Return when so much is billed if nothing changes; infinity for never.
 
-        A budget that was used up before the last event is said to run out there.
+        If it was billed before the last event, the time of that event is returned.
         """
         left = worker_seconds / self.node_size - self.node_seconds
         if left <= 0:
@@ -167,16 +167,13 @@ class Bill:
 
     @property
     def n_billed(self) -> int:
-        """Nodes that are billed."""
+        """Number of nodes that are billed."""
         return max(len(self.nodes), self.asked)
 
     def _until(self, now: float) -> Bill:
         assert now >= self.at, f"time goes back from {self.at} to {now}"
         passed = now - self.at
         return replace(self, at=now, node_seconds=self.node_seconds + passed * self.n_billed)
-
-    def _n_nodes(self, n_workers: int) -> int:
-        return -(-n_workers // self.node_size)
 
 
 _SECONDS = {
@@ -191,19 +188,14 @@ _TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)\s*", re.IGNORECASE
 
 
 def to_seconds(name: str, span: float | str) -> float:
-    """Read a span of time.
+    """Read a span of time: seconds, or a number with a unit (s, min, h or d).
 
-    Parameters
-    ----------
-    name
-        What it is called where it was given.
-    span
-        Seconds, or a number with a unit: s, min, h or d.
+    `name` is the name of the argument, for the error.
 
     Raises
     ------
     SearchError
-        If it is none, or not positive and finite.
+        If it cannot be read, or is not positive and finite.
 
     Examples
     --------
@@ -223,15 +215,13 @@ def to_seconds(name: str, span: float | str) -> float:
 
 
 def _read(span: float | str) -> float | None:
+    number, unit = span, 1.0
     if isinstance(span, str):
         match = _TEXT.fullmatch(span)
         if match is None or match[2].lower() not in _SECONDS:
             return None
-        try:
-            return float(match[1]) * _SECONDS[match[2].lower()]
-        except ValueError:
-            return None
+        number, unit = match[1], _SECONDS[match[2].lower()]
     try:
-        return float(span)
+        return float(number) * unit
     except (TypeError, ValueError):
         return None

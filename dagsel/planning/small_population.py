@@ -1,8 +1,8 @@
-"""When fewer trials are left than workers, whether to train them in gangs: pure.
+"""Whether to train trials in gangs when fewer trials are left than workers.
 
 Cerebro (Nakandala, Zhang and Kumar, VLDB 2020) found its hybrid of hopping and data parallelism
-slower than hopping alone: a gang of g is worth it only where its efficiency e(g) = λ(g) / g is
-above what the workers do without it.
+slower than hopping alone. A gang of g workers is worth it only if its efficiency e(g) = λ(g) / g is
+above the share of workers that would be busy without gangs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Literal, TypeAlias
 Policy: TypeAlias = Literal["auto", "hop", "gang", "release"]
 Efficiency: TypeAlias = Callable[[int], float]
 
-#: Seconds that a trial loses when it is stopped and goes on with another number of workers, until
-#: that was measured.
+#: Seconds that a trial loses when it goes on with another number of workers, until it is measured.
 SWITCH_S = 1.0
-#: Seconds until a worker that was let go is back and has its shards, where that is quick. So long
-#: workers idle before they are let go: who does not know how long they will not be needed loses at
-#: most twice what the best choice would have cost.
+#: Seconds until a released worker is back and has its shards, on a quick cluster. Workers are
+#: released after they were idle for as long: then they cost at most twice what the best choice
+#: would have cost, however long they are not needed.
 RESTART_S = 5.0
 
 
 def is_worth_it(gang: int, n_trials: int, n_workers: int, efficiency: float) -> bool:
-    """Whether gangs train faster than hopping does: e(g) > max(s, p / g) / p.
+    """Whether gangs train faster than hopping: e(g) > max(s, p / g) / p.
 
     Examples
     --------
@@ -43,21 +42,21 @@ def gang_for(
     efficiency: Efficiency | None,
     fits: Callable[[int], bool] = lambda gang: True,
 ) -> int:
-    """Decide on how many workers to train each of a few trials.
+    """Return on how many workers to train each of a few trials.
 
     Parameters
     ----------
     policy
-        ``"gang"`` takes the fastest gang whatever it gains, and the largest one if nothing was
-        measured; ``"auto"`` takes it where it is known to be faster than hopping.
+        ``"gang"`` takes the fastest gang, or the largest if nothing was measured; ``"auto"`` takes
+        it only if it is known to be faster than hopping.
     n_trials
-        Trials that have something left to train; 1 or more.
+        Number of trials with something left to train; 1 or more.
     n_workers
-        Workers that are there.
+        Number of workers.
     efficiency
         e(g) by the number of workers; None if nothing was measured.
     fits
-        Whether so many workers can train each of the trials.
+        Whether a gang of so many workers can train each of the trials.
 
     Examples
     --------
@@ -85,19 +84,19 @@ def is_worth_a_switch(
     *,
     switch_s: float = SWITCH_S,
 ) -> bool:
-    """Whether another gang wins more time than the switch costs.
+    """Whether a gang of another size saves more time than the switch costs.
 
     Parameters
     ----------
     now, then
         Workers of each trial.
     left_s
-        What is left to train on one worker, of the trial with the most; None if nobody knows, and
-        then the switch is made.
+        Remaining seconds on one worker of the trial with the most; None if they are not known:
+        then the switch is worth it.
     efficiency
         e(g); None counts as 1.
     switch_s
-        What it costs, in seconds of a trial.
+        What a switch costs, in seconds of a trial.
 
     Examples
     --------
@@ -111,5 +110,5 @@ def is_worth_a_switch(
 
 
 def full(gang: int) -> float:
-    """Give the e(g) of gangs of which nothing is known."""
+    """Return 1, the e(g) of gangs of which nothing is known."""
     return 1.0

@@ -1,8 +1,9 @@
-"""Searches in virtual time: the same flows, runner and dispatcher, on workers that are a model.
+"""Searches in virtual time: the same flows, runner and dispatcher, on a model of the workers.
 
-- `run`: the call.
-- `cluster`: what the workers are like; `curves`, `recorded`: what trials do, and what they cost.
-- `engine`: plays the cluster for the runner; `order`: reports in the order of another run.
+- `run`: `simulate`; `preview`: what a search will take, without running it.
+- `cluster`: what the workers are like; `curves`, `recorded`, `traces`: what trials do and cost.
+- `engine`: the runner's engine in virtual time, on a `virtual_cluster`; `order`: keeps the order of
+  reports of another run.
 """
 
 from dagsel.simulation.cluster import SimulatedCluster

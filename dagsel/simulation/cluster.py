@@ -10,37 +10,37 @@ from dagsel.errors import SearchError
 
 @dataclass(frozen=True, slots=True)
 class SimulatedCluster:
-    """Workers that take time for units, loads and hops; they come and die when they are told to.
+    """Workers that take time for units, loads and hops; they join and die at given times.
 
     Parameters
     ----------
     n_workers
-        Workers that are there when the search begins.
+        Number of workers when the search begins.
     speeds
-        Of each how fast it is; 1 by default. What the dispatcher knows of it, it has to measure.
+        Speed of each worker; 1 by default. The dispatcher is not told, it has to measure it.
     n_shards
-        Training shards of the data set, and validation shards.
+        Number of training shards of the data set, and of validation shards.
     replicas
-        Workers that hold each shard; None for as many as give each worker a shard.
+        How many workers hold each shard; None for enough copies to give each worker a shard.
     startup_s
-        From the request for a worker to its arrival. The search begins when the first ones are
-        there, as a real one does.
+        Time from the request for a worker to its arrival. The search begins when the first workers
+        have arrived, as on a real cluster.
     load_s, hop_s, switch_s
         Time to load a shard, to move a state to another worker, and to go on with a unit that was
-        stopped, or with another gang.
+        stopped, or with a gang of another size.
     failures
-        Seconds after the beginning, and the number of the worker that dies then, from 0.
+        Pairs: seconds after the beginning, and the number (from 0) of the worker that dies then.
     additions
-        Seconds after the beginning, and the speed of the worker that is requested then. Its number
-        follows that of the last one.
+        Pairs: seconds after the beginning, and the speed of a worker that is requested then.
+        Numbers go on after the first workers.
     max_workers
-        Up to how many the flow may let it grow (`dagsel.flow.Scale`), down to one; None if it
-        cannot. A cluster that can also replaces the workers that die.
+        The most workers that the flow may ask for (`dagsel.flow.Scale`); None if the cluster cannot
+        grow or shrink. If it can, it also replaces workers that die.
 
     Raises
     ------
     SearchError
-        If there is no such cluster.
+        If a number is out of range.
 
     Examples
     --------
@@ -94,14 +94,14 @@ class SimulatedCluster:
 
     @property
     def copies(self) -> int:
-        """Workers that are to hold each shard."""
+        """How many workers should hold each shard."""
         if self.replicas is not None:
             return self.replicas
         return math.ceil((self.n_workers + len(self.additions)) / self.n_shards)
 
 
 def worker_name(number: int) -> str:
-    """Address of a worker.
+    """Return a worker's address.
 
     Examples
     --------

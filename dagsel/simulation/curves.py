@@ -24,20 +24,20 @@ Parameter: TypeAlias = float | tuple[float, float] | Callable[[Config], float]
 class Curves(Protocol):
     """What trials do and what they cost, by configuration.
 
-    A curve may depend on the number of the trial: two trials of one configuration need not do
-    alike. It must not depend on what was asked for before.
+    A curve may depend on the number of the trial: two trials of one configuration may differ. It
+    must not depend on earlier calls.
     """
 
     @property
     def evaluation_share(self) -> float:
         """Time that an epoch's validation takes, as a share of its training's.
 
-        With 0 an epoch is scored as soon as it is trained, by no units of its own.
+        With 0 an epoch is scored at the moment in which it is trained, without evaluating units.
         """
         ...
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Value of the metric after an epoch, from 1; of a trial that is paused, in between.
+        """Return the metric's value after an epoch, from 1; for a paused trial, inside an epoch.
 
         Raises
         ------
@@ -47,7 +47,7 @@ class Curves(Protocol):
         ...
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Time that an epoch's training takes on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1."""
         ...
 
 
@@ -56,13 +56,13 @@ class Scales(Protocol):
     """Curves that know how trials speed up on several workers; others speed up linearly."""
 
     def speedup(self, config: Config, gang: int) -> float:
-        """How many times as fast a gang of so many workers is as one worker."""
+        """Return how many times as fast a gang of so many workers is as one worker."""
         ...
 
 
 @runtime_checkable
 class Loses(Protocol):
-    """Curves that know training losses, which time-sharing by convergence asks for."""
+    """Curves that know training losses, which flows that share time by convergence need."""
 
     @property
     def n_batches(self) -> int:
@@ -70,7 +70,7 @@ class Loses(Protocol):
         ...
 
     def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
-        """Range of the losses of the batches that end between two moments, in epochs."""
+        """Return the range of the losses of the batches that end between two moments, in epochs."""
         ...
 
 
@@ -79,19 +79,19 @@ class PowerLaw:
     """Curves ``asymptote + amplitude · epoch^(−rate) + noise``, one for each configuration.
 
     A parameter is a number, a pair of numbers between which it is drawn for each configuration, or
-    a function of the configuration. The default draws asymptote, amplitude and rate apart from each
-    other, so curves cross: of two trials the better one after few epochs may be the worse at the
-    end. For a metric that grows, give a negative amplitude.
+    a function of the configuration. By default asymptote, amplitude and rate are drawn
+    independently, so curves cross: the better of two trials after few epochs may be the worse at
+    the end. A metric that grows has a negative amplitude.
 
-    Draws depend on ``seed`` and on the configuration alone (what of it has no form in JSON does not
-    count), noise on the trial and the epoch as well: the order of calls changes nothing.
+    Draws depend on ``seed`` and the configuration (without values that JSON does not have), noise
+    also on trial and epoch. The order of calls changes nothing.
 
     Parameters
     ----------
     asymptote
         Value after endless training.
     amplitude
-        How far above it the first epoch ends.
+        How far above the asymptote the first epoch ends.
     rate
         How fast the curve falls; above 0.
     noise
@@ -101,8 +101,8 @@ class PowerLaw:
     evaluation_share
         Time of an epoch's validation, as a share of its training's.
     scaling
-        How trials speed up on several workers: for all configurations, or a function of the
-        configuration. None for linear.
+        How trials speed up on several workers: one for all, or a function of the configuration.
+        None for linear.
     n_batches
         Batches of an epoch, each of which has a loss: the value at its end.
     seed
@@ -128,7 +128,7 @@ class PowerLaw:
     seed: int = 0
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Value of the metric after an epoch, or in the middle of one."""
+        """Return the metric's value after an epoch, or inside one."""
         text = _text(config)
         a, b, c, noise = (
             self._parameter(name, config, text)
@@ -139,21 +139,21 @@ class PowerLaw:
         return a + b * math.pow(epoch, -c)
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Time of an epoch's training on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1."""
         seconds = self._parameter("epoch_s", config, _text(config))
         if not seconds > 0:
             raise SearchError(f"epoch_s must be above 0, got {seconds!r} for {dict(config)}")
         return seconds
 
     def speedup(self, config: Config, gang: int) -> float:
-        """How many times as fast a gang is as one worker."""
+        """Return how many times as fast a gang is as one worker."""
         if self.scaling is None:
             return float(gang)
         scaling = self.scaling(config) if callable(self.scaling) else self.scaling
         return scaling.speedup(gang)
 
     def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
-        """Range of the losses of the batches that end between two moments, in epochs."""
+        """Return the range of the losses of the batches that end between two moments, in epochs."""
         first, last = (math.floor(at * self.n_batches + 1e-6) for at in (start, stop))
         if last <= first:
             return Losses()
@@ -168,7 +168,7 @@ class PowerLaw:
         return parameter(config) if callable(parameter) else parameter
 
     def _uniform(self, *about: str | float) -> float:
-        """Draw from between 0 and 1, the ends left out."""
+        """Draw a number between 0 and 1, without the ends."""
         digest = hashlib.blake2b(repr((self.seed, *about)).encode(), digest_size=8).digest()
         return (int.from_bytes(digest, "big") // 2048 + 0.5) / 2**53
 
@@ -177,7 +177,7 @@ _NORMAL = NormalDist()
 
 
 def scalars(config: Config) -> dict[str, Any]:
-    """Leave out what has no form in JSON.
+    """Return the configuration without values that JSON does not have.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The order of reports of a run, and what of its journal does not depend on time."""
+"""The order in which a run's trials reported, and the part of its journal without times."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dagsel.errors import SearchError
 from dagsel.flow import Decision, Event, Paused, Reported, Tick, TrialFailed, WorkersChanged
 from dagsel.history.script import read_turns
 
-#: Events that came to the flow together.
+#: Events that the flow was told together.
 Batch: TypeAlias = tuple[Reported | TrialFailed | WorkersChanged, ...]
 
 
 def read_order(entries: Iterable[Mapping[str, Json]]) -> tuple[Batch, ...]:
-    """Read from a journal in what order, and what at once, a flow was told.
+    """Read from a journal which events a flow was told, in order, and which of them together.
 
     Raises
     ------
     SearchError
-        If the flow paused trials or was woken: where a trial stood then depends on the clock.
+        If the flow paused trials or was woken: that depends on the clock.
     """
     turns = [entry for entry in entries if entry["is"] == "turn"]
     batches = []
@@ -44,10 +44,10 @@ def read_order(entries: Iterable[Mapping[str, Json]]) -> tuple[Batch, ...]:
 def decision_log(
     entries: Iterable[Mapping[str, Json]],
 ) -> list[tuple[Event | None, tuple[Decision, ...]]]:
-    """Read what a flow was told and has decided, without the times, and with one metric.
+    """Read the events of a flow and its decisions from a run's journal, without times.
 
-    Two runs of one flow with the same seed, whose trials do the same and report in the same order,
-    have equal logs: on any cluster, and in virtual time.
+    Two runs of one flow with the same seed have equal logs if their trials do the same and report
+    in the same order: on any cluster, and in virtual time.
 
     Parameters
     ----------
@@ -57,8 +57,8 @@ def decision_log(
     Returns
     -------
     list
-        Events and what was decided on each; no event stands for the beginning, or for what was
-        decided over the flow's head.
+        Events and the decisions on each. The event is None for the start, and for decisions that
+        were not the flow's.
     """
     log: list[tuple[Event | None, tuple[Decision, ...]]] = []
     for turn in read_turns(entries):

@@ -1,4 +1,4 @@
-"""The call that says what a search will take, before anything is started."""
+"""`preview`: what a search will take, before anything is started."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, check_flow, limits_of
 from dagsel.history.record import UnitRecord
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import Budget, to_seconds
+from dagsel.planning.budget import read_budget, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
 
 #: Equal parts in which a simulated search is shown if the number of its workers never changes.
 N_PARTS = 4
-#: More rows than these nobody reads; neighbours are shown as one.
+#: If there are more rows, neighbours are shown as one.
 MOST_ROWS = 12
 
 
@@ -38,29 +38,29 @@ def preview(
     price_per_worker_hour: float | None = None,
     seed: int = 0,
 ) -> Preview:
-    """Say what a search will take: trials, workers, time and cost. Nothing is started or trained.
+    """Return what a search will take: trials, workers, time and cost. Nothing is trained.
 
-    A search in stages (`SEER`, `ElasticHyperband`, `ElasticGrid`) has a plan of its own, and needs
-    nothing but the flow. Any other one is simulated, for which it has to be known how long an epoch
-    takes and on how many workers. A search in stages is simulated too if one of these is given.
+    A search in stages (`SEER`, `ElasticHyperband`, `ElasticGrid`) has a plan of its own and needs
+    nothing but the flow. Any other search is simulated, which needs the time of an epoch and the
+    number of workers. If one of these is given, a search in stages is simulated too.
 
     Parameters
     ----------
     flow
         The search procedure, from `dagsel.flows` or your own; left as it is.
     cluster
-        What the workers are like, if there is more to say than `n_workers`: that they are slow to
-        come, or that the flow may let the cluster grow.
+        The cluster, if `n_workers` does not say enough: workers that start slowly, or a cluster
+        that may grow.
     curves
-        What trials do and what they cost, if there is more to say than `epoch_seconds`. By default
-        they are a `PowerLaw`, and speed up linearly on several workers.
+        What trials do and what they cost, if `epoch_seconds` does not say enough. By default a
+        `PowerLaw` with linear speed-up on several workers.
     epoch_seconds
-        How long an epoch of a trial takes on one worker: seconds, or such as ``"2 min"``.
+        Time of a trial's epoch on one worker: seconds, or a text like ``"2 min"``.
     n_workers
-        Workers of a cluster that stays as it is.
+        Number of workers of a cluster that does not change.
     space
-        As for `dagsel.optimize`. It may be left out where `epoch_seconds` is given and the flow
-        does not ask what the parameters are.
+        As for `dagsel.optimize`. It may be left out if `epoch_seconds` is given and the flow does
+        not read parameters.
     direction
         Whether smaller or larger values of the curves are better.
     deadline, budget, price_per_worker_hour
@@ -77,7 +77,7 @@ def preview(
     Raises
     ------
     SearchError
-        If something that has to be known is missing, or cannot be.
+        If an argument is missing or wrong.
 
     Examples
     --------
@@ -101,7 +101,8 @@ def preview(
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    shown = limit or Budget(math.inf, price_per_worker_hour)
+    asked = read_budget(1.0, price_per_worker_hour)  # of which only the price is shown
+    shown = limit or asked
     price = (shown.price_per_worker_hour, shown.currency)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
@@ -127,7 +128,7 @@ def _check_any(rows: Sequence[Row]) -> None:
 
 
 def _planned(plan: StagePlan, deadline_s: float, budget_s: float) -> tuple[tuple[Row, ...], bool]:
-    """Give the stages of a plan, up to where deadline or budget end it."""
+    """Return the stages of a plan until deadline or budget end it."""
     rows: list[Row] = []
     seconds = cost = 0.0
     nothing_s = 1e-9 * float(plan.seconds)  # what rounding may leave over
@@ -178,13 +179,11 @@ def _curves(curves: Curves | None, epoch_seconds: float | str | None) -> Curves:
 
 
 def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | None:
-    """Give a space of which nothing is asked but that its trials differ, if there is none."""
+    """Return the space, or one of a single parameter if none is needed."""
     if space is not None or curves is not None:  # curves may ask for parameters, or bring them
         return space
     if flow.traits.reads_configs:
-        raise SearchError(
-            f"space is missing: it makes configurations, and the flow {flow.traits.reads_configs}"
-        )
+        raise SearchError(f"space is missing: the flow {flow.traits.reads_configs}")
     if flow.traits.sampling == "grid":
         raise SearchError("space is missing: how many trials a grid has depends on it")
     return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
@@ -216,7 +215,7 @@ def _turns(run: SimulatedRun) -> list[Any]:
 
 
 def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
-    """Give what was billed so far, whenever it was written down, from the first request on."""
+    """Return pairs of time and cost until then, from the first request on."""
     turns = [(turn["seconds"], turn["worker_seconds"]) for turn in _turns(run)]
     return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, run.cost)]
 
@@ -227,7 +226,7 @@ def _trained(run: SimulatedRun) -> list[UnitRecord]:
 
 
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
-    """Give the spans of a search in each of which the same number of workers is billed."""
+    """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
     spans: list[_Span] = []
     for (start, before), (stop, after) in pairwise(_costs(run)):
@@ -274,13 +273,13 @@ class _Span:
         return _Span(self.start, other.stop, most, self.cost + other.cost)
 
     def excess(self, other: _Span) -> float:
-        """Worker-seconds that are drawn too much if both are shown as one."""
+        """Return the worker-seconds that are drawn too many if both are shown as one."""
         most = max(self.n_workers, other.n_workers)
         return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
 
 
 def _merge(spans: Sequence[_Span]) -> list[_Span]:
-    """Show neighbours as one until few are left, first those of which it is the least wrong."""
+    """Merge neighbours until few are left, first those for which it is least wrong."""
     merged = list(spans)
     while len(merged) > 1:
         excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(merged)))

@@ -22,23 +22,23 @@ from dagsel.simulation.curves import Config, scalars
 class Recorded:
     """What the trials of an earlier run did, by configuration.
 
-    A simulation without a space draws the recorded configurations, in their order. With one, what
-    it draws must have been recorded.
+    A simulation without a space draws the recorded configurations, in their order. A space may only
+    draw configurations that were recorded.
 
     Parameters
     ----------
     configs
         Configuration of each trial, by its number.
     values
-        Of each trial the value of the metric after each epoch, from the first one on.
+        By trial: the value of the metric after each epoch, from the first one on.
     epoch_s
-        Of each trial the seconds of an epoch's training on a worker of speed 1.
+        By trial: seconds of an epoch's training on a worker of speed 1.
     failed
-        Why trials failed: they fail again after their last recorded epoch.
+        Trials that failed, and why: they fail again after their last recorded epoch.
     evaluation_share
         Time of an epoch's validation, as a share of its training's.
     adopted
-        Trials that went on from another one's state: what they did is told by their number, since
+        Trials that went on from another trial's state. They are looked up by their number, since
         their configuration has changed.
 
     Examples
@@ -62,10 +62,9 @@ class Recorded:
 
     @classmethod
     def from_run(cls, run: Result) -> Recorded:
-        """Take what a run has recorded: its metrics, its configurations and its units' times.
+        """Read the metrics, the configurations and the units' times of a run.
 
-        Of a trial that trained in gangs alone the time on one worker is not known: its gangs count
-        as many times as fast as they had workers.
+        A trial that trained only in gangs is taken to speed up linearly.
         """
         record = run.record
         trained, scored = _work(record, "train"), _work(record, "evaluate")
@@ -93,7 +92,7 @@ class Recorded:
         metric: str,
         epoch_s: float | Mapping[int, float],
     ) -> Recorded:
-        """Take a run's metrics.
+        """Read a run's metrics.
 
         Parameters
         ----------
@@ -102,14 +101,14 @@ class Recorded:
         configs
             Configuration of each trial.
         metric
-            Name of the validation metric that the search was about.
+            Name of the validation metric of the search.
         epoch_s
-            Seconds of an epoch's training on a worker of speed 1: of each trial, or of all.
+            Seconds of an epoch's training on a worker of speed 1: by trial, or one for all.
 
         Raises
         ------
         SearchError
-            If the metric was not recorded, or not after each epoch.
+            If the metric was not recorded after each epoch.
         """
         is_metric = (metrics["split"] == "validation") & (metrics["name"] == metric)
         if not is_metric.any():
@@ -126,14 +125,14 @@ class Recorded:
         return cls({n: scalars(config) for n, config in configs.items()}, values, seconds, {})
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Value of the metric after an epoch; in the middle of one, between those of its ends.
+        """Return the metric's value after an epoch; inside one, interpolate.
 
         Raises
         ------
         TrainingError
             If the recorded trial failed in this epoch.
         SearchError
-            If that was not recorded.
+            If the epoch was not recorded.
         """
         number = self._find(config, trial)
         values = self.values.get(number, ())
@@ -149,7 +148,7 @@ class Recorded:
         )
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Time of an epoch's training; of a trial that ended no unit that of an average one."""
+        """Return the time of an epoch's training; the mean for a trial without a finished unit."""
         known = self.epoch_s.get(self._find(config, trial))
         return fmean(self.epoch_s.values()) if known is None else known
 
@@ -175,10 +174,10 @@ class Recorded:
 
 
 def _work(record: Record, kind: Kind) -> dict[Unit, float]:
-    """Give the seconds that a worker of speed 1 needs for each unit, all its pieces together.
+    """Return the seconds that a worker of speed 1 needs for each unit, with all its pieces.
 
-    Of a trial that trained alone as well, what gangs trained is left out. Of another one a gang
-    counts as it does in a simulation without a profile: as so many times as fast.
+    Units of gangs are left out if the trial also trained on one worker. Else a gang counts as so
+    many times as fast.
     """
     speeds = relative_speeds([done for done in record.timed() if done.gang == 1])
     ran = [done for done in (*record.units, *record.pieces) if done.unit.kind == kind]

@@ -1,4 +1,4 @@
-"""The call that searches in virtual time."""
+"""`simulate`: a search in virtual time."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class SimulatedRun(Result):
-    """What a search in virtual time came to.
+    """The result of a search in virtual time.
 
     Parameters
     ----------
     study
-        Its study, in memory.
+        The study, in memory.
     metric
-        Name of the metric that the search was about.
+        Name of the metric.
     record
         All that was done; times are virtual.
     cluster
-        What the workers were like.
+        The cluster.
     journal
-        All that happened and was decided, as a run on a cluster writes it.
+        All events and decisions, as a run on a cluster writes them.
     bill
-        When workers were asked for, came and went.
+        When workers were requested, joined and left.
     """
 
     cluster: SimulatedCluster
@@ -56,7 +56,7 @@ class SimulatedRun(Result):
 
     @property
     def cost(self) -> float:
-        """Seconds of workers that were used, from request to release."""
+        """Worker-seconds that are billed, from request to release."""
         return self.bill.worker_seconds(self.seconds)
 
 
@@ -75,10 +75,10 @@ def simulate(
     price_per_worker_hour: float | None = None,
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
-    """Search in virtual time, to see what a flow would find on a cluster, when and at what cost.
+    """Search in virtual time: see what a flow would find on a cluster, when and at what cost.
 
-    Flow, runner and dispatcher are those of a run on a cluster, the workers are a model. The same
-    arguments give the same journal.
+    Flow, runner and dispatcher are the same as in a run on a cluster; the workers are a model. The
+    same arguments give the same journal.
 
     Parameters
     ----------
@@ -91,37 +91,31 @@ def simulate(
     seed
         Seeds the flow and the draws of configurations.
     space
-        Optuna's define-by-run function. It may be left out for a `Recorded` run: then the recorded
-        configurations are drawn, in their order.
+        Optuna's define-by-run function. Without one the configurations of a `Recorded` run are
+        drawn, in their order.
     sampler
         Sampler of the study, left as it is; by default Optuna's own.
     direction
         Whether smaller or larger values are better.
     metric
-        What to call the metric.
-    deadline
-        When the search ends with what it has: virtual seconds, or a text like ``"10 min"``; None
-        for the flow's own, if it has one.
-    budget
-        What the workers may cost: worker-seconds, or a text like ``"30 worker-minutes"`` or
-        ``"12.50 USD"``; None for the flow's own, if it has one.
-    price_per_worker_hour
-        What an hour of a worker costs, if the budget is money.
+        Name of the metric.
+    deadline, budget, price_per_worker_hour
+        As for `dagsel.optimize`, in virtual time; by default the flow's own, if it has any.
     order
-        Journal of another run of the flow, on a cluster or simulated: trials report in its order,
-        each epoch being kept back until those before it are trained.
+        Journal of another run of the flow. Trials report in its order: an epoch is reported only
+        when those before it are.
 
     Returns
     -------
     SimulatedRun
-        As `dagsel.optimize` gives it, but for the model.
+        A result with the tables of `dagsel.optimize`.
 
     Raises
     ------
     SearchError
         If flow, curves, space and order do not fit together.
     ClusterError
-        If the cluster cannot run it.
+        If the cluster cannot run the search.
 
     Examples
     --------
@@ -143,12 +137,7 @@ def simulate(
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
     record = Record(name, cluster.n_shards, direction)
     journal: list[Entry] = []
-    engine = VirtualEngine(
-        curves,
-        cluster,
-        metric,
-        order=read_order(order),
-    )
+    engine = VirtualEngine(curves, cluster, metric, order=read_order(order))
     runner = Runner(
         flow,
         driver,
@@ -205,12 +194,12 @@ def _driver(
 
 
 class _Walk(StudyDriver):
-    """Draws what is enqueued, in its order, and no more."""
+    """Draws the enqueued trials in their order, and no others."""
 
     __slots__ = ()
 
     def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
-        """Draw trials; fewer than asked for when no more are enqueued."""
+        """Draw trials; fewer than asked for if no more are enqueued."""
         n_left = sum(trial.state.name == "WAITING" for trial in self.study.get_trials(False))
         configs, _ = StudyDriver.ask(self, min(n, n_left), "random")
         return configs, n > n_left or (sampling == "grid" and n == n_left)
@@ -218,7 +207,7 @@ class _Walk(StudyDriver):
 
 @dataclass(frozen=True, slots=True)
 class _NoStates:
-    """A store of states that are not there: in virtual time nothing is trained."""
+    """A store without states: in virtual time nothing is trained."""
 
     def load_latest(
         self, trial: int, at_most: tuple[int, int] | None = None
@@ -232,21 +221,10 @@ class _NoStates:
             raise CheckpointNotFoundError("nothing was trained")
         return b"", {}
 
-    def save(
-        self, trial: int, epoch: int, position: int, blob: bytes, meta: Mapping[str, Any]
-    ) -> None:
+    def save(self, *args: Any, **options: Any) -> None:
         pass
 
-    def keep_check(
-        self, trial: int, number: int, epoch: int, position: int, *, partial: bool
-    ) -> None:
-        pass
-
-    def delete(self, trial: int, epoch: int, position: int) -> None:
-        pass
-
-    def drop(self, trial: int) -> None:
-        pass
+    keep_check = delete = drop = save
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""Curves that were recorded batch by batch: with the losses that schedulers by convergence ask for.
+"""Curves that were recorded batch by batch, with the losses of the batches.
 
-`Recorded` takes a run of dagsel, which keeps no loss of a single batch. Here they come from
-elsewhere: a training script's log, a benchmark's data.
+A run of dagsel (`Recorded`) keeps no losses of single batches. These curves come from elsewhere: a
+training script's log, a benchmark's data.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from dagsel.simulation.curves import Config, scalars
 
 @dataclass(frozen=True, eq=False)
 class Traces:
-    """What some configurations did, batch by batch. All were trained for as many batches.
+    """What some configurations did, batch by batch; all trained for the same number of batches.
 
     Parameters
     ----------
     configs
-        The configurations; what is drawn must be among them.
+        The configurations. A simulation may draw no others.
     batch_losses
         Training loss of each batch, shape ``(n_configs, n_batches)``.
     values
-        Value of the metric after each epoch, shape ``(n_configs, n_epochs)``. An epoch is as many
-        batches as there are for each value.
+        Value of the metric after each epoch, shape ``(n_configs, n_epochs)``.
     batch_s
         Seconds of a batch on a worker of speed 1, shape ``(n_configs,)``.
     evaluation_share
@@ -71,7 +70,7 @@ class Traces:
                 f"({n}, epochs * batches), ({n}, epochs) and ({n},), got {shapes}"
             )
         if len(self._numbers) < n:
-            raise SearchError("a configuration is there twice: of which trace would it be?")
+            raise SearchError("a configuration is there twice, so its trace is not clear")
 
     @property
     def n_epochs(self) -> int:
@@ -84,26 +83,19 @@ class Traces:
         return int(self.batch_losses.shape[1]) // self.n_epochs
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Value of the metric after an epoch; in the middle of one, between those of its ends."""
+        """Return the metric's value after an epoch; inside one, interpolate."""
         self._check(epoch, trial)
         return float(np.interp(epoch, range(1, self.n_epochs + 1), self.values[self.find(config)]))
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Time of an epoch's training on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1."""
         return float(self.batch_s[self.find(config)]) * self.n_batches
 
     def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
-        """Range of the losses of the batches that end between two moments.
+        """Return the range of the losses of the batches that end between two moments, in epochs.
 
-        Parameters
-        ----------
-        config
-            The trial's configuration.
-        start, stop
-            In epochs: from 0.0 to 1.0 is the first one. The batch that ends at `stop` counts, the
-            one that ends at `start` does not.
-        trial
-            Number of the trial.
+        From 0.0 to 1.0 is the first epoch. The batch that ends at `stop` counts, the one that ends
+        at `start` does not.
         """
         self._check(stop, trial)
         losses = self.batch_losses[self.find(config), self._batch(start) : self._batch(stop)]
@@ -112,13 +104,7 @@ class Traces:
         return Losses(len(losses), float(losses.min()), float(losses.max()))  # NaN if one is
 
     def find(self, config: Config) -> int:
-        """Give the place of a configuration.
-
-        Raises
-        ------
-        SearchError
-            If it was not recorded.
-        """
+        """Return the index of a configuration; raise `SearchError` if it was not recorded."""
         number = self._numbers.get(_key(config))
         if number is None:
             raise SearchError(
@@ -132,7 +118,7 @@ class Traces:
         return {_key(config): number for number, config in enumerate(self.configs)}
 
     def _batch(self, epochs: float) -> int:
-        # A sum of pieces that should be a batch's end may lie a rounding error before it.
+        # A sum of pieces that ends with a batch may be a rounding error too small.
         return floor(epochs * self.n_batches + 1e-6)
 
     def _check(self, epochs: float, trial: int) -> None:

@@ -1,8 +1,8 @@
-"""A world for flows: a model of the runner, which checks every decision that it performs.
+"""A model of the runner and its cluster for tests of flows: it checks each decision of a flow.
 
-It tells a flow what came of its decisions in any order that a cluster may bring about. An `Ask` is
-answered before anything else happens, as the runner does. Workers that are asked for may come late,
-in part, or never; a gang that does not fit on those that are there waits.
+Events come in any order that a cluster may bring about; a `Tape` of choices decides. An `Ask` is
+answered before anything else happens, as by the runner. Workers that are asked for may come late,
+only in part, or never; a gang for which there are too few workers waits.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from dagsel.flow import (
     WorkersChanged,
 )
 
-#: A search of a suite's size that has not ended by then goes on for ever.
+#: A search as small as in a suite should have ended after so many events.
 MAX_EVENTS = 2000
-#: After so many other events a pause that was asked for comes: no batch takes for ever.
+#: A pause comes at the latest after so many other events.
 PAUSE_EVENTS = 100
+#: Batches of an epoch; a trial can pause after each of them.
+BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """An event and the flow's answer to it; the first step, the flow's start, has no event."""
+    """An event and the flow's answer; the first step, the flow's start, has no event."""
 
     event: Event | None
     decisions: tuple[Decision, ...]
@@ -52,22 +54,22 @@ class Step:
 
 @dataclass(slots=True)
 class World:
-    """Performs a flow's decisions, with trials that end in any order, some of them badly.
+    """Performs a flow's decisions; trials end in any order, and some fail.
 
     Parameters
     ----------
     flow
         The flow under test.
     context
-        What it knows at the start.
+        What the flow is told at the start.
     tape
         Chooses what happens.
     configs
-        The configuration of a trial.
+        Makes the configuration of a trial.
     n_points
-        Size of the search space.
+        Size of the search space; None if it is infinite.
     deadline
-        After how many events the deadline comes.
+        After how many events the deadline comes; None for never.
     """
 
     flow: Flow
@@ -92,7 +94,7 @@ class World:
         self.n_workers = self.n_wanted = self.context.n_workers
 
     def run(self) -> None:
-        """Play until the flow finishes."""
+        """Run until the flow finishes."""
         try:
             self._perform(None, self.flow.start(self.context))
             while not self.finished:
@@ -120,11 +122,11 @@ class World:
 
     def _draw(self, n: int) -> Event:
         left = n if self.n_points is None else min(n, self.n_points - self.n_drawn)
-        # A study may hold trials of before, so numbers need not begin at 0.
+        # A study may have older trials, so numbers need not begin at 0.
         trials = tuple(range(5 + self.n_drawn, 5 + self.n_drawn + left))
         self.n_drawn += left
         self.live |= {trial: LiveTrial(trial) for trial in trials}
-        # With some configurations nothing can be trained: their trials fail before all else.
+        # Some configurations are refused: their trials fail before anything else happens.
         refused = [trial for trial in trials if self.tape.choose(24) == 23]
         self.waiting.extendleft(TrialFailed(trial, "refused") for trial in reversed(refused))
         exhausted = self.n_points == self.n_drawn
@@ -147,7 +149,7 @@ class World:
         trial = self.live[(overdue or movers)[self.tape.choose(len(overdue or movers))]]
         if what >= 29:
             return self._end(TrialFailed(trial.number, "it broke"))
-        before_s, prunes = trial.trained_s, hasattr(self.flow, "pruner")
+        before_s, prunes = trial.trained_s, self.flow.traits.uses_pruner
         event = trial.go_on(self.tape, runs=self._runs(trial), prunes=prunes)
         self.seconds += trial.trained_s - before_s
         return replace(event, seconds=self.seconds)
@@ -156,7 +158,7 @@ class World:
         if self.wake_s is None or not others:
             return self.wake_s is not None
         if isinstance(self.steps[-1].event, Tick):
-            return False  # a flow that wakes every second must not keep its trials from training
+            return False  # trials train even if the flow sets one Wake after the other
         return self.wake_s <= self.seconds + self.tape.choose(4) and self.tape.choose(4) < 3
 
     def _staff(self, n_workers: int) -> WorkersChanged:
@@ -250,7 +252,7 @@ def replay(
     steps: list[Step],
     change: Callable[[float], float] = lambda value: value,
 ) -> Iterator[tuple[Step, tuple[Decision, ...]]]:
-    """Tell a fresh flow the events of a run, their values changed; give both answers to each."""
+    """Replay a run's events, with changed values, to a fresh flow; yield both answers to each."""
     yield steps[0], tuple(flow.start(context))
     for step in steps[1:]:
         assert step.event is not None
@@ -261,25 +263,21 @@ def replay(
         yield step, tuple(flow.handle(event))
 
 
-#: Batches of an epoch: a trial pauses after any of them.
-BATCHES = 4
-
-
 @dataclass(slots=True)
 class Tape:
-    """Choices, one a byte, over and over; zeros make the simplest run."""
+    """Choices, one per byte, repeated at the end; zeros make the simplest run."""
 
     choices: bytes
     place: int = 0
 
     def choose(self, n: int) -> int:
-        """Choose one of n."""
+        """Choose a number below n."""
         byte = self.choices[self.place % len(self.choices)]
         self.place += 1
         return byte % n
 
     def rewind(self) -> None:
-        """Go back to the first choice."""
+        """Start again with the first choice."""
         self.place = 0
 
     def value(self) -> float:
@@ -298,30 +296,30 @@ class Tape:
 
 @dataclass(slots=True)
 class LiveTrial:
-    """A live trial: how far it is, what it is to do, and what the flow waits for."""
+    """A live trial: its progress, its work, and the answer that the flow waits for."""
 
     number: int
-    epochs: int = 0  # that it has reported
-    batches: int = 0  # of its next epoch
-    left: int = 0  # epochs that it was given and has not reported
+    epochs: int = 0  # reported ones
+    batches: int = 0  # of the next epoch
+    left: int = 0  # epochs to train that are not reported
     gang: int = 1
     priority: float = 0.0
     limit_s: float | None = None
     trained_s: float = 0.0  # since its last Train
     n_losses: int = 0  # since its last Train
     suspended: bool = False
-    awaited: Pause | None = None  # what is not answered yet
-    asked_at: int = 0  # after how many events that was
+    awaited: Pause | None = None  # not answered yet
+    asked_at: int = 0  # after how many events the pause was asked for
     value: float | None = None  # of its state, if that was evaluated
-    stalled: bool = False  # paused without a batch: the next time it must come on
+    stalled: bool = False  # it paused without a batch: the next time it must train one
 
     @property
     def trains(self) -> bool:
-        """Whether it goes on, as soon as there are workers."""
+        """Whether it trains as soon as there are workers."""
         return self.left > 0 and not self.suspended
 
     def take(self, train: Train) -> None:
-        """Do what a `Train` says, or assert why it cannot be done."""
+        """Take a `Train`, or raise ``AssertionError`` if it is not legal."""
         assert train.epochs >= 0, f"{train} takes epochs away"
         assert train.gang >= 1, f"{train} has no worker"
         assert train.seconds is None or train.seconds > 0, f"{train} has no time"
@@ -329,15 +327,15 @@ class LiveTrial:
         if not train.epochs:
             assert self.left, f"{train} trains nothing: the trial has no epoch left"
             how = (train.priority, train.gang) != (self.priority, self.gang)
-            timed = train.seconds is not None or self.limit_s is not None  # a time begins anew
+            timed = train.seconds is not None or self.limit_s is not None  # the limit starts anew
             assert self.suspended or how or timed, f"{train} changes nothing: it trains like that"
         self.left += train.epochs
         self.gang, self.priority, self.limit_s = train.gang, train.priority, train.seconds
         self.suspended, self.trained_s, self.n_losses = False, 0.0, 0
 
     def go_on(self, tape: Tape, *, runs: bool, prunes: bool) -> Paused | Reported:
-        """Train for a while, if there are workers; say what comes of it, but not when."""
-        room = BATCHES - 1 - self.batches  # so many, and no epoch ends
+        """Train for a while, if there are workers; return the event, still without a time."""
+        room = BATCHES - 1 - self.batches  # batches that do not end the epoch
         missing_s = max(0.0, (self.limit_s or 0.0) - self.trained_s)
         if self.awaited:
             may_pause = room > 0 or not self.stalled

@@ -22,15 +22,15 @@ class Row:
     Parameters
     ----------
     begins_s
-        Seconds since the first workers are asked for.
+        Its begin, in seconds since the first workers are asked for.
     lasts_s
-        How long it is.
+        Its length in seconds.
     gangs
-        Workers of a trial, and how many trials train on so many.
+        Pairs: a number of workers, and how many trials train on so many.
     n_workers
         The most workers that are billed at a time.
     worker_seconds
-        What all of them are billed.
+        What all workers are billed.
     """
 
     begins_s: float
@@ -54,17 +54,17 @@ class Preview:
     flow
         Name of the search procedure.
     source
-        ``"arithmetic"``: the procedure's own plan, which holds if nothing fails and every worker
-        comes at once. ``"simulation"``: what it did in virtual time.
+        ``"arithmetic"``: the procedure's own plan, which holds if nothing fails and workers come at
+        once. ``"simulation"``: what it did in virtual time.
     rows
-        One a stage. Of a simulation one for each span with the same number of workers, or equal
-        parts of the time if that never changes.
+        One for each stage. In a simulation: one for each span with the same number of workers, or
+        equal parts of the time if that never changes.
     n_trials
-        Trials that train, all together.
+        Number of trials that train.
     ends_early
-        Whether the deadline or the budget of the run ends it before its own end.
+        Whether deadline or budget end the run before its own end.
     price_per_worker_hour, currency
-        What a worker costs; None if nobody said.
+        What a worker costs; None if it is not known.
     """
 
     flow: str
@@ -97,7 +97,7 @@ class Preview:
 
     @property
     def money(self) -> float | None:
-        """What it costs; None without a price."""
+        """What it costs; None if the price is not known."""
         return self._price(self.worker_seconds)
 
     def _price(self, worker_seconds: float) -> float | None:
@@ -116,7 +116,7 @@ class Preview:
         return f"Preview of {self.flow}, from {how}{end}"
 
     def _table(self) -> list[tuple[str, ...]]:
-        titles = (
+        titles: tuple[str, ...] = (
             "stage" if self.source == "arithmetic" else "part",
             "begins",
             "lasts",
@@ -125,23 +125,13 @@ class Preview:
             "workers",
             "worker-minutes",
         )
+        rows = [titles]
+        for number, row in enumerate(self.rows, 1):
+            when = (str(number), span(row.begins_s), span(row.lasts_s), str(row.n_trials))
+            minutes = _amount(row.worker_seconds / 60)
+            rows.append((*when, _told(row.gangs), str(row.n_workers), minutes))
         total = ("total", "", span(self.seconds), str(self.n_trials), "", str(self.n_workers))
-        rows: list[tuple[str, ...]] = [
-            titles,
-            *(
-                (
-                    str(number),
-                    span(row.begins_s),
-                    span(row.lasts_s),
-                    str(row.n_trials),
-                    _told(row.gangs),
-                    str(row.n_workers),
-                    _amount(row.worker_seconds / 60),
-                )
-                for number, row in enumerate(self.rows, 1)
-            ),
-            (*total, _amount(self.worker_minutes)),
-        ]
+        rows.append((*total, _amount(self.worker_minutes)))
         if self.price_per_worker_hour is None:
             return rows
         costs = [*(row.worker_seconds for row in self.rows), self.worker_seconds]
@@ -157,7 +147,7 @@ def _told(gangs: Sequence[tuple[int, int]]) -> str:
 
 
 def span(seconds: float) -> str:
-    """Write a span of time for people.
+    """Return a span of time as a text.
 
     Examples
     --------

@@ -16,8 +16,7 @@ import optuna
 from distributed import Client
 
 import dagsel
-from dagsel.dispatch.config import DispatchConfig
-from dagsel.dispatch.dispatcher import Dispatcher
+from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.units import Chain, Round, visit_order
 from dagsel.execution.cluster import local_cluster
 from dagsel.flows import RandomSearch

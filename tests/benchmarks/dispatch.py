@@ -51,6 +51,10 @@ def note(what, measured, digits=4):
     print(f"| {what} | {measured:.{digits}f} | | |", flush=True)
 
 
+def n_hops(outcome):
+    return sum(ran.hop for ran in outcome.timeline)
+
+
 def planner_gaps(family, n_trials, n_workers, seeds):
     gaps = []
     for seed in seeds:
@@ -131,7 +135,7 @@ def bench_noise(seeds, draws):
                 if family == "hetC":
                     costs, speeds = times_of(family, n, p, seed)[:, 0], np.ones(p)
                 for draw in range(draws):
-                    outcome, _, work = dispatch(
+                    outcome, work = dispatch(
                         costs, speeds, p, sigma=sigma, seed=1000 * seed + draw,
                         holders=[[j] for j in range(p)],
                     )  # fmt: skip
@@ -147,10 +151,10 @@ def bench_replicas(seeds):
             costs, speeds = het(n, p, seed)
             bound = UNIT_S * lower_bound(costs[:, None] / speeds)
             held = [[(k + j) % p for j in range(replicas)] for k in range(p)]
-            outcome, dispatcher, _ = dispatch(costs, speeds, p, holders=held, replicas=replicas)
+            outcome, _ = dispatch(costs, speeds, p, holders=held, replicas=replicas)
             ring.append(outcome.makespan_s / bound)
-            hops.append(dispatcher.tally.hops / (n * p))
-            outcome, _, _ = dispatch(costs, speeds, p, replicas=replicas)
+            hops.append(n_hops(outcome) / (n * p))
+            outcome, _ = dispatch(costs, speeds, p, replicas=replicas)
             placed.append(outcome.makespan_s / bound)
         report(
             f"dispatcher, het 64×16, r = {replicas}, on neighbours / bound at r = 1",
@@ -170,8 +174,8 @@ def bench_shares(seeds):
     ratios, possible = [], []
     for seed in seeds:
         costs, speeds = het(n, p, seed)
-        equal, _, _ = dispatch(costs, speeds, p, holders=[[j] for j in range(p)])
-        outcome, _, _ = dispatch(costs / k, speeds, p * k)
+        equal, _ = dispatch(costs, speeds, p, holders=[[j] for j in range(p)])
+        outcome, _ = dispatch(costs / k, speeds, p * k)
         ratios.append(outcome.makespan_s / equal.makespan_s)
         share = p * speeds / speeds.sum()
         possible.append(
@@ -187,13 +191,11 @@ def bench_stays(seeds):
     for seed in seeds:
         costs = times_of("hetC", n, p, seed)[:, 0] / k
         held = [list(range(j * k, j * k + k)) for j in range(p)]
-        outcome, dispatcher, work = dispatch(
-            costs, np.ones(p), p * k, sigma=0.2, seed=seed, holders=held
-        )
+        outcome, work = dispatch(costs, np.ones(p), p * k, sigma=0.2, seed=seed, holders=held)
         loads = [work[:, h].sum() for h in held]
         ratios.append((
             outcome.makespan_s / max(*loads, work.sum(axis=1).max()),
-            dispatcher.tally.hops / (n * (p - 1)),
+            n_hops(outcome) / (n * (p - 1)),
         ))  # fmt: skip
     note("dispatcher, hetC 24×8, 4 shards a worker, σ = 0.2", np.mean([r[0] for r in ratios]))
     note("  its hops, against the fewest possible", np.mean([r[1] for r in ratios]), 3)
@@ -203,10 +205,10 @@ def bench_speed():
     for n, p, k in ((256, 16, 1), (256, 16, 4)):
         costs, speeds = het(n, p, 0)
         start = time.process_time()
-        outcome, _, _ = dispatch(costs, speeds, p * k, sigma=0.2)
+        outcome, _ = dispatch(costs, speeds, p * k, sigma=0.2)
         took = time.process_time() - start
         note(f"dispatcher and model cluster, {n}×{p}, {k} shards a worker, µs a unit",
-             1e6 * took / outcome.n_done, 0)  # fmt: skip
+             1e6 * took / len(outcome.timeline), 0)  # fmt: skip
 
 
 def bench_figures(limit_s):

@@ -46,7 +46,7 @@ def times_of(family, n_trials, n_workers, seed):
 
 
 # Taillard 1993, Benchmarks for basic scheduling problems, section 5: time seed, machine seed and
-# the optimum (proved since) of his ten open-list_scheduler instances of each size.
+# the optimum (proved since) of his ten open-shop instances of each size.
 TAILLARD = {
     4: [
         (1166510396, 164000672, 193), (1624514147, 1076870026, 236), (1116611914, 1729673136, 271),
@@ -90,7 +90,7 @@ class TaillardRandom:
 
 
 def taillard(size, index):
-    """Times of an open-list_scheduler instance, shape ``(size, size)``, and its optimum."""
+    """Times of an open-shop instance, shape ``(size, size)``, and its optimum."""
     time_seed, machine_seed, optimum = TAILLARD[size][index]
     draw = TaillardRandom(time_seed)
     durations = [[draw.integer(1, 99) for _ in range(size)] for _ in range(size)]
@@ -149,8 +149,8 @@ UNIT_S = 60.0  # so long a unit of mean cost takes on a worker of speed 1
 def dispatch(costs, speeds, n_shards, *, sigma=0.0, seed=0, holders=None, cluster=None, **config):
     """Run the dispatcher on a model cluster; one epoch, units of about a minute.
 
-    Returns the outcome, the dispatcher and the true unit times, shape ``(n_trials, n_shards)``, on
-    a worker of speed 1. Where `holders` names each worker's shards, these stay where they are.
+    Returns the outcome and the true unit times, shape ``(n_trials, n_shards)``, on a worker of
+    speed 1. Where `holders` names each worker's shards, these stay where they are.
     """
     from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
     from dagsel.dispatch.units import Chain, Round
@@ -168,11 +168,10 @@ def dispatch(costs, speeds, n_shards, *, sigma=0.0, seed=0, holders=None, cluste
     )
     shards = None if holders is None else dict(zip(names, holders, strict=True))
     model.add_workers(dict(zip(names, map(float, speeds), strict=True)), shards=shards)
-    chains = [
-        Chain(i, range(1, 2), n_shards, cost=float(cost), evaluate=False)
-        for i, cost in enumerate(costs)
-    ]
+    for trial, cost in enumerate(costs):
+        dispatcher.times.add_trial(trial, cost=float(cost))
+    chains = [Chain(trial, range(1, 2), n_shards, evaluate=False) for trial in range(len(costs))]
     model.add_round(Round(0, tuple(chains)))
     outcome = model.run()
-    assert outcome.n_done == len(costs) * n_shards, "the round did not end"
-    return outcome, dispatcher, np.array(work)
+    assert len(outcome.timeline) == len(costs) * n_shards, "the round did not end"
+    return outcome, np.array(work)

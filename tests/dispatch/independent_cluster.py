@@ -1,6 +1,6 @@
-"""A model of the cluster and of Dask's graph that a dispatcher is tested against.
+"""A model of the cluster and of Dask's graph against which a dispatcher is tested.
 
-It keeps its own books, and asserts the laws from them: nothing here believes the dispatcher.
+It keeps its own records and asserts the laws from them; it does not rely on the dispatcher's state.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Machine:
     member_of: Unit | None = None  # the unit of a gang that another worker leads
 
 
-class World:
-    """Workers, graph and results, and the shell between them and the dispatcher."""
+class IndependentCluster:
+    """Workers, graph and results; sends events to the dispatcher and performs its instructions."""
 
     def __init__(self, config: DispatchConfig, dispatcher_type: type[Dispatcher] = Dispatcher):
         self.config = config
@@ -70,10 +70,10 @@ class World:
         self.gangs: dict[int, int] = {}  # what each trial was allowed
         self.held: set[int] = set()
         self.left_s: dict[int, float] = {}
-        self.n_terms = 0
-        self.last_terms: dict[int, int] = {}
+        self.n_told = 0
+        self.last_number: dict[int, int] = {}
 
-    # ---- the shell
+    # ---- events and instructions
 
     def tell(self, *events):
         for instruction in self.dispatcher.handle(*events, now_s=self.now):
@@ -126,7 +126,7 @@ class World:
 
     def rest(self, trial, number):
         assert trial in self.held or self.left_s.get(trial, 1.0) < 1e-3, "rests unasked"
-        assert number == self.last_terms.get(trial, 0), "it repeats other terms than the last"
+        assert number == self.last_number.get(trial, 0), "it repeats another number than the last"
         self.held.add(trial)
         for unit in self.units(trial):
             assert not self.busy(unit), f"trial {trial} rests while {unit} runs"
@@ -142,14 +142,14 @@ class World:
         return trial in self.dispatcher.state.coming_to_rest
 
     def allow(self, trial, gang, seconds):
-        self.n_terms += 1
-        self.last_terms[trial] = self.n_terms
+        self.n_told += 1
+        self.last_number[trial] = self.n_told
         self.gangs[trial] = gang
         self.left_s.pop(trial, None)
         if seconds is not None:
             self.left_s[trial] = seconds + self.trained_s(trial)
         self.held.discard(trial)
-        self.tell(TrialAllowed(trial, gang, seconds, self.n_terms))
+        self.tell(TrialAllowed(trial, gang, seconds, self.n_told))
 
     def trained_s(self, trial):
         """How long the trial's running unit, which tells it at its end, has trained before."""
@@ -160,10 +160,10 @@ class World:
         return self.now - next(began, self.now)
 
     def hold(self, trial):
-        self.n_terms += 1
-        self.last_terms[trial] = self.n_terms
+        self.n_told += 1
+        self.last_number[trial] = self.n_told
         self.held.add(trial)
-        self.tell(TrialHeld(trial, self.n_terms))
+        self.tell(TrialHeld(trial, self.n_told))
 
     def spend(self, unit, seconds):
         if unit.kind == "train" and unit.trial in self.left_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -67,6 +68,12 @@ def binds(instructions):
     return [i for i in instructions if isinstance(i, Bind)]
 
 
+def checked_cluster(seconds, *, options=None, **config):
+    """A model cluster whose dispatcher is checked after every call."""
+    dispatcher = Dispatcher(DispatchConfig(**config))
+    return VirtualCluster(dispatcher, seconds, watch=lambda _: dispatcher.check(), **options or {})
+
+
 class Driver:
     """A dispatcher whose time is passed by hand."""
 
@@ -99,8 +106,8 @@ def test_ready_before_its_round_is_remembered():
 def test_a_batch_is_taken_in_before_anything_is_decided():
     """The longest trial is bound although it is said last to be ready."""
     tell = Driver(n_shards=1)
-    chains = (Chain(0, range(1, 2), 1), Chain(1, range(1, 2), 1, cost=5.0))
-    tell(WorkerAdded("a", frozenset({0})), RoundAdded(Round(0, chains)))
+    tell.dispatcher.times.add_trial(1, cost=5.0)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(2, 1)))
     assert binds(tell(*ready(0, 1))) == [Bind(train(1), "a", 0)]
 
 
@@ -172,16 +179,17 @@ def test_does_not_bind_behind_a_running_unit_what_an_idle_worker_can_run():
     tell(RoundAdded(round_of(2, 1, evaluate=False)), *ready(0))
     out = tell(UnitDone(train(0), 0.5, 0), *ready(1), at=1.0)
     assert len(binds(out)) == 1
-    assert tell.dispatcher.tally.looked_ahead == 0
+    assert all(len(host.bound) <= 1 for host in tell.dispatcher.workers.values())
 
 
 def test_a_state_stays_where_the_trial_still_needs_shards():
-    cluster = VirtualCluster(Dispatcher(DispatchConfig(n_shards=8)), lambda *_: 1.0, check=True)
+    cluster = checked_cluster(lambda *_: 1.0, n_shards=8)
     cluster.add_workers({"a": 1.0, "b": 1.0}, shards={"a": range(4), "b": range(4, 8)})
     cluster.add_round(round_of(2, 8, evaluate=False))
-    assert cluster.run().makespan_s == 8.0
-    tally = cluster.dispatcher.tally
-    assert (tally.hops, tally.stays) == (2, 12)
+    outcome = cluster.run()
+    assert outcome.makespan_s == 8.0
+    assert len(outcome.timeline) == 16
+    assert sum(ran.hop for ran in outcome.timeline) == 2
 
 
 def test_a_higher_priority_goes_first():
@@ -354,10 +362,8 @@ def test_an_epoch_is_not_added_twice():
 def straggler(**options):
     """Four workers, one of which becomes three times slower than it said."""
     slow = {"w0": 3.0}
-    cluster = VirtualCluster(
-        Dispatcher(DispatchConfig(n_shards=16, **options)),
-        lambda unit, worker, shard: slow.get(worker, 1.0),
-        check=True,
+    cluster = checked_cluster(
+        lambda unit, worker, shard: slow.get(worker, 1.0), n_shards=16, **options
     )
     cluster.add_workers({f"w{k}": 1.0 for k in range(4)})
     cluster.add_round(round_of(12, 16, n_epochs=4, evaluate=False))
@@ -370,8 +376,8 @@ def test_a_straggler_is_seen_and_loaded_less():
     assert moved.makespan_s < 0.6 * fixed.makespan_s
     ideal = 12 * 16 * 4 / (3 + 1 / 3)
     assert moved.makespan_s < 1.1 * ideal
-    assert sum(moved.loads.values()) <= 16 + 6, "few shards move, and once"
-    held = {w: host.held.bit_count() for w, host in cluster.dispatcher.holdings.workers.items()}
+    assert len(moved.loaded) <= 16 + 6, "few shards move, and once"
+    held = {w: host.held.bit_count() for w, host in cluster.dispatcher.workers.items()}
     assert held["w0"] < min(held["w1"], held["w2"], held["w3"])
 
 
@@ -383,12 +389,14 @@ def test_noise_moves_no_shards():
     )
     cluster.add_workers({f"w{k}": 1.0 for k in range(4)})
     cluster.add_round(round_of(12, 16, n_epochs=3))
-    assert sum(cluster.run().loads.values()) == 16
+    assert len(cluster.run().loaded) == 16
 
 
 def test_workers_come_die_and_are_drained_in_virtual_time():
-    dispatcher = Dispatcher(DispatchConfig(n_shards=8))
-    cluster = VirtualCluster(dispatcher, lambda *_: 1.0, load_seconds=0.3, check=True)
+    started = []
+    cluster = checked_cluster(
+        lambda unit, *_: started.append(unit) or 1.0, options={"load_seconds": 0.3}, n_shards=8
+    )
     cluster.add_workers(dict.fromkeys("abcd", 1.0))
     cluster.add_round(round_of(6, 8, n_epochs=2))
     cluster.at(5.5, WorkerRemoved("a"))
@@ -396,10 +404,11 @@ def test_workers_come_die_and_are_drained_in_virtual_time():
     cluster.at(14.1, DrainRequested("b"))
     outcome = cluster.run()
     assert outcome.failed == {}
-    assert all(sorted(shards) == list(range(8)) for shards in outcome.visits.values())
-    assert outcome.n_done == 6 * 8 * 2 * 2
-    assert outcome.n_started - outcome.n_done <= 1
-    assert "b" not in dispatcher.holdings.workers
+    visits = Counter((*ran.unit[:3], ran.shard) for ran in outcome.timeline)
+    assert set(visits.values()) == {1}
+    assert len(visits) == len(outcome.timeline) == 6 * 8 * 2 * 2
+    assert len(started) - len(outcome.timeline) <= 1
+    assert "b" not in cluster.dispatcher.workers
 
 
 def test_what_was_stopped_inside_a_shard_goes_on_where_its_state_waits():
@@ -516,7 +525,7 @@ def test_workers_that_are_billed_together_go_together():
 
 
 def test_a_gang_takes_turns_with_trials_on_one_worker():
-    cluster = VirtualCluster(Dispatcher(DispatchConfig(n_shards=1)), lambda *_: 1.0, check=True)
+    cluster = checked_cluster(lambda *_: 1.0, n_shards=1)
     cluster.add_workers({"a": 1.0, "b": 1.0}, shards={"a": [0], "b": [0]})
     chains = [Chain(t, range(1, 1 + n), 1, evaluate=False) for t, n in ((0, 40), (1, 20))]
     cluster.at(0.0, TrialAllowed(0, gang=2))

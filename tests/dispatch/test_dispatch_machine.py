@@ -1,4 +1,4 @@
-"""Random events in any legal order never break laws 1 to 3, and every round ends.
+"""Random events in any legal order never break the laws of dispatch, and every round ends.
 
 Gangs begin whole or not at all, trials that have to rest run nothing, and say so once.
 
@@ -46,7 +46,7 @@ from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.trials import Binding, Trial
 from dagsel.dispatch.units import Begun, Chain, Round
 
-from .independent_cluster import World
+from .independent_cluster import IndependentCluster
 
 SECONDS = st.sampled_from([0.01, 0.5, 1.0, 3.0])
 
@@ -58,46 +58,43 @@ class DispatchMachine(RuleBasedStateMachine):
         n_shards=st.integers(1, 5),
         replicas=st.integers(1, 2),
         n_workers=st.integers(0, 3),
-        failures=st.integers(1, 2),
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),
         limit=st.none() | st.integers(1, 3),
     )
-    def begin(self, n_shards, replicas, n_workers, failures, timeout, n_epochs=1, limit=None):
+    def begin(self, n_shards, replicas, n_workers, timeout, n_epochs=1, limit=None):
         config = DispatchConfig(
-            n_shards, replicas, max_failures=failures, unit_timeout_s=timeout, lookahead_s=1.0,
-            overhead_s=0.1,
-        )  # fmt: skip
+            n_shards, replicas, unit_timeout_s=timeout, lookahead_s=1.0, overhead_s=0.1
+        )
         self.n_rounds = 0
         self.epochs: dict[int, int] = {}
-        self.world = World(config, self.dispatcher_type)
+        self.model = IndependentCluster(config, self.dispatcher_type)
         for _ in range(n_workers):
-            self.world.add_worker((), 1.0, limit)
+            self.model.add_worker((), 1.0, limit)
         self.add_round(2, n_epochs, True, None)
 
     def add_round(self, n_trials, n_epochs, evaluate, random):
-        n = self.world.config.n_shards
+        n = self.model.config.n_shards
         chains = []
         for trial in range(n_trials):
-            if trial in self.world.gone:
+            if trial in self.model.gone:
                 continue
             first = self.epochs.get(trial, 0) + 1
             self.epochs[trial] = first + n_epochs - 1
             order = None
             if random is not None:
                 order = tuple(tuple(random.sample(range(n), n)) for _ in range(n_epochs))
-            chains.append(
-                Chain(trial, range(first, first + n_epochs), n, 1.0 + trial, order, evaluate)
-            )
+            self.model.dispatcher.times.add_trial(trial, cost=1.0 + trial)
+            chains.append(Chain(trial, range(first, first + n_epochs), n, order, evaluate))
         round_ = Round(self.n_rounds, tuple(chains))
         self.n_rounds += 1
-        self.world.add_round(round_)
-        self.world.tell(RoundAdded(round_), *self.world.refresh_ready())
+        self.model.add_round(round_)
+        self.model.tell(RoundAdded(round_), *self.model.refresh_ready())
 
     @precondition(lambda self: self.n_rounds < 3)
     @rule(random=st.randoms(use_true_random=False), has_ended=st.booleans())
     def resume_a_trial(self, random, has_ended):
-        n, trial = self.world.config.n_shards, 100 + self.n_rounds
+        n, trial = self.model.config.n_shards, 100 + self.n_rounds
         visits = tuple(random.sample(range(n), n))
         scored = frozenset(random.sample(range(n), random.randint(0, n)))
         partly = Begun(visits[: random.randint(0, n - 1)])
@@ -106,8 +103,8 @@ class DispatchMachine(RuleBasedStateMachine):
         self.epochs[trial] = first + 1
         round_ = Round(self.n_rounds, (Chain(trial, range(first, first + 2), n, begun=begun),))
         self.n_rounds += 1
-        self.world.add_round(round_)
-        self.world.tell(RoundAdded(round_), *self.world.refresh_ready())
+        self.model.add_round(round_)
+        self.model.tell(RoundAdded(round_), *self.model.refresh_ready())
 
     @precondition(lambda self: self.n_rounds < 3)
     @rule(
@@ -120,10 +117,10 @@ class DispatchMachine(RuleBasedStateMachine):
         self.add_round(n_trials, n_epochs, evaluate, random)
 
     def some_worker(self, data):
-        names = sorted(self.world.machines)
+        names = sorted(self.model.machines)
         return data.draw(st.sampled_from(names)) if names else None
 
-    @precondition(lambda self: len(self.world.machines) < 5)
+    @precondition(lambda self: len(self.model.machines) < 5)
     @rule(
         data=st.data(),
         speed=st.sampled_from([0.5, 1.0, 4.0]),
@@ -131,144 +128,144 @@ class DispatchMachine(RuleBasedStateMachine):
         again=st.booleans(),
     )
     def worker_comes(self, data, speed, limited, again):
-        n = self.world.config.n_shards
+        n = self.model.config.n_shards
         limit = data.draw(st.integers(0, n)) if limited else None
         most = n if limit is None else limit
         shards = data.draw(st.sets(st.integers(0, n - 1), max_size=min(most, 2)))
-        self.world.add_worker(shards, speed, limit, again)
+        self.model.add_worker(shards, speed, limit, again)
 
-    @precondition(lambda self: self.world.machines)
+    @precondition(lambda self: self.model.machines)
     @rule(data=st.data(), expected=st.booleans(), finished=st.booleans(), noticed=st.booleans())
     def worker_dies(self, data, expected, finished, noticed):
-        self.world.kill(self.some_worker(data), expected, finished, noticed)
+        self.model.kill(self.some_worker(data), expected, finished, noticed)
 
-    @precondition(lambda self: sum(not m.draining for m in self.world.machines.values()) > 1)
+    @precondition(lambda self: sum(not m.draining for m in self.model.machines.values()) > 1)
     @rule(data=st.data())
     def worker_drains(self, data):
         worker = self.some_worker(data)
-        self.world.machines[worker].draining = True
-        self.world.tell(DrainRequested(worker))
+        self.model.machines[worker].draining = True
+        self.model.tell(DrainRequested(worker))
 
-    @precondition(lambda self: any(m.drained for m in self.world.machines.values()))
+    @precondition(lambda self: any(m.drained for m in self.model.machines.values()))
     @rule()
     def drained_worker_goes(self):
-        for worker, machine in list(self.world.machines.items()):
+        for worker, machine in list(self.model.machines.items()):
             if machine.drained:
-                self.world.kill(worker, True, False)
+                self.model.kill(worker, True, False)
 
     @rule(n=st.integers(1, 5))
     def shards_arrive(self, n):
-        for worker, machine in self.world.machines.items():
+        for worker, machine in self.model.machines.items():
             for _ in range(min(n, len(machine.loading))):
-                self.world.load(worker)
+                self.model.load(worker)
 
-    @precondition(lambda self: any(m.loading for m in self.world.machines.values()))
+    @precondition(lambda self: any(m.loading for m in self.model.machines.values()))
     @rule(data=st.data())
     def a_shard_is_refused(self, data):
-        names = [w for w, m in sorted(self.world.machines.items()) if m.loading]
-        self.world.refuse(data.draw(st.sampled_from(names)))
+        names = [w for w, m in sorted(self.model.machines.items()) if m.loading]
+        self.model.refuse(data.draw(st.sampled_from(names)))
 
-    @precondition(lambda self: self.world.machines)
+    @precondition(lambda self: self.model.machines)
     @rule(data=st.data(), index=st.integers(0, 1))
     def unit_starts(self, data, index):
-        self.world.start(self.some_worker(data), index)
+        self.model.start(self.some_worker(data), index)
 
-    @precondition(lambda self: self.world.machines)
+    @precondition(lambda self: self.model.machines)
     @rule(data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4))
     def units_finish(self, data, seconds, together, n):
         for _ in range(n):
-            self.world.now += seconds
-            self.world.finish(self.some_worker(data), seconds, together)
+            self.model.now += seconds
+            self.model.finish(self.some_worker(data), seconds, together)
 
-    @precondition(lambda self: self.world.machines)
+    @precondition(lambda self: self.model.machines)
     @rule(data=st.data())
     def unit_raises(self, data):
-        self.world.fail(self.some_worker(data))
+        self.model.fail(self.some_worker(data))
 
     @rule(n_steps=st.integers(1, 20))
     def all_goes_well(self, n_steps):
         for _ in range(n_steps):
-            self.world.step()
+            self.model.step()
 
-    @precondition(lambda self: self.world.results)
+    @precondition(lambda self: self.model.results)
     @rule(data=st.data())
     def result_is_lost(self, data):
-        self.world.lose(data.draw(st.sampled_from(sorted(self.world.results))))
+        self.model.lose(data.draw(st.sampled_from(sorted(self.model.results))))
 
-    @precondition(lambda self: self.world.awaited())
+    @precondition(lambda self: self.model.awaited())
     @rule(data=st.data())
     def awaited_result_is_lost(self, data):
         """The epoch is still being validated, and the trial may be in its next one."""
-        self.world.lose(data.draw(st.sampled_from(self.world.awaited())))
+        self.model.lose(data.draw(st.sampled_from(self.model.awaited())))
 
-    @precondition(lambda self: any(m.queue for m in self.world.machines.values()))
+    @precondition(lambda self: any(m.queue for m in self.model.machines.values()))
     @rule(data=st.data())
     def unit_is_interrupted(self, data):
-        busy = [w for w, m in sorted(self.world.machines.items()) if m.queue]
-        self.world.interrupt(data.draw(st.sampled_from(busy)))
+        busy = [w for w, m in sorted(self.model.machines.items()) if m.queue]
+        self.model.interrupt(data.draw(st.sampled_from(busy)))
 
-    @precondition(lambda self: self.world.preempts)
+    @precondition(lambda self: self.model.preempts)
     @rule(keep=st.booleans())
     def preempted_unit_comes_back(self, keep):
-        self.world.answer_preempt(keep)
+        self.model.answer_preempt(keep)
 
     @rule(seconds=SECONDS)
     def time_passes(self, seconds):
-        self.world.tick(seconds)
+        self.model.tick(seconds)
 
-    @precondition(lambda self: len(self.world.chains.keys() - self.world.gone) > 1)
+    @precondition(lambda self: len(self.model.chains.keys() - self.model.gone) > 1)
     @rule(data=st.data())
     def trial_is_stopped(self, data):
-        trial = data.draw(st.sampled_from(sorted(self.world.chains.keys() - self.world.gone)))
-        self.world.withdraw(trial)
-        self.world.tell(TrialStopped(trial))
+        trial = data.draw(st.sampled_from(sorted(self.model.chains.keys() - self.model.gone)))
+        self.model.withdraw(trial)
+        self.model.tell(TrialStopped(trial))
 
     @rule(data=st.data(), priority=st.sampled_from([-1.0, 0.0, 2.0]))
     def priority_changes(self, data, priority):
-        trial = data.draw(st.sampled_from(sorted(self.world.chains)))
-        self.world.tell(PriorityChanged(trial, priority))
+        trial = data.draw(st.sampled_from(sorted(self.model.chains)))
+        self.model.tell(PriorityChanged(trial, priority))
 
     @rule(data=st.data(), gang=st.integers(1, 3), seconds=st.none() | st.sampled_from([0.25, 2.0]))
-    def trial_gets_terms(self, data, gang, seconds):
-        trial = data.draw(st.sampled_from(sorted(self.world.chains)))
-        if trial not in self.world.gone:
-            self.world.allow(trial, gang, seconds)
+    def trial_gets_an_allowance(self, data, gang, seconds):
+        trial = data.draw(st.sampled_from(sorted(self.model.chains)))
+        if trial not in self.model.gone:
+            self.model.allow(trial, gang, seconds)
 
     @rule(n=st.integers(1, 3))
     def gangs_begin(self, n):
         """Shards come to where gangs can train, and those of 2 do."""
-        for trial in sorted(self.world.chains.keys() - self.world.gone)[:n]:
-            self.world.allow(trial, 2, None)
+        for trial in sorted(self.model.chains.keys() - self.model.gone)[:n]:
+            self.model.allow(trial, 2, None)
         self.shards_arrive(5)
 
     @rule(data=st.data())
     def trial_has_to_rest(self, data):
-        trial = data.draw(st.sampled_from(sorted(self.world.chains)))
-        if trial not in self.world.gone:
-            self.world.hold(trial)
+        trial = data.draw(st.sampled_from(sorted(self.model.chains)))
+        if trial not in self.model.gone:
+            self.model.hold(trial)
 
     def teardown(self):
-        if not hasattr(self, "world"):
+        if not hasattr(self, "model"):
             return
-        world = self.world
-        if world.run_failed is None:
-            world.add_worker((), 1.0, None)
-        for trial in sorted(world.chains.keys() - world.gone):
-            if trial % 3 == 2 and world.run_failed is None:
-                world.hold(trial)
+        model = self.model
+        if model.run_failed is None:
+            model.add_worker((), 1.0, None)
+        for trial in sorted(model.chains.keys() - model.gone):
+            if trial % 3 == 2 and model.run_failed is None:
+                model.hold(trial)
                 continue
-            most = sum(not machine.draining for machine in world.machines.values())
-            if trial % 2 or world.gangs.get(trial, 1) > most or world.run_failed is not None:
-                world.allow(trial, 1, None)
+            most = sum(not machine.draining for machine in model.machines.values())
+            if trial % 2 or model.gangs.get(trial, 1) > most or model.run_failed is not None:
+                model.allow(trial, 1, None)
             else:
-                world.allow(trial, world.gangs.get(trial, 1), None)
-        world.complete()
-        if world.run_failed is None:
-            for trial in sorted(world.held - world.gone):
-                world.allow(trial, 1, None)
-            world.complete()
-        for machine in world.machines.values():
-            if machine.draining and world.run_failed is None:
+                model.allow(trial, model.gangs.get(trial, 1), None)
+        model.complete()
+        if model.run_failed is None:
+            for trial in sorted(model.held - model.gone):
+                model.allow(trial, 1, None)
+            model.complete()
+        for machine in model.machines.values():
+            if machine.draining and model.run_failed is None:
                 assert machine.drained, "a drain does not end"
 
 
@@ -321,7 +318,7 @@ def forgets_the_shards_of_dead_workers(monkeypatch):
 
     def broken(self, event):
         removed(self, event)
-        self.moves.members_changed = False
+        self.moves.workers_changed = False
 
     monkeypatch.setattr(Dispatcher, "_on_worker_removed", broken)
 
@@ -335,20 +332,20 @@ def forgets_the_shards_of_interrupted_units(monkeypatch):
 def begins_on_busy_workers(monkeypatch):
     def broken(self):
         for number in list(self.state.gangs):
-            trial, hosts = self.state.trials[number], self.state.holdings.workers.values()
+            trial, hosts = self.state.trials[number], self.state.workers.values()
             shard = next(bits(trial.need(trial.ready[0])))
             holders = [s for s in hosts if s.held >> shard & 1 and len(s.bound) < 2]
-            size = self.state.terms[number].gang
+            size = self.state.allowances[number].gang
             if len(holders) >= size:
                 self.state.bind(trial.ready[0], holders[0], shard, holders[1:size])
 
-    monkeypatch.setattr(Gangs, "_serve", broken)
+    monkeypatch.setattr(Gangs, "_start_or_reserve", broken)
 
 
 def offers_trials_that_rest(monkeypatch):
     def broken(self, trial):
         self.gangs.pop(trial.number, None)
-        gang = self.terms[trial.number].gang if trial.number in self.terms else 1
+        gang = self.allowances[trial.number].gang if trial.number in self.allowances else 1
         if trial.active is None and trial.ready and gang > 1:
             self.gangs[trial.number] = None
         elif trial.active is None and trial.ready:
@@ -361,8 +358,8 @@ def leaves_lost_results_of_trials_that_rest(monkeypatch):
     requeue = DispatchState.requeue
 
     def broken(self, trial):
-        terms = self.terms.get(trial.number)
-        if terms is not None and terms.held and trial.active is None:
+        allowance = self.allowances.get(trial.number)
+        if allowance is not None and allowance.held and trial.active is None:
             self.list_scheduler.leave(trial.number)
         else:
             requeue(self, trial)
@@ -374,7 +371,7 @@ def rests_too_early(monkeypatch):
     def broken(state):
         for number in list(state.coming_to_rest):
             del state.coming_to_rest[number]
-            state.out.append(TrialRests(number, state.terms[number].number))
+            state.out.append(TrialRests(number, state.allowances[number].number))
 
     monkeypatch.setattr(dispatcher, "tell_rests", broken)
 

@@ -8,7 +8,7 @@ under noise a plan made beforehand loses to that; plans are references to compar
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -78,48 +78,70 @@ def dispatch_once(
 ) -> list[Visit] | None:
     """One pass of the rule in virtual time; None when it ends no earlier than `give_up_at`."""
     n_trials, n_workers = len(times), len(times[0])
-    list_scheduler: ListScheduler[int] = ListScheduler(
-        lambda trial, worker, _: times[trial][worker], stay=0.0
-    )
-    list_scheduler.target = target
-    list_scheduler.skips = skips
+    scheduler = _Planner(times, weights or [1.0] * n_trials, skips)
+    scheduler.target = target
     everything = (1 << n_workers) - 1
     for worker in range(n_workers):
-        list_scheduler.held[worker] = 1 << worker
-        list_scheduler.load[worker] = sum(row[worker] for row in times)
-        list_scheduler.free_at[worker] = 0.0
+        scheduler.held[worker] = 1 << worker
+        scheduler.load[worker] = sum(row[worker] for row in times)
+        scheduler.free_at[worker] = 0.0
     for trial, row in enumerate(times):
-        list_scheduler.rem[trial] = sum(row)
-        if weights is not None:
-            list_scheduler.weight[trial] = weights[trial]
-        list_scheduler.enter(trial, everything)
-    return _run(list_scheduler, times, n_trials * n_workers, give_up_at)
+        scheduler.rem[trial] = sum(row)
+        scheduler.enter(trial, everything, weight=scheduler.weights[trial])
+    return _run(scheduler, times, n_trials * n_workers, give_up_at)
+
+
+class _Planner(ListScheduler[int]):
+    """The rule with exact times, in which a worker may skip idle trials that it needs."""
+
+    def __init__(
+        self,
+        times: Sequence[Sequence[float]],
+        weights: Sequence[float],
+        skips: Callable[[], bool] | None,
+    ) -> None:
+        super().__init__(lambda trial, worker: times[trial][worker], stay=0.0)
+        self.weights = weights
+        self.skips = skips
+        self._asked = 0  # shards of the worker for which a trial is picked
+
+    def pick(self, worker: int, now: float, *, blocked: int = 0) -> tuple[int, int] | None:
+        self._asked = self.held[worker]
+        if self.skips is not None:
+            self.holders_changed()  # also those that skipped all trials are asked again
+        return super().pick(worker, now, blocked=blocked)
+
+    @property
+    def idle(self) -> Iterator[int]:
+        for trial in super().idle:
+            if self.skips is None or not self.need[trial] & self._asked or not self.skips():
+                yield trial
 
 
 def _run(
-    list_scheduler: ListScheduler[int],
+    scheduler: _Planner,
     times: Sequence[Sequence[float]],
     n_units: int,
     give_up_at: float,
 ) -> list[Visit] | None:
     visits: list[Visit] = []
-    now, free = 0.0, set(list_scheduler.held)
+    now, free = 0.0, set(scheduler.held)
     ends: list[tuple[float, int, int]] = []  # when, trial (-1: a held worker wakes), worker
-    load, need = list_scheduler.load, list_scheduler.need
-    left = dict.fromkeys(list_scheduler.held, len(times))
+    load, need = scheduler.load, scheduler.need
+    left = dict.fromkeys(scheduler.held, len(times))
     while True:
         for worker in sorted(free, key=load.__getitem__, reverse=True):
-            taken = list_scheduler.pick(worker, now)
+            taken = scheduler.pick(worker, now)
             if taken is None:
-                if list_scheduler.wait_until < inf:
-                    heapq.heappush(ends, (list_scheduler.wait_until, -1, worker))
+                if scheduler.wait_until < inf:
+                    heapq.heappush(ends, (scheduler.wait_until, -1, worker))
                 continue
             trial = taken[0]
             took = times[trial][worker]
             end = now + took
             if end >= give_up_at:
                 return None
-            list_scheduler.start(trial, worker, now, took, need[trial] & ~(1 << worker))
+            scheduler.start(trial, worker, now, took, need[trial] & ~(1 << worker))
             free.discard(worker)
             left[worker] -= 1
             heapq.heappush(ends, (end, trial, worker))
@@ -127,7 +149,8 @@ def _run(
         if len(visits) == n_units:
             return visits
         if not ends:  # all that was idle has been skipped at random
-            list_scheduler.skips = None
+            scheduler.skips = None
+            scheduler.holders_changed()  # workers that skipped all trials may still need them
             continue
         now = ends[0][0]
         while ends and ends[0][0] <= now:
@@ -137,9 +160,9 @@ def _run(
             if left[worker]:
                 free.add(worker)
             if need[trial]:
-                list_scheduler.enter(trial, need[trial])
+                scheduler.enter(trial, need[trial], weight=scheduler.weights[trial])
             else:
-                list_scheduler.leave(trial)
+                scheduler.leave(trial)
 
 
 def plan(times: Times, *, tries: int | None = None, seed: int = 0) -> Plan:

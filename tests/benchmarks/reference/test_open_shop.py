@@ -127,7 +127,7 @@ def test_dispatcher_keeps_its_bars_under_noise(family, sigma, bar):
         costs, speeds = het(16, 8, seed)
         if family == "hetC":
             costs, speeds = times_of("hetC", 16, 8, seed)[:, 0], np.ones(8)
-        outcome, _, work = dispatch(
+        outcome, work = dispatch(
             costs, speeds, 8, sigma=sigma, seed=seed, holders=[[j] for j in range(8)]
         )
         gaps.append(outcome.makespan_s / lower_bound(work / speeds))
@@ -138,7 +138,7 @@ def test_dispatcher_keeps_its_bars_under_noise(family, sigma, bar):
 def test_replicas_keep_their_bars(replicas, bar):
     costs, speeds = het(64, 16, 0)
     held = [[(k + j) % 16 for j in range(replicas)] for k in range(16)]
-    outcome, _, work = dispatch(costs, speeds, 16, holders=held, replicas=replicas)
+    outcome, work = dispatch(costs, speeds, 16, holders=held, replicas=replicas)
     assert outcome.makespan_s <= bar * lower_bound(work / speeds)
     holders = [{k for k in range(16) if shard in held[k]} for shard in range(16)]
     assert outcome.makespan_s >= round_bound(work, speeds, holders)
