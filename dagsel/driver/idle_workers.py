@@ -45,11 +45,11 @@ class Change:
 class IdleWorkers:
     """How few trials are trained on many workers, as `dagsel.planning.small_population` decides.
 
-    A search procedure that gives trials gangs itself, or wants a number of workers, is left alone.
-    A trial that trains for a stated time keeps its number of workers until that is over. Nothing
-    changes for a moment's sake: gangs have another size where the time won is above what stopping
-    the trials costs, or where not all trials have room; workers go once they have idled for as long
-    as it takes to get them back.
+    A search procedure that sets gangs itself, or a number of workers, is left alone. A trial that
+    trains for a stated time keeps its number of workers until that is over. Gangs change their
+    size only where that saves more time than stopping the trials costs, or where the trials need
+    more workers than there are. Workers are released once they have been idle for as long as it
+    takes to get them back.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ class IdleWorkers:
 
 
 def _least(known: Sequence[Efficiency | None]) -> Efficiency | None:
-    """Give the least e(g) of several trials; None if that of one is not known."""
+    """Return the least e(g) of several trials; None if that of one is not known."""
     efficiencies = [efficiency for efficiency in known if efficiency is not None]
     if len(efficiencies) < len(known):
         return None

@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dagsel.history.record import Record, UnitRecord
+from dagsel.history.record import Record
+from dagsel.messages import UnitRecord
 
 
 def makespans(record: Record) -> pd.DataFrame:
-    """Give a row for each round: how long it took, against the bound of its units' times.
+    """Return a row for each round: how long it took, against the bound of its units' times.
 
     The bound (`dagsel.history.makespans.round_bound`) is what no schedule can beat with the workers
     that held its shards. What other rounds did meanwhile counts against a round.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,29 +22,14 @@ from dagsel.flow import (
     Train,
     TrialFailed,
     Wake,
-    decode_decision,
-    decode_event,
 )
+from dagsel.messages import ENTRIES, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An event, or none, and what was decided on it."""
-
-    event: Event | None
-    decisions: tuple[Decision, ...]
-
-
-def read_turns(entries: Iterable[Mapping[str, Json]]) -> tuple[Turn, ...]:
+def read_turns(entries: Iterable[Json]) -> tuple[Turn, ...]:
     """Read the turns of a journal."""
-    return tuple(
-        Turn(
-            decode_event(entry["event"]) if "event" in entry else None,
-            tuple(decode_decision(decision) for decision in entry["decisions"]),
-        )
-        for entry in entries
-        if entry["is"] == "turn"
-    )
+    turns = (ENTRIES.decode(entry) for entry in entries if entry["is"] == "turn")
+    return tuple(turn for turn in turns if isinstance(turn, Turn))
 
 
 @dataclass(slots=True)

@@ -6,15 +6,14 @@ of an epoch before it is reported is a `dagsel.history.tally.EpochTally`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
-from dagsel.dispatch.units import Unit
 from dagsel.flow import Losses, Pause, Paused, Train
 from dagsel.history.tally import EpochTally
+from dagsel.messages import PieceRecord, Place, StoredState, UnitWork
 
 TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
@@ -68,15 +67,6 @@ class Adoption:
     source_epoch: int
     root: int
     config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a state is in the store: after a unit, or in the middle of it."""
-
-    epoch: int
-    position: int
-    is_partial: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,24 +217,24 @@ class TrialRecord:
         return self.epochs[-1].value if self.epochs else None
 
     def allow(self, train: Train) -> None:
-        """Let it train on new terms."""
+        """Take in that it may train on."""
         self.n_decided += train.epochs
         self.gang, self.seconds_left = train.gang, train.seconds
         self.is_held, self.pausing, self.is_scored = False, None, False
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
-    def rest(self, event: Paused, place: Sequence[Any] | None) -> None:
-        """Let it rest, with what the flow was told of it and where its state is."""
+    def rest(self, event: Paused, place: Place | None) -> None:
+        """Take in that it rests: what the flow was told of it, and where its state is."""
         self.is_held, self.pausing = True, None
         if event.value is not None and place is not None:
             told = (event.value, event.metrics, event.seconds)
-            self.last_check = Check(event.epochs, Place(*place), *told)
+            self.last_check = Check(event.epochs, place, *told)
             self.checks.append(self.last_check)
             self.is_scored = True
 
     def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
-        """Let it go on from another trial's state and configuration, with changes to the latter."""
+        """Take in that it goes on from another trial's state, with a changed configuration."""
         root, changes = origin.number, dict[str, Any]()
         if origin.adoptions:
             root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
@@ -254,43 +244,39 @@ class TrialRecord:
         self.last_check, self.is_scored = None, False
         self.config = {**origin.config, **config}
 
-    def spend(self, entry: Mapping[str, Any]) -> None:
+    def spend(self, work: UnitWork) -> None:
         """Count what a training unit, or a piece of one, has taken."""
-        self._note_switch(entry)
-        self.share = entry.get("share", 0.0)
-        self.trained_s += entry["stop"] - entry["start"]
-        n, low, high = entry.get("losses") or (0, math.nan, math.nan)
-        self.losses += Losses(n, low, high)
+        self._note_switch(work)
+        self.share = work.share if isinstance(work, PieceRecord) else 0.0
+        self.trained_s += work.stop - work.start
+        if work.losses is not None:
+            self.losses += Losses(*work.losses)
 
-    def _note_switch(self, entry: Mapping[str, Any]) -> None:
-        gang = 1 + len(entry.get("members", ()))
-        if self.cut is not None and gang != self.cut[0] and not entry.get("recovered"):
-            began = entry["start"] + entry.get("ready_seconds", 0.0)
-            self.switches.append(max(0.0, began - self.cut[1]))
-        goes_on = entry.get("share", 0.0) > 0 and not self.is_held and self.seconds_left is None
-        ceased = entry["stop"] - entry.get("save_seconds", 0.0)
-        self.cut = (gang, ceased) if goes_on else None
+    def _note_switch(self, work: UnitWork) -> None:
+        if self.cut is not None and work.gang != self.cut[0] and not work.recovered:
+            self.switches.append(max(0.0, work.start + work.ready_seconds - self.cut[1]))
+        is_cut = isinstance(work, PieceRecord) and work.share > 0
+        goes_on = is_cut and not self.is_held and self.seconds_left is None
+        self.cut = (work.gang, work.stop - work.save_seconds) if goes_on else None
 
-    def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
-        """Bring its tallies in line with the store, whose word counts for what was trained.
+    def follow(self, states: Sequence[StoredState], n_shards: int) -> None:
+        """Bring its tallies in line with the store, which is right about what was trained.
 
         Parameters
         ----------
         states
-            Of the newest readable state, and of the ends of unreported epochs before it, the epoch,
-            the position and what was stored with it; in order.
+            The newest readable state, and before it the ends of unreported epochs, in order.
         n_shards
             Training shards of the data set.
         """
         self.share = 0.0  # where the store holds a partial state, it is trained on from there
-        stored = {state["epoch"]: state for state in states}
+        stored = {state.epoch: state for state in states}
         newest = max(stored, default=0)
         for epoch in range(len(self.epochs) + 1, self.n_decided + 1):
             tally = self.tallies.pop(epoch, EpochTally(n_shards))
             if epoch in stored:
-                state = stored[epoch]
-                tally.follow(state["visits"])
-                tally.update(Unit("train", self.number, epoch, state["position"]), state)
+                tally.follow(stored[epoch].visits)
+                tally.update(stored[epoch].position, stored[epoch])
             elif epoch < newest:  # it is over; of what was not heard any order will do
                 visits = tally.begun.visits
                 tally.follow([*visits, *(s for s in range(n_shards) if s not in visits)])
@@ -300,7 +286,7 @@ class TrialRecord:
                 self.tallies[epoch] = tally
 
     def differences(self, other: TrialRecord | None) -> list[str]:
-        """Say in which epochs this trial, in the same run repeated, has other results."""
+        """List the epochs in which this trial has other results in a repeated run."""
         found = []
         for then, now in zip_longest(self.epochs, [] if other is None else other.epochs):
             name = f"trial {self.number}, epoch {(then or now).epoch}"

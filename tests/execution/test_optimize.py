@@ -24,10 +24,11 @@ from distributed import Client, LocalCluster, Scheduler
 
 import dagsel
 from dagsel import errors
-from dagsel.dispatch.units import Chain, Round
+from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.messages import CHANNEL
+from dagsel.execution.run_spec import CHANNEL
 from dagsel.flows import Grid, RandomSearch
+from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
@@ -422,8 +423,8 @@ def test_what_a_worker_hears_after_the_end_of_its_run_does_no_harm(
     before = client.run(os.getpid)
 
     def tell(dask_scheduler: Scheduler, worker: str) -> None:
-        late = {"unit": ["train", 0, 1, 0]}
-        told = {"op": CHANNEL, "run": "ended", "verb": "cool", "message": late}
+        order = ORDERS.encode(ForgetState(Unit("train", 0, 1, 0)))
+        told = {"op": CHANNEL, "run": "ended", "order": order}
         dask_scheduler.worker_send(worker, told)
 
     for worker in before:

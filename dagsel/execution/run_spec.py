@@ -1,8 +1,4 @@
-"""What travels between driver, scheduler and workers, and the names that they meet under.
-
-`RunSpec` goes to every worker once, `Assignment` to a worker with each unit, and `StoredResult`
-from worker to worker in place of a state.
-"""
+"""What every worker of a run is given, and the names under which its processes meet."""
 
 from __future__ import annotations
 
@@ -14,7 +10,7 @@ from dagsel.storage import RunDir, ShardedDataset
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
 RESOURCE = "TRAIN"
-#: Where a worker hears the dispatchers of all runs.
+#: Under this name a worker's stream handler gets the orders of all runs.
 CHANNEL = "dagsel"
 
 
@@ -24,8 +20,18 @@ def plugin_name(run: str) -> str:
 
 
 def worker_topic(run: str) -> str:
-    """Topic of what workers tell the scheduler."""
+    """Topic of `dagsel.messages.NOTICES`."""
     return f"dagsel-{run}-workers"
+
+
+def command_topic(run: str) -> str:
+    """Topic of `dagsel.messages.COMMANDS`."""
+    return f"dagsel-{run}-commands"
+
+
+def report_topic(run: str) -> str:
+    """Topic of `dagsel.messages.REPORTS`."""
+    return f"dagsel-{run}-reports"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +89,3 @@ class StoredResult:
     epoch: int
     position: int
     is_partial: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Assignment:
-    """What the dispatcher has decided for a unit; travels in the task's annotations.
-
-    Parameters
-    ----------
-    shard
-        The shard to visit.
-    attempt
-        From 1; a unit that was begun before looks for its stored result first.
-    max_seconds, max_batches
-        What the unit may take before it stops at a batch boundary and waits for its turn again;
-        None for no bound.
-    visits
-        Of a training unit: the shards that its trial has visited before in this epoch, in order.
-    n_pieces
-        How often the unit was stopped before its end.
-    gang
-        Workers that train it together, of which this one leads.
-    """
-
-    shard: int
-    attempt: int = 1
-    max_seconds: float | None = None
-    max_batches: int | None = None
-    visits: tuple[int, ...] = ()
-    n_pieces: int = 0
-    gang: int = 1
