@@ -127,6 +127,11 @@ class Tagged(Generic[T]):
         self._names = {kind: name for name, kind in self._kinds.items()}
         self._brief = brief
 
+    @property
+    def kinds(self) -> tuple[type[Any], ...]:
+        """Its classes."""
+        return tuple(self._names)
+
     def encode(self, value: T) -> dict[str, Json]:
         """Turn a value into JSON that says what it is."""
         kind: Any = type(value)

@@ -536,6 +536,8 @@ def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Ent
     """
     read: list[Entry] = []
     for entry in entries:
+        # Units that found their state stored once said of whom a clone had it.
+        entry = {key: item for key, item in entry.items() if key != "adoptions"}
         try:
             read.append(ENTRIES.decode(entry))
         except ValueError as error:

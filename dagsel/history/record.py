@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 from dagsel.dispatch.events import ShardLoaded
 from dagsel.errors import SearchError
@@ -41,6 +41,7 @@ from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
 from dagsel.messages import (
     Entry,
+    FlowState,
     Note,
     PartFound,
     PieceRecord,
@@ -187,6 +188,10 @@ class Record:
                 self.loads.append((worker, shard))
             case Note(text):
                 self.notes.append(text)
+            case FlowState():
+                pass
+            case _:
+                assert_never(entry)
 
     def _add_unit(self, done: UnitRecord) -> None:
         self.units.append(done)
