@@ -27,93 +27,47 @@ from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the dispatcher has decided for a unit; travels in the task's annotations.
+    """What the dispatcher has decided for a unit; travels in the task's annotations."""
 
-    Parameters
-    ----------
-    shard
-        The shard to visit.
-    attempt
-        From 1; a unit that was begun before looks for its stored result first.
-    max_seconds, max_batches
-        What the unit may take before it stops at a batch boundary and waits for its turn again;
-        None for no bound.
-    visits
-        Of a training unit: the shards that its trial has visited before in this epoch, in order.
-    n_pieces
-        How often the unit was stopped before its end.
-    gang
-        Workers that train it together, of which this one leads.
-    """
-
-    shard: int
-    attempt: int = 1
+    shard: int  # the shard to visit
+    attempt: int = 1  # from 1; a unit that was begun before looks for its stored result first
+    # What the unit may take before it stops at a batch boundary and waits for its turn again; None
+    # for no bound.
     max_seconds: float | None = None
     max_batches: int | None = None
+    # Of a training unit: the shards that its trial has visited before in this epoch, in order.
     visits: tuple[int, ...] = ()
-    n_pieces: int = 0
-    gang: int = 1
+    n_pieces: int = 0  # how often the unit was stopped before its end
+    gang: int = 1  # workers that train it together, of which this one leads
 
 
 @dataclass(frozen=True, slots=True)
 class UnitWork:
-    """What a worker has done of a unit. Fields that a kind of unit does not have are None.
+    """What a worker has done of a unit. Fields that a kind of unit does not have are None."""
 
-    Parameters
-    ----------
-    unit
-        Which one.
-    worker
-        Address of the worker.
-    shard
-        The shard it visited.
-    start, stop
-        Seconds since the epoch, by the worker's clock.
-    hop
-        Whether the state came from another worker.
-    recovered
-        Whether a stored result was found instead of training again.
-    state_bytes
-        Size of the state after it.
-    save_seconds
-        How long storing that state took; the time before `stop` includes it.
-    members
-        The other workers of its gang.
-    share
-        How much of the unit is done after it: 1, or less where it was stopped.
-    ready_seconds
-        How long after `start` it began to train: with its state there and its gang formed.
-    n_samples
-        Samples that were trained on or scored; None if a later state of the trial was found.
-    loss
-        Mean training loss.
-    losses
-        Number of batches, and the least and the largest mean loss of a batch.
-    digest
-        Checksum of the state after it.
-    metrics
-        Mean of each validation metric.
-    seconds, worker_seconds
-        What the run has taken until now; the driver writes it down.
-    """
-
-    unit: Unit
-    worker: str
-    shard: int
+    unit: Unit  # which one
+    worker: str  # address of the worker
+    shard: int  # the shard it visited
+    # Seconds since the epoch, by the worker's clock.
     start: float
     stop: float
-    hop: bool
-    recovered: bool | None = None
-    state_bytes: int = 0
+    hop: bool  # whether the state came from another worker
+    recovered: bool | None = None  # whether a stored result was found instead of training again
+    state_bytes: int = 0  # size of the state after it
+    # How long storing that state took; the time before `stop` includes it.
     save_seconds: float = 0.0
-    members: tuple[str, ...] = ()
-    share: float = 1.0
+    members: tuple[str, ...] = ()  # the other workers of its gang
+    share: float = 1.0  # how much of the unit is done after it: 1, or less where it was stopped
+    # How long after `start` it began to train: with its state there and its gang formed.
     ready_seconds: float = 0.0
+    # Samples that were trained on or scored; None if a later state of the trial was found.
     n_samples: int | None = None
-    loss: float | None = None
+    loss: float | None = None  # mean training loss
+    # Number of batches, and the least and the largest mean loss of a batch.
     losses: tuple[int, float, float] | None = None
-    digest: str = ""
-    metrics: Mapping[str, Any] | None = None
+    digest: str = ""  # checksum of the state after it
+    metrics: Mapping[str, Any] | None = None  # mean of each validation metric
+    # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None
 
@@ -143,38 +97,20 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """A state in the store: its place, and what is stored with it.
+    """A state in the store: its place, and what is stored with it."""
 
-    Parameters
-    ----------
-    epoch, position
-        The unit after which it is.
-    shard
-        The shard that the unit visited.
-    visits
-        The shards that were visited in the epoch, in order.
-    n_samples, loss
-        What the unit was trained on, and its mean loss.
-    state_bytes
-        Size of the state.
-    share
-        How much of the unit is trained; 0 of one that was trained to its end.
-    adoptions
-        How many states of other trials the trial had gone on from.
-    digest
-        Checksum of the state.
-    """
-
+    # The unit after which it is.
     epoch: int
     position: int
-    shard: int
-    visits: tuple[int, ...]
+    shard: int  # the shard that the unit visited
+    visits: tuple[int, ...]  # the shards that were visited in the epoch, in order
+    # What the unit was trained on, and its mean loss.
     n_samples: int | None = None
     loss: float | None = None
-    state_bytes: int = 0
-    share: float = 0.0
-    adoptions: int = 0
-    digest: str = ""
+    state_bytes: int = 0  # size of the state
+    share: float = 0.0  # how much of the unit is trained; 0 of one that was trained to its end
+    adoptions: int = 0  # how many states of other trials the trial had gone on from
+    digest: str = ""  # checksum of the state
 
     @classmethod
     def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
@@ -210,18 +146,10 @@ class LimitTime:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """Release the workers whose loss costs least, until no more than so many stay.
+    """Release the workers whose loss costs least, until no more than so many stay."""
 
-    Parameters
-    ----------
-    n_workers
-        How many stay.
-    nodes
-        The node that each worker is on; only whole nodes are released.
-    """
-
-    n_workers: int
-    nodes: Mapping[str, str]
+    n_workers: int  # how many stay
+    nodes: Mapping[str, str]  # the node that each worker is on; only whole nodes are released
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,27 +176,15 @@ Command: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A worker is ready for units.
+    """A worker is ready for units."""
 
-    Parameters
-    ----------
-    worker, name
-        Its address and its name.
-    threads
-        Threads that PyTorch trains with; None if there is no PyTorch.
-    max_shards
-        How many shards its memory takes; None for no limit.
-    speed
-        In GFLOP/s.
-    owns_resource
-        Whether it has been given the resource that units take for this run.
-    """
-
+    # Its address and its name.
     worker: str
     name: str
-    threads: int | None = None
-    max_shards: int | None = None
-    speed: float = 1.0
+    threads: int | None = None  # threads that PyTorch trains with; None if there is no PyTorch
+    max_shards: int | None = None  # how many shards its memory takes; None for no limit
+    speed: float = 1.0  # in GFLOP/s
+    # Whether it has been given the resource that units take for this run.
     owns_resource: bool = False
 
 
@@ -335,23 +251,16 @@ class ForgetState:
 
 @dataclass(frozen=True, slots=True)
 class JoinGang:
-    """Train a unit in the gang that another worker leads.
+    """Train a unit in the gang that another worker leads."""
 
-    Parameters
-    ----------
-    unit, attempt, shard
-        What is trained.
-    rank, size
-        The worker's number in the gang, and how many it has.
-    host, port
-        Where the leader waits.
-    """
-
+    # What is trained.
     unit: Unit
     attempt: int
     shard: int
+    # The worker's number in the gang, and how many it has.
     rank: int
     size: int
+    # Where the leader waits.
     host: str
     port: int
 
@@ -378,18 +287,10 @@ Order: TypeAlias = StopUnit | ForgetState | JoinGang | AbandonGang | WorkerLost 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDrains:
-    """A worker gets no new units.
+    """A worker gets no new units."""
 
-    Parameters
-    ----------
-    worker
-        Its address.
-    retire
-        Whether the cluster shall close it when it is drained; if not, it ends by itself.
-    """
-
-    worker: str
-    retire: bool
+    worker: str  # its address
+    retire: bool  # whether the cluster shall close it when it is drained; if not, it ends by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,37 +339,20 @@ class SessionBegun:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the flow was told, and what it decided.
+    """What the flow was told, and what it decided."""
 
-    Parameters
-    ----------
-    event
-        What has happened; None at the start.
-    decisions
-        What the flow decided on it.
-    pass_
-        Turns with the same number were taken before any of their decisions was performed.
-    seconds, worker_seconds
-        What the run has taken until now.
-    context
-        What the flow was told at its start.
-    params
-        Of `Asked`: the parameters that were drawn, by trial.
-    place
-        Of `Paused`: where the trial's state is; None if it has none.
-    traceback
-        Of `TrialFailed`: where the error was raised, if that is known.
-    """
-
-    event: Annotated[Event, EVENTS] | None
-    decisions: tuple[Annotated[Decision, DECISIONS], ...]
+    event: Annotated[Event, EVENTS] | None  # what has happened; None at the start
+    decisions: tuple[Annotated[Decision, DECISIONS], ...]  # what the flow decided on it
+    # Turns with the same number were taken before any of their decisions was performed.
     pass_: int | None = None
+    # What the run has taken until now.
     seconds: float | None = None
     worker_seconds: float | None = None
-    context: Context | None = None
+    context: Context | None = None  # what the flow was told at its start
+    # Of `Asked`: the parameters that were drawn, by trial.
     params: Mapping[int, Mapping[str, Any]] | None = None
-    place: Place | None = None
-    traceback: str | None = None
+    place: Place | None = None  # of `Paused`: where the trial's state is; None if it has none
+    traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
 
 
 @dataclass(frozen=True, slots=True)

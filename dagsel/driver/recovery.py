@@ -23,20 +23,11 @@ logger = logging.getLogger("dagsel")
 
 @dataclass(slots=True)
 class StoredStates:
-    """The states of a run's trials.
+    """The states of a run's trials."""
 
-    Parameters
-    ----------
-    states
-        Where they are.
-    record
-        What has happened.
-    adapt
-        Turns a state of one configuration into one of another (`Clone`).
-    """
-
-    states: States
-    record: Record
+    states: States  # where they are
+    record: Record  # what has happened
+    # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes]
     _kept: int | None = None  # the best trial, whose states stay though it has ended
     _copied: dict[int, int] = field(default_factory=dict)  # number of the last check, by trial
@@ -176,21 +167,11 @@ class StoredStates:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Epochs that a trial has to train, and what is done of them.
+    """Epochs that a trial has to train, and what is done of them."""
 
-    Parameters
-    ----------
-    trial
-        Its number.
-    epochs
-        Which; none if nothing is left.
-    begun
-        What is done of the first ones.
-    """
-
-    trial: int
-    epochs: range
-    begun: tuple[Begun, ...] = ()
+    trial: int  # its number
+    epochs: range  # which; none if nothing is left
+    begun: tuple[Begun, ...] = ()  # what is done of the first ones
 
 
 def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> Continuation | None:

@@ -79,60 +79,30 @@ Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 @dataclass(slots=True)
 class Runner:
-    """One search on one engine.
+    """One search on one engine."""
 
-    Parameters
-    ----------
-    flow
-        The search procedure. It has begun if the record has a context.
-    study
-        Where trials come from and are told.
-    engine
-        Where units run, entered.
-    states
-        Where states are stored.
-    journal
-        Where what happens is written.
-    record
-        What has happened: empty, or what an earlier session has left.
-    metric
-        Name of the metric that the search is about.
-    seed
-        Seed of the run.
-    check
-        Raises an error if nothing can be trained with a configuration.
-    check_gang
-        Raises an error if so many workers cannot train a configuration together.
-    adapt
-        Turns a state of one configuration into one of another (`Clone`).
-    orders
-        Returns the orders of visits.
-    idle_workers
-        How many workers few trials are trained on.
-    deadline_s
-        When to end, in seconds since the run began; None for no limit.
-    budget_s
-        What the workers may cost, in worker-seconds; None for no limit.
-    observe
-        Called with the record whenever something has changed.
-    """
-
+    # The search procedure. It has begun if the record has a context.
     flow: Flow
-    study: StudyDriver
-    engine: Engine
-    states: States
-    journal: EntryLog
-    record: Record
-    metric: str
-    seed: int = 0
+    study: StudyDriver  # where trials come from and are told
+    engine: Engine  # where units run, entered
+    states: States  # where states are stored
+    journal: EntryLog  # where what happens is written
+    record: Record  # what has happened: empty, or what an earlier session has left
+    metric: str  # name of the metric that the search is about
+    seed: int = 0  # seed of the run
+    # Raises an error if nothing can be trained with a configuration.
     check: Callable[[Any], None] = lambda config: None
+    # Raises an error if so many workers cannot train a configuration together.
     check_gang: Callable[[Any, int], None] = lambda config, size: None
+    # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
-    orders: Orders = lambda trial, epoch: None
+    orders: Orders = lambda trial, epoch: None  # returns the orders of visits
+    # How many workers few trials are trained on.
     idle_workers: IdleWorkers = field(default_factory=IdleWorkers)
+    # When to end, in seconds since the run began; None for no limit.
     deadline_s: float | None = None
-    budget_s: float | None = None
-    observe: Observer = lambda record: None
+    budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
+    observe: Observer = lambda record: None  # called with the record whenever something has changed
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0

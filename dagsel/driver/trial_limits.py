@@ -25,26 +25,13 @@ class TrialLimits:
     """The allowances of a run's trials.
 
     Each allowance of a trial has a number; an answer with an earlier number is ignored.
-
-    Parameters
-    ----------
-    engine
-        What is told of them.
-    record
-        What has happened.
-    clock
-        Time since the run began.
-    idle_workers
-        How many workers few trials are trained on.
-    metric
-        Name of the metric that the search is about.
     """
 
-    engine: Engine
-    record: Record
-    clock: RunClock
-    idle_workers: IdleWorkers
-    metric: str
+    engine: Engine  # what is told of them
+    record: Record  # what has happened
+    clock: RunClock  # time since the run began
+    idle_workers: IdleWorkers  # how many workers few trials are trained on
+    metric: str  # name of the metric that the search is about
     _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last allowance
     _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
     _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused

@@ -68,34 +68,18 @@ logger = logging.getLogger("dagsel")
 
 @dataclass(slots=True)
 class DaskEngine:
-    """A run's plugins on a cluster, for as long as the ``with`` block lasts.
+    """A run's plugins on a cluster, for as long as the ``with`` block lasts."""
 
-    Parameters
-    ----------
-    client
-        Client of the cluster; left as it was.
-    spec
-        What the workers are given.
-    dispatch
-        What the dispatcher is told.
-    worker_timeout_s
-        How long to wait for the first worker.
-    driver
-        Lets the cluster grow and shrink; None if nobody may.
-    max_unit_seconds, max_unit_batches
-        What a unit may take before it stops at a batch boundary and waits for its turn again; None
-        for no bound.
-    poll_s
-        So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
-    """
-
-    client: Client
-    spec: RunSpec
-    dispatch: DispatchConfig
-    worker_timeout_s: float = 60.0
-    driver: ClusterDriver | None = None
+    client: Client  # client of the cluster; left as it was
+    spec: RunSpec  # what the workers are given
+    dispatch: DispatchConfig  # what the dispatcher is told
+    worker_timeout_s: float = 60.0  # how long to wait for the first worker
+    driver: ClusterDriver | None = None  # lets the cluster grow and shrink; None if nobody may
+    # What a unit may take before it stops at a batch boundary and waits for its turn again; None
+    # for no bound.
     max_unit_seconds: float | None = None
     max_unit_batches: int | None = None
+    # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
     _bill: Bill = field(default_factory=Bill)

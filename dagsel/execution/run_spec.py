@@ -36,45 +36,24 @@ def report_topic(run: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """What every worker of a run is given, once.
+    """What every worker of a run is given, once."""
 
-    Parameters
-    ----------
-    run
-        Identifier of the run; what follows a dot tells its sessions apart: ``3f9a.77aa``.
-    workload
-        The workload, pickled by cloudpickle.
-    data
-        The data set.
-    run_dir
-        Where states are stored.
-    seed
-        Seed of the run.
-    threads
-        Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
-        threads differ in their last bits.
-    versions
-        Versions that a worker must have, by package.
-    shard_share
-        Share of a worker's memory limit that its shards may take.
-    state_share
-        Share of a worker's memory limit past which states wait in the store alone.
-    gang_timeout_s
-        A gang breaks when one of its workers is not heard of for so long.
-    secret
-        Known to the run's workers alone: who does not know it cannot join a gang.
-    """
-
-    run: str
-    workload: bytes
-    data: ShardedDataset
-    run_dir: RunDir
-    seed: int
+    run: str  # identifier of the run; what follows a dot tells its sessions apart: ``3f9a.77aa``
+    workload: bytes  # the workload, pickled by cloudpickle
+    data: ShardedDataset  # the data set
+    run_dir: RunDir  # where states are stored
+    seed: int  # seed of the run
+    # Versions that a worker must have, by package.
     versions: Mapping[str, str] = field(default_factory=dict)
+    # Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
+    # threads differ in their last bits.
     threads: int | None = None
-    shard_share: float = 0.5
+    shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
+    # Share of a worker's memory limit past which states wait in the store alone.
     state_share: float = 0.65
+    # A gang breaks when one of its workers is not heard of for so long.
     gang_timeout_s: float = 60.0
+    # Known to the run's workers alone: who does not know it cannot join a gang.
     secret: str = field(default_factory=secrets.token_hex, repr=False)
 
 

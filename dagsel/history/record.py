@@ -69,80 +69,41 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """Chains that were decided together.
+    """Chains that were decided together."""
 
-    Parameters
-    ----------
-    number
-        Number of the round in its run.
-    epochs
-        Trials and their epochs that are in it.
-    start
-        When it was sent: seconds since the epoch, by the driver's clock.
-    """
-
-    number: int
-    epochs: frozenset[tuple[int, int]]
-    start: float
+    number: int  # number of the round in its run
+    epochs: frozenset[tuple[int, int]]  # trials and their epochs that are in it
+    start: float  # when it was sent: seconds since the epoch, by the driver's clock
 
 
 @dataclass(slots=True)
 class Record:
-    """All that a run has done.
+    """All that a run has done."""
 
-    Parameters
-    ----------
-    run
-        Identifier of the run.
-    n_shards
-        Training shards of the data set.
-    direction
-        Whether smaller or larger values are better.
-
-    Attributes
-    ----------
-    seconds
-        Time since the run began when the last turn was taken, without the time that it lay dead.
-    awaited
-        `Ask` decisions that no `Asked` has answered.
-    context
-        What the flow was told at its start; None before.
-    n_workers
-        What the flow was last told of workers.
-    visited
-        Of each trial and epoch the shard at each position.
-    pieces
-        Units that were stopped before their end, and went on later.
-    wake_at
-        When the flow wants to be told of the time; None if it does not.
-    worker_seconds
-        What the workers have cost until then, from request to release.
-    wanted
-        How many workers the flow wants; None if it has not said.
-    gives_gangs
-        Whether the flow has ever trained a trial on several workers.
-    """
-
-    run: str
-    n_shards: int = 1
-    direction: Direction = "minimize"
+    run: str  # identifier of the run
+    n_shards: int = 1  # training shards of the data set
+    direction: Direction = "minimize"  # whether smaller or larger values are better
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
+    # Of each trial and epoch the shard at each position.
     visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    # Units that were stopped before their end, and went on later.
     pieces: list[PieceRecord] = field(default_factory=list)
-    wake_at: float | None = None
-    wanted: int | None = None
-    gives_gangs: bool = False
-    worker_seconds: float = 0.0
+    wake_at: float | None = None  # when the flow wants to be told of the time; None if it does not
+    wanted: int | None = None  # how many workers the flow wants; None if it has not said
+    gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
+    worker_seconds: float = 0.0  # what the workers have cost until then, from request to release
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
-    context: Context | None = None
+    context: Context | None = None  # what the flow was told at its start; None before
+    # `Ask` decisions that no `Asked` has answered.
     awaited: deque[Ask] = field(default_factory=deque)
     n_sessions: int = 0
     n_epochs_decided: int = 0
-    n_workers: int = 0
+    n_workers: int = 0  # what the flow was last told of workers
+    # Time since the run began when the last turn was taken, without the time that it lay dead.
     seconds: float = 0.0
     finished: bool = False
 

@@ -34,30 +34,16 @@ def read_turns(entries: Iterable[Json]) -> tuple[Turn, ...]:
 
 @dataclass(slots=True)
 class ScriptState:
-    """How far a script has got.
+    """How far a script has got."""
 
-    Attributes
-    ----------
-    n_played
-        Turns that are over.
-    reported
-        Trials and epochs that have come in.
-    ended
-        Trials that were stopped or have failed.
-    granted
-        Of each trial the epochs that it was given to train.
-    astray
-        A trial that failed now and did not then, and why.
-    n_workers
-        Workers that are there now.
-    """
-
-    n_played: int = 0
+    n_played: int = 0  # turns that are over
+    # Trials and epochs that have come in.
     reported: set[tuple[int, int]] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)  # trials that were stopped or have failed
+    # Of each trial the epochs that it was given to train.
     granted: dict[int, int] = field(default_factory=dict)
-    astray: str = ""
-    n_workers: int = 1
+    astray: str = ""  # a trial that failed now and did not then, and why
+    n_workers: int = 1  # workers that are there now
 
 
 @dataclass

@@ -18,20 +18,6 @@ class EpochTally:
     Sums are taken in the order of positions and shards, not in that in which results came in: the
     same results give the same bits.
 
-    Parameters
-    ----------
-    n_shards
-        Training shards, and validation shards.
-
-    Attributes
-    ----------
-    trained
-        Of each position the shard, the number of samples and their mean loss.
-    scored
-        Of each validation shard the number of samples and the mean of each metric.
-    digest
-        Checksum of the state after the last position.
-
     Examples
     --------
     >>> from dagsel.dispatch.units import Unit
@@ -44,10 +30,12 @@ class EpochTally:
     (True, 0.5, {'accuracy': 1.0})
     """
 
-    n_shards: int
+    n_shards: int  # training shards, and validation shards
+    # Of each position the shard, the number of samples and their mean loss.
     trained: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    # Of each validation shard the number of samples and the mean of each metric.
     scored: dict[int, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
-    digest: str = ""
+    digest: str = ""  # checksum of the state after the last position
 
     def add(self, done: UnitRecord) -> None:
         """Take in a unit's result; one that is known already changes nothing."""

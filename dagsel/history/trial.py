@@ -20,149 +20,77 @@ TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """What an epoch of a trial came to.
+    """What an epoch of a trial came to."""
 
-    Parameters
-    ----------
-    epoch
-        From 1.
-    value
-        The metric that the search is about.
-    metrics
-        Mean of each validation metric.
-    train_loss
-        Mean training loss.
-    seconds
-        Since the run began.
-    digest
-        Checksum of the state after it; empty if unknown.
-    """
-
-    epoch: int
-    value: float
-    metrics: Mapping[str, float]
-    train_loss: float
-    seconds: float
-    digest: str = ""
+    epoch: int  # from 1
+    value: float  # the metric that the search is about
+    metrics: Mapping[str, float]  # mean of each validation metric
+    train_loss: float  # mean training loss
+    seconds: float  # since the run began
+    digest: str = ""  # checksum of the state after it; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """From which trial's state a trial went on, and with what configuration.
+    """From which trial's state a trial went on, and with what configuration."""
 
-    Parameters
-    ----------
-    after
-        The trial's epoch after which it did.
-    source, source_epoch
-        Whose state it took, as of which epoch.
-    root
-        The trial whose drawn configuration lies under it.
-    config
-        All that differs from that.
-    """
-
-    after: int
+    after: int  # the trial's epoch after which it did
+    # Whose state it took, as of which epoch.
     source: int
     source_epoch: int
-    root: int
-    config: Mapping[str, Any]
+    root: int  # the trial whose drawn configuration lies under it
+    config: Mapping[str, Any]  # all that differs from that
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a trial was worth where it was paused.
+    """What a trial was worth where it was paused."""
 
-    Parameters
-    ----------
-    epochs
-        How far it had trained.
-    place
-        Where its state is.
-    value, metrics
-        As of an epoch.
-    seconds
-        Since the run began.
-    """
-
-    epochs: float
-    place: Place
+    epochs: float  # how far it had trained
+    place: Place  # where its state is
+    # As of an epoch.
     value: float
     metrics: Mapping[str, float]
-    seconds: float
+    seconds: float  # since the run began
 
 
 @dataclass(slots=True)
 class TrialRecord:
-    """What became of a trial.
-
-    Attributes
-    ----------
-    config
-        Its present configuration.
-    params
-        The parameters that were drawn for it.
-    state, reason, traceback
-        How it ended, and why.
-    epochs
-        What its epochs came to.
-    n_decided
-        Epochs that it was given to train, from its first one on.
-    adoptions
-        The states of other trials that it went on from.
-    tallies
-        What is known of epochs that are under way.
-    gang, seconds_left
-        On how many workers it trains, and for how long it may.
-    is_held
-        Whether it was told to rest, and not to go on.
-    pausing
-        What asked it to rest, until the flow was told that it does.
-    share
-        How much is trained of the unit in which it was stopped.
-    trained_s, losses
-        Seconds of training and training losses since it was last told to train.
-    checks
-        What it was worth where it was paused.
-    last_check
-        The last of them, unless it is of a state that the trial has exchanged for another trial's.
-    is_scored
-        Whether it rests where it was scored.
-    n_told
-        How often it was told to train or to rest.
-    cut
-        On how many workers it was when it was stopped to go on at once, and when it ceased to
-        train; None if it was not.
-    switches
-        What each change of its number of workers has cost: seconds in which it did not train.
-    n_switches_told
-        Of how many of these the flow has heard.
-    """
+    """What became of a trial."""
 
     number: int
-    config: Mapping[str, Any]
-    params: Mapping[str, Any]
+    config: Mapping[str, Any]  # its present configuration
+    params: Mapping[str, Any]  # the parameters that were drawn for it
+    # How it ended, and why.
     state: TrialState = "running"
     reason: str = ""
     traceback: str = ""
-    epochs: list[EpochRecord] = field(default_factory=list)
-    n_decided: int = 0
+    epochs: list[EpochRecord] = field(default_factory=list)  # what its epochs came to
+    n_decided: int = 0  # epochs that it was given to train, from its first one on
+    # The states of other trials that it went on from.
     adoptions: list[Adoption] = field(default_factory=list)
+    # What is known of epochs that are under way.
     tallies: dict[int, EpochTally] = field(default_factory=dict)
+    # On how many workers it trains, and for how long it may.
     gang: int = 1
     seconds_left: float | None = None
-    is_held: bool = False
-    pausing: Pause | None = None
-    share: float = 0.0
+    is_held: bool = False  # whether it was told to rest, and not to go on
+    pausing: Pause | None = None  # what asked it to rest, until the flow was told that it does
+    share: float = 0.0  # how much is trained of the unit in which it was stopped
+    # Seconds of training and training losses since it was last told to train.
     trained_s: float = 0.0
     losses: Losses = field(default_factory=Losses)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)  # what it was worth where it was paused
+    # The last of them, unless it is of a state that the trial has exchanged for another trial's.
     last_check: Check | None = None
-    is_scored: bool = False
-    n_told: int = 0
+    is_scored: bool = False  # whether it rests where it was scored
+    n_told: int = 0  # how often it was told to train or to rest
+    # On how many workers it was when it was stopped to go on at once, and when it ceased to train;
+    # None if it was not.
     cut: tuple[int, float] | None = None
+    # What each change of its number of workers has cost: seconds in which it did not train.
     switches: list[float] = field(default_factory=list)
-    n_switches_told: int = 0
+    n_switches_told: int = 0  # of how many of these the flow has heard
 
     @property
     def is_live(self) -> bool:
