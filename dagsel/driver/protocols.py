@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from dagsel.codec import Json
+from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
 from dagsel.messages import Message, Place
 from dagsel.planning.budget import Bill
@@ -53,19 +54,8 @@ class Engine(Protocol):
         """Forget an epoch's results; the driver has them."""
         ...
 
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        ...
-
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Train a trial on so many workers, for so long; resume it if it rests.
-
-        `TrialRests` with the same ``number`` says that its time is over.
-        """
-        ...
-
-    def hold(self, trial: int, number: int) -> None:
-        """Suspend a trial at its next batch; `TrialRests` with this number answers."""
+    def tell(self, command: TrialAllowed | TrialHeld | PriorityChanged) -> None:
+        """Change what a trial may do; `TrialRests` with the same number says that it rests."""
         ...
 
     def check(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine
@@ -50,12 +51,12 @@ class TrialLimits:
         gang = trial.gang if trial.gang > 1 else self.idle_workers.gang_of(trial.number)
         if trial.number in self._numbers or (gang, trial.seconds_left) != (1, None):
             number = self._next(trial.number)
-            self.engine.allow(trial.number, gang, trial.seconds_left, number)
+            self.engine.tell(TrialAllowed(trial.number, gang, trial.seconds_left, number))
 
     def hold(self, trial: TrialRecord) -> None:
         """Suspend a trial."""
         if trial.is_live:
-            self.engine.hold(trial.number, self._next(trial.number))
+            self.engine.tell(TrialHeld(trial.number, self._next(trial.number)))
 
     def renew(self, trial: TrialRecord) -> None:
         """Tell the engine again what it has forgotten of a trial that it has stopped."""
@@ -67,7 +68,7 @@ class TrialLimits:
         """Serve a trial before those of a lower priority."""
         if priority != self._priorities.get(trial, 0.0):
             self._priorities[trial] = priority
-            self.engine.prioritize(trial, priority)
+            self.engine.tell(PriorityChanged(trial, priority))
 
     def forget(self, trial: int) -> None:
         """Forget a trial that has ended."""

@@ -20,9 +20,7 @@ from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import (
     CheckAdded,
     Drained,
-    DrainRequested,
     LoadShard,
-    PriorityChanged,
     RoundAdded,
     ShardLoaded,
     TrialAllowed,
@@ -52,7 +50,6 @@ from dagsel.messages import (
     Message,
     Note,
     Place,
-    PreemptTrial,
     Shrink,
     WorkerDrains,
     WorkerJoined,
@@ -192,7 +189,7 @@ class DaskEngine:
         self._checks.clear()
         self._loads.clear()
         for leave in (
-            partial(self._command, EndRun()),
+            partial(self.tell, EndRun()),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
@@ -310,7 +307,7 @@ class DaskEngine:
 
     def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
         """Send a round; the run's earlier rounds go on."""
-        self._command(RoundAdded(round_))
+        self.tell(RoundAdded(round_))
         graph, wanted = round_graph(self.spec.run, round_, configs)
         keys = [key for keys in wanted.values() for key in keys]
         futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
@@ -319,7 +316,7 @@ class DaskEngine:
 
     def stop(self, trial: int) -> None:
         """Stop a trial: its waiting units are forgotten, its running one ends at its next batch."""
-        self._command(TrialStopped(trial))
+        self.tell(TrialStopped(trial))
         self._futures.pop(trial, None)
         self._checks.pop(trial, None)
 
@@ -329,29 +326,18 @@ class DaskEngine:
         for key in [key for key in futures if key[2] == epoch]:
             del futures[key]
 
-    def preempt(self, trial: int) -> None:
-        """Stop a trial's running unit at its next batch; it goes on when it is its turn again."""
-        self._command(PreemptTrial(trial))
-
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        self._command(PriorityChanged(trial, priority))
-
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Train a trial on so many workers, for so long; resume it if it rests."""
-        self._checks.pop(trial, None)  # nobody waits for it, and the state that it scores may go
-        self._command(TrialAllowed(trial, gang, seconds, number))
-
-    def hold(self, trial: int, number: int) -> None:
-        """Suspend a trial at its next batch; `TrialRests` says when that is done."""
-        self._checks.pop(trial, None)
-        self._command(TrialHeld(trial, number))
+    def tell(self, command: Command) -> None:
+        """Tell the dispatcher something."""
+        if isinstance(command, TrialAllowed | TrialHeld):
+            # Nobody waits for its score any more, and the state that is scored may be deleted.
+            self._checks.pop(command.trial, None)
+        self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
         self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a stored state of a trial."""
-        self._command(CheckAdded(trial, number))
+        self.tell(CheckAdded(trial, number))
         units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
         graph, keys = check_graph(self.spec.run, units, place, configs[trial])
         futures = self.client.get(graph, keys, sync=False)
@@ -359,7 +345,7 @@ class DaskEngine:
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
-        self._command(LimitTime(at - self.now()))
+        self.tell(LimitTime(at - self.now()))
 
     def scale(self, n_workers: int) -> None:
         """Scale the cluster to so many workers, if that is possible.
@@ -381,7 +367,7 @@ class DaskEngine:
         if self._n_wanted is not None and self.n_workers > self._n_wanted:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
-            self._command(Shrink(self._n_wanted, nodes))
+            self.tell(Shrink(self._n_wanted, nodes))
 
     def _grow(self, n_workers: int) -> None:
         driver = self.driver
@@ -412,13 +398,6 @@ class DaskEngine:
             # What the cluster was told first: now it may have places for those that leave as well.
             self._n_asked = self._n_wanted or self._n_asked or max(1, self.driver.wanted)
             self._grow(self._n_asked)
-
-    def drain(self, worker: str) -> None:
-        """Send a worker no new unit and move what only it holds; `Drained` says when it may go."""
-        self._command(DrainRequested(worker))
-
-    def _command(self, command: Command) -> None:
-        self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check_alive(self) -> None:
         """Check that there is a cluster to hear from.

@@ -17,17 +17,18 @@ import asyncio
 import itertools
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Recs, TaskState
 
+from dagsel import messages
 from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.units import Round, Unit
-from dagsel.execution.copies import SpareCopies, must_hop
+from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.graph import key_unit, unit_key
 from dagsel.execution.run_spec import (
     CHANNEL,
@@ -37,52 +38,11 @@ from dagsel.execution.run_spec import (
     report_topic,
     worker_topic,
 )
-from dagsel.messages import (
-    COMMANDS,
-    NOTICES,
-    ORDERS,
-    REPORTS,
-    AbandonGang,
-    Assignment,
-    Command,
-    EndRun,
-    ForgetState,
-    GangGathers,
-    JoinGang,
-    LimitTime,
-    Message,
-    Notice,
-    Order,
-    PieceRecord,
-    PreemptTrial,
-    Shrink,
-    StopUnit,
-    TrialReport,
-    UnitRecord,
-    UnitTrains,
-    WorkerDrains,
-    WorkerJoined,
-    WorkerLeaves,
-    WorkerLost,
-    WorkerRefused,
-)
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
 #: Workers whose measured speeds differ by less than this factor count as equally fast.
 SAME_SPEED = 1.8
-
-
-@dataclass(frozen=True, slots=True)
-class WarmPiece:
-    """What was trained of a unit until it was stopped: with which shard, how long, where.
-
-    The time of one that the dispatcher was told of is 0.
-    """
-
-    shard: int
-    seconds: float
-    worker: str
 
 
 class DispatchPlugin(SchedulerPlugin):
@@ -127,9 +87,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._stimuli = itertools.count()
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
-        self._pieces: dict[Unit, list[WarmPiece]] = {}  # of units that were stopped in their shard
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
+        self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
         self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
@@ -174,10 +134,10 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
         task.worker_restrictions = set(PARKED)
-        done = REPORTS.decode(details["metadata"]["dagsel"])
-        assert isinstance(done, UnitRecord)
+        done = messages.REPORTS.decode(details["metadata"]["dagsel"])
+        assert isinstance(done, messages.UnitRecord)
         self._done[unit] = done.shard
-        self._forget_states(unit)
+        self._warm.drop(unit)
         seconds = 0.0 if done.recovered else done.stop - done.start
         self._push(events.UnitDone(unit, seconds, done.shard))
         self._copies.note_read(task)
@@ -201,15 +161,7 @@ class DispatchPlugin(SchedulerPlugin):
             self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
-        self._push(self._returned(unit))
-
-    def _returned(self, unit: Unit) -> events.UnitReturned:
-        pieces = self._pieces.get(unit)
-        if not pieces:
-            return events.UnitReturned(unit)
-        last = pieces[-1]
-        pieces[-1] = replace(last, seconds=0.0)  # it counts once
-        return events.UnitReturned(unit, last.shard, last.seconds)
+        self._push(self._warm.returned(unit))
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
         _, shard, worker, _ = key
@@ -234,10 +186,12 @@ class DispatchPlugin(SchedulerPlugin):
                     known = False
         if known:
             for other in self.scheduler.workers.keys() - {worker}:
-                self._send(other, WorkerLost(worker))
+                self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():
                 if worker in binding.members:  # its leader may wait for it to come
-                    self._send(binding.worker, AbandonGang(unit, self._attempts.get(unit, 0)))
+                    self._send(
+                        binding.worker, messages.AbandonGang(unit, self._attempts.get(unit, 0))
+                    )
             self._push(events.WorkerRemoved(worker, expected))
             self._report(events.WorkerRemoved(worker, expected))
 
@@ -253,23 +207,23 @@ class DispatchPlugin(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         """Hear the run's workers and its driver."""
         if topic == worker_topic(self.run):
-            self._hear_worker(NOTICES.decode(msg))
+            self._hear_worker(messages.NOTICES.decode(msg))
         elif topic == command_topic(self.run):
-            self._hear_driver(COMMANDS.decode(msg))
+            self._hear_driver(messages.COMMANDS.decode(msg))
 
-    def _hear_worker(self, notice: Notice) -> None:
+    def _hear_worker(self, notice: messages.Notice) -> None:
         match notice:
-            case WorkerJoined(worker) if worker in self.scheduler.workers:
+            case messages.WorkerJoined(worker) if worker in self.scheduler.workers:
                 self._report(notice)
                 if notice.owns_resource:
                     self._with_our_resource.add(worker)
                 speed, node = self._comparable(notice.speed), get_address_host(worker)
                 joined = events.WorkerAdded(worker, frozenset(), speed, notice.max_shards, node)
                 self._push(joined)
-            case WorkerRefused():
+            case messages.WorkerRefused():
                 self._report(notice)
-            case WorkerLeaves(worker):
-                self._report(WorkerDrains(worker, retire=False))
+            case messages.WorkerLeaves(worker):
+                self._report(messages.WorkerDrains(worker, retire=False))
                 self._push(events.DrainRequested(worker))
                 for unit, binding in self.dispatcher.bindings.items():
                     if worker in binding.members:  # a gang ends where its leader does
@@ -277,21 +231,20 @@ class DispatchPlugin(SchedulerPlugin):
             case events.UnitStarted(unit):
                 self._push(notice)
                 self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
-            case PieceRecord(unit, worker):
-                piece = WarmPiece(notice.shard, notice.stop - notice.start, worker)
-                self._pieces.setdefault(unit, []).append(piece)
+            case messages.PieceRecord(unit):
+                self._warm.add(notice)
                 if unit.trial not in self.dispatcher.trials:  # stopped while it ran
-                    self._forget_states(unit)
+                    self._warm.drop(unit)
                 hop = self._hops.get(unit, False)
                 self._report(replace(notice, hop=hop, members=self._members(unit)))
-            case GangGathers():
+            case messages.GangGathers():
                 self._gather(notice)
             case events.GangBroke():
                 self._push(notice)
-            case UnitTrains() | WorkerJoined():
+            case messages.UnitTrains() | messages.WorkerJoined():
                 pass
 
-    def _hear_driver(self, command: Command) -> None:
+    def _hear_driver(self, command: messages.Command) -> None:
         match command:
             case events.RoundAdded(round_):
                 self._count_begun(round_)
@@ -299,16 +252,16 @@ class DispatchPlugin(SchedulerPlugin):
             case events.TrialStopped(trial):
                 self._push(command)
                 # In that turn; a unit that tells of a piece after it is known to be over.
-                self._loop.call_soon(self._forget_trial, trial)
-            case PreemptTrial(trial):
+                self._loop.call_soon(self._warm.drop_trial, trial)
+            case messages.PreemptTrial(trial):
                 for unit, binding in self.dispatcher.bindings.items():
                     if unit.trial == trial:
                         self._preempt(unit, binding.worker)
-            case LimitTime(seconds):
+            case messages.LimitTime(seconds):
                 self._push(events.HorizonSet(time.monotonic() + seconds))
-            case Shrink(n_workers, nodes):
+            case messages.Shrink(n_workers, nodes):
                 self._shrink(n_workers, nodes)
-            case EndRun():
+            case messages.EndRun():
                 self.end()
             case _:  # what the dispatcher knows
                 self._push(command)
@@ -325,7 +278,7 @@ class DispatchPlugin(SchedulerPlugin):
         """Drain the nodes whose loss costs least, down to no fewer than so many workers."""
         dispatcher = self.dispatcher
         for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers, nodes=nodes):
-            self._report(WorkerDrains(worker, retire=True))
+            self._report(messages.WorkerDrains(worker, retire=True))
             self._push(events.DrainRequested(worker))
 
     def _comparable(self, speed: float) -> float:
@@ -373,8 +326,10 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.Preempt(unit, worker):
                     self._preempt(unit, worker)
                 case events.FailTrial(trial, reason):
-                    self._forget_trial(trial)
-                    self._report(TrialReport(trial, reason, self._tracebacks.pop(trial, "")))
+                    self._warm.drop_trial(trial)
+                    self._report(
+                        messages.TrialReport(trial, reason, self._tracebacks.pop(trial, ""))
+                    )
                 case events.RestartWorker(worker):
                     self._report(instruction)
                     self._restart(worker)
@@ -390,42 +345,42 @@ class DispatchPlugin(SchedulerPlugin):
         task = self.scheduler.tasks.get(unit_key(self.run, unit))
         if task is None or task.state != "no-worker":
             # It was withdrawn, or lost its input, in this very turn of the loop.
-            self._push(self._returned(unit))
+            self._push(self._warm.returned(unit))
             return
         gone = workers - self.scheduler.workers.keys()
         if gone:  # Dask will not say again that the unit is ready
             for worker in gone:
                 self._worker_removed(worker, expected=True)
-            self._push(self._returned(unit))
+            self._push(self._warm.returned(unit))
             self._push(events.UnitReady(unit))
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {bind.worker}
         seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
-        binding = Assignment(
+        binding = messages.Assignment(
             bind.shard,
             attempt,
             min(seconds, default=None),
             self.max_batches,
             self.dispatcher.visits_before(unit),
-            n_pieces=len(self._pieces.get(unit, ())),
+            n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"
 
-    def _gather(self, call: GangGathers) -> None:
+    def _gather(self, call: messages.GangGathers) -> None:
         """Call the other workers of a gang to the one that leads it."""
         unit, leader, attempt = call.unit, call.worker, call.attempt
         binding = self.dispatcher.bindings.get(unit)
         if binding is None or binding.worker != leader or attempt != self._attempts.get(unit):
             return
         if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
-            self._send(leader, AbandonGang(unit, attempt))
+            self._send(leader, messages.AbandonGang(unit, attempt))
             return
         host, size = get_address_host(leader), len(binding.workers)
         for rank, member in enumerate(binding.members, start=1):
-            join = JoinGang(unit, attempt, binding.shard, rank, size, host, call.port)
+            join = messages.JoinGang(unit, attempt, binding.shard, rank, size, host, call.port)
             self._send(member, join)
 
     def _may_read(self, key: Any, worker: str) -> bool:
@@ -436,22 +391,13 @@ class DispatchPlugin(SchedulerPlugin):
             return self.dispatcher.home(unit.trial) == worker
         return self.dispatcher.holds(worker, unit.position)
 
-    def _forget_trial(self, trial: int) -> None:
-        """Have workers forget the states that they keep warm of a trial that is over."""
-        for unit in [unit for unit in self._pieces if unit.trial == trial]:
-            self._forget_states(unit)
-
-    def _forget_states(self, unit: Unit) -> None:
-        for worker in {piece.worker for piece in self._pieces.pop(unit, ())}:
-            self._send(worker, ForgetState(unit))
-
     def _preempt(self, unit: Unit, worker: str) -> None:
-        self._send(worker, StopUnit(unit, self._attempts.get(unit, 0)))
+        self._send(worker, messages.StopUnit(unit, self._attempts.get(unit, 0)))
 
-    def _send(self, worker: str, order: Order) -> None:
+    def _send(self, worker: str, order: messages.Order) -> None:
         # One that has not joined, such as a restarted one at the same address, does not listen.
         if self._is_there(worker):
-            told = {"op": CHANNEL, "run": self.run, "order": ORDERS.encode(order)}
+            told = {"op": CHANNEL, "run": self.run, "order": messages.ORDERS.encode(order)}
             self.scheduler.worker_send(worker, told)
 
     def _is_there(self, worker: str) -> bool:
@@ -472,8 +418,8 @@ class DispatchPlugin(SchedulerPlugin):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _report(self, message: Message) -> None:
-        self.scheduler.log_event(report_topic(self.run), REPORTS.encode(message))
+    def _report(self, message: messages.Message) -> None:
+        self.scheduler.log_event(report_topic(self.run), messages.REPORTS.encode(message))
 
     def end(self) -> None:
         """Stop listening and leave the scheduler as it was."""

@@ -15,36 +15,27 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 from distributed import Reschedule
 from distributed.comm.addressing import get_address_host
 
+from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DivergedError, GangBrokenError
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, before
-from dagsel.messages import (
-    AbandonGang,
-    Assignment,
-    GangGathers,
-    JoinGang,
-    Notice,
-    PieceRecord,
-    StopUnit,
-    StoredState,
-    UnitRecord,
-    UnitTrains,
-)
+from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecord
 from dagsel.state import State
 from dagsel.workloads.base import Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 
 logger = logging.getLogger("dagsel")
+Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
 
 
 @dataclass(slots=True)
@@ -139,10 +130,12 @@ class UnitRunner:
         try:
             found = self.states.recover(unit, binding) if binding.attempt > 1 else None
             if isinstance(found, Found):
-                done = self._record(unit, binding.shard, start, found.stored)
-                return found.state, replace(done, recovered=True)
+                about = (unit, self._address, binding.shard, start, time.time())
+                done = UnitRecord(*about, hop=False, recovered=True)
+                stored = found.stored
+                return found.state, done if stored is None else _as_stored(done, stored)
             begin = found or self._input(unit, config, state)
-            self._tell(UnitTrains(unit))
+            self._tell(messages.UnitTrains(unit))
             should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
             trained, began = self._train(unit, begin, config, binding, should_stop)
             if not trained.finished:
@@ -211,22 +204,9 @@ class UnitRunner:
         share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
         stored = replace(_stored(unit, binding, trained), share=share)
         self.states.suspend(unit, trained.state, binding, stored)
-        stop = time.time()
-        piece = PieceRecord(
-            unit,
-            self._address,
-            binding.shard,
-            start,
-            stop,
-            hop=False,
-            save_seconds=stop - trained_at,
-            share=share,
-            ready_seconds=began - start,
-            n_samples=trained.n_samples,
-            loss=trained.loss,
-            losses=astuple(trained.losses),
-        )
-        self._tell(piece)
+        times = (start, began, trained_at)
+        piece = self._work(messages.PieceRecord, unit, binding.shard, trained, times)
+        self._tell(replace(piece, share=share))
 
     def _finish(
         self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
@@ -234,32 +214,34 @@ class UnitRunner:
         """Store the unit's state and pass it on."""
         trained_at = time.time()
         kept = self.states.save(unit, trained.state, _stored(unit, binding, trained))
-        done = self._record(unit, kept.shard, start, kept)
-        done = replace(
-            done,
-            recovered=False,
-            save_seconds=done.stop - trained_at,
-            ready_seconds=began - start,
-            losses=astuple(trained.losses),
-        )
+        times = (start, began, trained_at)
+        done = self._work(UnitRecord, unit, kept.shard, trained, times)
+        done = _as_stored(replace(done, recovered=False), kept)
         if kept.shard != binding.shard:  # another attempt, believed lost, was first
             return StoredResult(unit.trial, unit.epoch, unit.position), done
         return self.states.keep(unit, trained.state), done
 
-    def _record(
-        self, unit: Unit, shard: int, start: float, stored: StoredState | None
-    ) -> UnitRecord:
-        """Return the record of a unit that is done now, as far as it is stored with its state."""
-        done = UnitRecord(unit, self._address, shard, start, time.time(), hop=False)
-        if stored is None:
-            return done
-        return replace(
-            done,
-            shard=stored.shard,
-            state_bytes=stored.state_bytes,
-            n_samples=stored.n_samples,
-            loss=stored.loss,
-            digest=stored.digest,
+    def _work(
+        self,
+        kind: type[Work],
+        unit: Unit,
+        shard: int,
+        trained: Trained,
+        times: tuple[float, float, float],
+    ) -> Work:
+        (start, began, trained_at), stop = times, time.time()
+        return kind(
+            unit,
+            self._address,
+            shard,
+            start,
+            stop,
+            hop=False,
+            save_seconds=stop - trained_at,
+            ready_seconds=began - start,
+            n_samples=trained.n_samples,
+            loss=trained.loss,
+            losses=astuple(trained.losses),
         )
 
     def evaluate(
@@ -284,7 +266,9 @@ class UnitRunner:
         return lead_gang(
             get_address_host(self._address),
             size=binding.gang,
-            gather=lambda port: self._tell(GangGathers(unit, self._address, attempt, port)),
+            gather=lambda port: self._tell(
+                messages.GangGathers(unit, self._address, attempt, port)
+            ),
             waits=partial(self._gathering.__setitem__, (unit, attempt)),
             **self._gang(unit, attempt),
         )
@@ -316,7 +300,7 @@ class UnitRunner:
         finally:
             self._joined.discard(call)
 
-    def abandon(self, order: AbandonGang) -> None:
+    def abandon(self, order: messages.AbandonGang) -> None:
         """End the wait of a gang's leader: one of the others will not come."""
         give_up = self._gathering.get((order.unit, order.attempt))
         if give_up is not None:
@@ -336,7 +320,7 @@ class UnitRunner:
         """Whether no training unit runs, nor a part of a gang's."""
         return not self._stops and not self._joined
 
-    def stop(self, order: StopUnit) -> None:
+    def stop(self, order: messages.StopUnit) -> None:
         """Stop a unit at its next batch, or before its first."""
         self._stop_early.add((order.unit, order.attempt))
         stop = self._stops.get(order.unit)
@@ -372,6 +356,18 @@ def _stored(unit: Unit, binding: Assignment, trained: Trained) -> StoredState:
         trained.n_samples,
         trained.loss,
         trained.state.nbytes,
+    )
+
+
+def _as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:
+    """Return the record of a unit with what is stored with its state."""
+    return replace(
+        done,
+        shard=stored.shard,
+        state_bytes=stored.state_bytes,
+        n_samples=stored.n_samples,
+        loss=stored.loss,
+        digest=stored.digest,
     )
 
 

@@ -20,6 +20,7 @@ from distributed import Status, Worker, WorkerPlugin, get_worker
 from distributed.worker_state_machine import TaskState
 from tornado.ioloop import PeriodicCallback
 
+from dagsel import messages
 from dagsel.codec import Json, from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
@@ -43,22 +44,6 @@ from dagsel.execution.run_spec import (
 )
 from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
-from dagsel.messages import (
-    NOTICES,
-    ORDERS,
-    REPORTS,
-    AbandonGang,
-    Assignment,
-    ForgetState,
-    JoinGang,
-    Notice,
-    Order,
-    StopUnit,
-    UnitRecord,
-    WorkerJoined,
-    WorkerLost,
-    WorkerRefused,
-)
 from dagsel.state import State
 
 #: So long after a worker was lost calls to it are ended: those that were just beginning, too.
@@ -102,7 +87,7 @@ class TrainingPlugin(WorkerPlugin):
             speed = await asyncio.to_thread(measure_speed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
             text = f"worker {worker.name} at {worker.address}: {type(error).__name__}: {error}"
-            self._tell(WorkerRefused(worker.address, text))
+            self._tell(messages.WorkerRefused(worker.address, text))
             return
         units = self.units = UnitRunner(
             self.spec,
@@ -121,7 +106,7 @@ class TrainingPlugin(WorkerPlugin):
         _profiler(worker, "stop")
         threads = self.spec.threads or torch_threads()
         told = (threads, max_shards, speed, self.owns_resource)
-        self._tell(WorkerJoined(worker.address, str(worker.name), *told))
+        self._tell(messages.WorkerJoined(worker.address, str(worker.name), *told))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -174,25 +159,25 @@ class TrainingPlugin(WorkerPlugin):
                 "driver and all workers reach, such as a shared folder or s3://"
             )
 
-    def _tell(self, notice: Notice) -> None:
-        self._worker.log_event(worker_topic(self.spec.run), NOTICES.encode(notice))
+    def _tell(self, notice: messages.Notice) -> None:
+        self._worker.log_event(worker_topic(self.spec.run), messages.NOTICES.encode(notice))
 
-    def follow(self, order: Order) -> None:
+    def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
         if self.units is None:
             return
         match order:
-            case StopUnit():
+            case messages.StopUnit():
                 self.units.stop(order)
             case DropShard(_, shard):
                 self.units.drop(shard)
-            case ForgetState(unit):
+            case messages.ForgetState(unit):
                 self.units.forget(unit)
-            case JoinGang():
+            case messages.JoinGang():
                 self.units.join(order)
-            case AbandonGang():
+            case messages.AbandonGang():
                 self.units.abandon(order)
-            case WorkerLost(address):
+            case messages.WorkerLost(address):
                 # Dask ends calls to a lost worker when it hears of the loss. One that begins in
                 # that moment tries on for 30 s, and so long a unit waits for its state.
                 rpc, loop = self._worker.rpc, self._worker.loop
@@ -213,7 +198,7 @@ def _hear(worker: Worker, run: str, order: Json) -> None:
     # the run has ended: a message may be on its way until then.
     plugin = worker.plugins.get(plugin_name(run))
     if isinstance(plugin, TrainingPlugin):
-        plugin.follow(ORDERS.decode(order))
+        plugin.follow(messages.ORDERS.decode(order))
 
 
 def measure_speed(*, repeats: int = 20, size: int = 256) -> float:
@@ -273,7 +258,7 @@ def train_unit(
     """Task of a training unit."""
     task = _this_task()
     assert task.annotations is not None
-    binding: Assignment = from_json(Assignment, task.annotations["dagsel"])
+    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
     trained, done = _units(run).train(Unit(*unit), binding, config, state)
     _report(task, done)
     return trained
@@ -289,10 +274,10 @@ def evaluate_unit(
     return metrics
 
 
-def _report(task: TaskState, done: UnitRecord) -> None:
+def _report(task: TaskState, done: messages.UnitRecord) -> None:
     # Metadata of a task travels in the message that says the task is done: one message, and none
     # is lost or early.
-    task.metadata["dagsel"] = REPORTS.encode(done)
+    task.metadata["dagsel"] = messages.REPORTS.encode(done)
 
 
 def load_shard(run: str, shard: int) -> int:

@@ -277,19 +277,19 @@ class Record:
         return best.is_complete, -Context(1, self.direction).loss(best.value), -best.trial
 
     def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
-        """Give trials that were read from a journal the configurations that it cannot hold."""
+        """Set the configurations of trials that were read from a journal."""
         for number, config in configs.items():
             trial = self.trials[number]
             last = trial.adoptions[-1] if trial.adoptions else None
             trial.config = config if last is None else {**configs[last.root], **last.config}
 
     def order(self, trial: int, epoch: int) -> tuple[int, ...] | None:
-        """Give the order of visits of an epoch that was trained to its end; None of another."""
+        """Return the order of visits of an epoch; None if it was not trained to its end."""
         order = tuple(shard for _, shard in sorted(self.visited.get((trial, epoch), {}).items()))
         return order if sorted(order) == list(range(self.n_shards)) else None
 
     def visits(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Give the order of visits of each epoch of a trial that was trained to its end."""
+        """Return the order of visits of each epoch that was trained to its end."""
         orders = {place: self.order(*place) for place in self.visited}
         return {place: order for place, order in orders.items() if order is not None}
 

@@ -166,9 +166,11 @@ class VirtualEngine:
     def release(self, trial: int, epoch: int) -> None:
         """Do nothing: in virtual time no result is kept."""
 
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        self._model.at(self.now(), PriorityChanged(trial, priority))
+    def tell(self, command: TrialAllowed | TrialHeld | PriorityChanged) -> None:
+        """Change what a trial may do."""
+        if not isinstance(command, PriorityChanged):
+            self._shares_time.add(command.trial)
+        self._model.at(self.now(), command)
 
     @property
     def most_workers(self) -> int | None:
@@ -178,16 +180,6 @@ class VirtualEngine:
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
         self._model.at(self.now(), HorizonSet(at))
-
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Let a trial train on so many workers, for so long."""
-        self._shares_time.add(trial)
-        self._model.at(self.now(), TrialAllowed(trial, gang, seconds, number))
-
-    def hold(self, trial: int, number: int) -> None:
-        """Let a trial rest."""
-        self._shares_time.add(trial)
-        self._model.at(self.now(), TrialHeld(trial, number))
 
     def check(
         self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
@@ -203,7 +195,7 @@ class VirtualEngine:
             )
 
     def scale(self, n_workers: int) -> None:
-        """Let the cluster grow or shrink, if it may."""
+        """Scale the cluster, if it can be scaled."""
         if self._max_workers is None:
             return
         n_workers = max(1, min(n_workers, self._max_workers))
@@ -249,7 +241,7 @@ class VirtualEngine:
         raise SearchError(f"after {self.now():g} s no trial trains, and the flow does not finish")
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
-        """Give what the next epoch that ends brings, and what was before; waiting takes no time."""
+        """Yield what happens until an epoch ends; waiting takes no time."""
         until_s = self.now() + timeout_s
         self._is_news = bool(self._heard)
         self._release()
@@ -346,7 +338,7 @@ class VirtualEngine:
             self._complete[epoch] = None
 
     def _release(self) -> None:
-        """Let the runner hear of the epochs whose turn it is."""
+        """Report the epochs whose turn it is."""
         if not self._order:
             for done in list(self._complete):
                 self._report(*done)

@@ -29,7 +29,7 @@ from distributed import Client
 
 from dagsel.codec import Json
 from dagsel.dispatch.dispatcher import DispatchConfig
-from dagsel.dispatch.events import TrialRests
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import DaskEngine
@@ -72,7 +72,7 @@ class Bench:
     def go_on(self, trial: int, gang: int = 1) -> None:
         self.number += 1
         at = time.time()
-        self.engine.allow(trial, gang, None, self.number)
+        self.engine.tell(TrialAllowed(trial, gang, None, self.number))
         if trial not in self.begun:
             chain = Chain(trial, range(1, 2), 1, evaluate=False)
             self.engine.submit(Round(trial, (chain,)), {trial: {}})
@@ -87,7 +87,7 @@ class Bench:
         """Give what was told of its last piece, and how long it took to rest."""
         self.number += 1
         at = time.time()
-        self.engine.hold(trial, self.number)
+        self.engine.tell(TrialHeld(trial, self.number))
         piece: PieceRecord | None = None
         while True:
             for message in self.engine.messages(timeout_s=60):

@@ -15,7 +15,7 @@ import dask
 from distributed import Client, LocalCluster
 
 from dagsel.dispatch.dispatcher import DispatchConfig
-from dagsel.dispatch.events import Drained, FailRun
+from dagsel.dispatch.events import Drained, DrainRequested, FailRun
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import DaskEngine
@@ -135,7 +135,7 @@ def disturb(
                 outcome.n_kills += 1
                 os.kill(pid, signal.SIGKILL)
         case "drain" if len(workers) > 1:
-            engine.drain(victim)
+            engine.tell(DrainRequested(victim))
         case "add":
             cluster.scale(4)
 

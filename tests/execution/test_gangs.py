@@ -19,7 +19,7 @@ import torch
 from distributed import Client
 
 import dagsel
-from dagsel.dispatch.events import FailRun, WorkerRemoved
+from dagsel.dispatch.events import FailRun, TrialAllowed, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.errors import SearchError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
@@ -49,7 +49,7 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
     pids = three.run(os.getpid)
     n_done, n_killed, n_restarts = 0, 0, 0
     with engine_for(three, digits, workload, run_dir) as engine:
-        engine.allow(0, 2, None, 1)
+        engine.tell(TrialAllowed(0, 2, None, 1))
         chain = Chain(0, range(1, n_epochs + 1), N_SHARDS, evaluate=False)
         engine.submit(Round(1, (chain,)), {0: {}})
         while n_done < N_GANGS:
@@ -96,7 +96,7 @@ def test_notice_to_a_member_costs_no_more_than_a_batch(
 ) -> None:
     workload = LeavesOnce(seconds=2.0, n_batches=40)
     with engine_for(three, digits, workload, run_dir, dispatch={"max_strikes": 1}) as engine:
-        engine.allow(0, 2, None, 1)
+        engine.tell(TrialAllowed(0, 2, None, 1))
         engine.submit(
             Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)),
             {0: {"told": str(tmp_path / "told")}},
@@ -134,7 +134,7 @@ def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
     with client_of(2) as two:
         config |= {"pids": [*two.run(os.getpid).values()]}
         with engine_for(two, digits, LosesTheOther(), run_dir, spec=patience) as engine:
-            engine.allow(0, 2, None, 1)
+            engine.tell(TrialAllowed(0, 2, None, 1))
             engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: config})
             listen(engine, until=lambda heard: of(WorkerRemoved, heard))
             Path(config["go"]).touch()

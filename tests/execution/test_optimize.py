@@ -24,6 +24,7 @@ from distributed import Client, LocalCluster, Scheduler
 
 import dagsel
 from dagsel import errors
+from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.run_spec import CHANNEL
@@ -457,7 +458,7 @@ def test_a_cluster_of_ours_listens_on_loopback_only(
         opened = _listening(*_family()) - before
         port = urlsplit(cluster.scheduler_address).port
         with engine_for(client, digits, Watched(), run_dir) as engine:
-            engine.allow(0, 2, None, 1)
+            engine.tell(TrialAllowed(0, 2, None, 1))
             engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
             listen(engine, until=lambda heard: len(done(heard)) == 4)
     leads, follows = (

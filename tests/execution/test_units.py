@@ -24,7 +24,14 @@ from helpers import done, engine_for, final_state, listen, of
 
 import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
-from dagsel.dispatch.events import RestartWorker, ShardLoaded, TrialRests, WorkerRemoved
+from dagsel.dispatch.events import (
+    RestartWorker,
+    ShardLoaded,
+    TrialAllowed,
+    TrialHeld,
+    TrialRests,
+    WorkerRemoved,
+)
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import DaskEngine
@@ -36,6 +43,7 @@ from dagsel.messages import (
     Note,
     PieceRecord,
     Place,
+    PreemptTrial,
     TrialReport,
     WorkerJoined,
     WorkerLost,
@@ -78,7 +86,7 @@ def train_all(
         while len(done(heard)) < 24:
             heard += listen(engine, until=bool)
             if nudge:
-                engine.preempt(len(heard) % 3)
+                engine.tell(PreemptTrial(len(heard) % 3))
         return {trial: final_state(engine, trial, 2, 4) for trial in configs}
 
 
@@ -171,15 +179,15 @@ def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
     with engine_for(client, digits, workload, run_dir) as engine:
         engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
         listen(engine, until=done)
-        engine.hold(0, 1)
+        engine.tell(TrialHeld(0, 1))
         listen(engine, until=lambda heard: of(TrialRests, heard))
         engine.check(0, 1, Place(1, 0), {0: {}})
         while not client.run_on_scheduler(checks):
             pass
         if goes_on:
-            engine.allow(0, 1, None, 2)
+            engine.tell(TrialAllowed(0, 1, None, 2))
         else:
-            engine.hold(0, 2)
+            engine.tell(TrialHeld(0, 2))
         while client.run_on_scheduler(checks):
             pass
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dagsel.dispatch.events import TrialRests, WorkerRemoved
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import plugin_name
@@ -58,7 +58,7 @@ class Pauses:
     def pause(self, trial: int) -> PieceRecord:
         """Give the message of the piece that it has trained."""
         self.number += 1
-        self.engine.hold(trial, self.number)
+        self.engine.tell(TrialHeld(trial, self.number))
         rests = TrialRests(trial, self.number)
         heard = listen(self.engine, until=lambda heard: rests in heard)
         cuts = [piece for piece in of(PieceRecord, heard) if piece.unit.trial == trial]
@@ -69,7 +69,7 @@ class Pauses:
 
     def go_on(self, trial: int) -> None:
         self.number += 1
-        self.engine.allow(trial, 1, None, self.number)
+        self.engine.tell(TrialAllowed(trial, 1, None, self.number))
         self.await_bound(trial)
 
     def await_bound(self, trial: int) -> None:
