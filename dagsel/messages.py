@@ -87,7 +87,7 @@ class PieceRecord(UnitWork):
     """What was trained of a unit until it was stopped."""
 
 
-class Place(NamedTuple):
+class StatePlace(NamedTuple):
     """Where a state is in the store: after a unit, or in the middle of it."""
 
     epoch: int
@@ -351,7 +351,7 @@ class Turn:
     context: Context | None = None  # what the flow was told at its start
     # Of `Asked`: the parameters that were drawn, by trial.
     params: Mapping[int, Mapping[str, Any]] | None = None
-    place: Place | None = None  # of `Paused`: where the trial's state is; None if it has none
+    place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from dagsel.codec import Json
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
-from dagsel.messages import Message, Place
+from dagsel.messages import Message, StatePlace
 from dagsel.planning.budget import Bill
 
 
@@ -59,7 +59,7 @@ class Engine(Protocol):
         ...
 
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a stored state of a trial; a `UnitRecord` answers for each validation shard."""
         ...

@@ -49,8 +49,8 @@ from dagsel.messages import (
     LimitTime,
     Message,
     Note,
-    Place,
     Shrink,
+    StatePlace,
     WorkerDrains,
     WorkerJoined,
     WorkerRefused,
@@ -334,7 +334,7 @@ class DaskEngine:
         self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a stored state of a trial."""
         self.tell(CheckAdded(trial, number))

@@ -15,7 +15,7 @@ from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 from dagsel.dispatch.units import Chain, Kind, Round, Unit
 from dagsel.execution.run_spec import RESOURCE, StoredResult
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
-from dagsel.messages import Place
+from dagsel.messages import StatePlace
 
 Key: TypeAlias = tuple[str, int, int, int]
 
@@ -78,7 +78,7 @@ def round_graph(
 
 
 def check_graph(
-    run: str, units: Sequence[Unit], place: Place, config: Mapping[str, Any]
+    run: str, units: Sequence[Unit], place: StatePlace, config: Mapping[str, Any]
 ) -> tuple[HighLevelGraph, list[Key]]:
     """Compile a check: units that score a stored state.
 

@@ -45,9 +45,9 @@ from dagsel.messages import (
     Note,
     PartFound,
     PieceRecord,
-    Place,
     RoundSent,
     SessionBegun,
+    StatePlace,
     StatesFound,
     Turn,
     UnitRecord,
@@ -265,7 +265,7 @@ class Record:
         if state == "failed" or trial.value is None:
             return
         check = trial.check
-        place = Place(len(trial.epochs), self.n_shards - 1) if check is None else check.place
+        place = StatePlace(len(trial.epochs), self.n_shards - 1) if check is None else check.place
         copied = 0 if check is None or trial.is_scored else len(trial.checks)
         told = (trial.value, state == "complete", place.is_partial, copied)
         best = Best(number, place.epoch, place.position, *told)

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from dagsel.flow import Losses, Pause, Paused, Train
 from dagsel.history.tally import EpochTally
-from dagsel.messages import PieceRecord, Place, StoredState, UnitWork
+from dagsel.messages import PieceRecord, StatePlace, StoredState, UnitWork
 
 TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
@@ -47,7 +47,7 @@ class Check:
     """What a trial was worth where it was paused."""
 
     epochs: float  # how far it had trained
-    place: Place  # where its state is
+    place: StatePlace  # where its state is
     # As of an epoch.
     value: float
     metrics: Mapping[str, float]
@@ -113,15 +113,15 @@ class TrialRecord:
         done = self._n_trained
         return done + (self._n_units(done + 1) + self.share) / n_shards
 
-    def place(self, n_shards: int) -> Place | None:
+    def place(self, n_shards: int) -> StatePlace | None:
         """Where its newest state is in the store; None before there is one."""
         done = self._n_trained
         n_units = self._n_units(done + 1)
         if self.share:
-            return Place(done + 1, n_units, is_partial=True)
+            return StatePlace(done + 1, n_units, is_partial=True)
         if n_units:
-            return Place(done + 1, n_units - 1)
-        return Place(done, n_shards - 1) if done else None
+            return StatePlace(done + 1, n_units - 1)
+        return StatePlace(done, n_shards - 1) if done else None
 
     def _n_units(self, epoch: int) -> int:
         return len(self.tallies[epoch].trained) if epoch in self.tallies else 0
@@ -152,7 +152,7 @@ class TrialRecord:
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
-    def rest(self, event: Paused, place: Place | None) -> None:
+    def rest(self, event: Paused, place: StatePlace | None) -> None:
         """Take in that it rests: what the flow was told of it, and where its state is."""
         self.is_held, self.pausing = True, None
         if event.value is not None and place is not None:

@@ -30,7 +30,7 @@ from dagsel.dispatch.events import (
 from dagsel.dispatch.units import Round, Unit
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
-from dagsel.messages import Message, PieceRecord, Place, TrialReport, UnitRecord
+from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
 from dagsel.planning.budget import Bill
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
@@ -182,7 +182,7 @@ class VirtualEngine:
         self._model.at(self.now(), HorizonSet(at))
 
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a trial where it rests."""
         if self._curves.evaluation_share:

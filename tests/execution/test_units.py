@@ -42,8 +42,8 @@ from dagsel.messages import (
     Message,
     Note,
     PieceRecord,
-    Place,
     PreemptTrial,
+    StatePlace,
     TrialReport,
     WorkerJoined,
     WorkerLost,
@@ -181,7 +181,7 @@ def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
         listen(engine, until=done)
         engine.tell(TrialHeld(0, 1))
         listen(engine, until=lambda heard: of(TrialRests, heard))
-        engine.check(0, 1, Place(1, 0), {0: {}})
+        engine.check(0, 1, StatePlace(1, 0), {0: {}})
         while not client.run_on_scheduler(checks):
             pass
         if goes_on:

@@ -41,9 +41,9 @@ from dagsel.messages import (
     Note,
     PartFound,
     PieceRecord,
-    Place,
     RoundSent,
     SessionBegun,
+    StatePlace,
     StatesFound,
     StoredState,
     Turn,
@@ -204,7 +204,7 @@ def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_n
 
 def paused(trial: int, epochs: float, value: float | None, *decisions: Decision) -> Turn:
     event = Paused(trial, epochs, 3.0, 1.0, value=value, metrics={} if value is None else {"f1": 1})
-    return turn(event, *decisions, place=Place(int(epochs) + 1, 0, True))
+    return turn(event, *decisions, place=StatePlace(int(epochs) + 1, 0, True))
 
 
 @pytest.mark.parametrize("again", [(), (Pause(0, evaluate=True),)])
@@ -234,7 +234,7 @@ def test_what_the_store_holds_of_a_unit_is_trained() -> None:
     stored = StatesFound(0, (StoredState(1, 1, 0, (1, 0), 4, 0.5),))
     record = fold(*begun, stored, PartFound(0, 0.25))
     assert record.trials[0].progress(N_SHARDS) == 1.125
-    assert record.trials[0].place(N_SHARDS) == Place(2, 0, is_partial=True)
+    assert record.trials[0].place(N_SHARDS) == StatePlace(2, 0, is_partial=True)
 
 
 def test_a_clone_goes_on_from_the_sources_configuration() -> None:
