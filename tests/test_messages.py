@@ -60,9 +60,15 @@ units = st.builds(Unit, st.sampled_from(["train", "evaluate", "check"]), *[natur
 st.register_type_strategy(int, naturals)
 st.register_type_strategy(float, st.floats())
 st.register_type_strategy(Unit, units)
-st.register_type_strategy(
-    Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=2)
-)
+
+
+def mappings(kind: Any) -> st.SearchStrategy[Any]:
+    key, value = get_args(kind)
+    made = plain if value is Any else st.from_type(value)
+    return st.dictionaries(st.from_type(key), made, max_size=2)
+
+
+st.register_type_strategy(Mapping, mappings)
 st.register_type_strategy(Round, st.builds(Round, naturals, chains.map(lambda chain: (chain,))))
 st.register_type_strategy(Clone, st.builds(Clone, naturals, naturals, configs))
 
