@@ -1,25 +1,41 @@
 """Frozen values to JSON and back, led by their type annotations.
 
-Nothing is looked up by a name that stands in the JSON: the reader says which type it expects, so a
-file from a stranger can name no class and run no code.
+Nothing is looked up by a name that stands in the JSON: the reader says which type it expects, or
+which few (`Tagged`), so a file from a stranger can name no class and run no code.
 """
 
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache, partial
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 Json: TypeAlias = Any
+Reader: TypeAlias = Callable[[Json], Any]
+T = TypeVar("T")
+
+_PLAIN = frozenset({type(None), bool, int, float, str})
 
 
 def to_json(value: Any) -> Json:
     """Turn dataclasses, sets, tuples and mappings into what `json.dumps` takes.
 
     A mapping becomes a list of pairs unless its keys are strings; a set is sorted, so that equal
-    values give equal text.
+    values give equal text; a range becomes its start, stop and step.
 
     Raises
     ------
@@ -31,9 +47,13 @@ def to_json(value: Any) -> Json:
     >>> to_json({3: (1, 2), 1: {"b", "a"}})
     [[3, [1, 2]], [1, ['a', 'b']]]
     """
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, list | tuple):  # before the slower look at what else it may be
+        return [to_json(item) for item in value]
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a scalar of NumPy or torch
         return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    if isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
@@ -44,6 +64,8 @@ def to_json(value: Any) -> Json:
             return [[to_json(key), to_json(item)] for key, item in value.items()]
         case Set():
             return [to_json(item) for item in sorted(value)]
+        case range():
+            return [value.start, value.stop, value.step]
         case Sequence() if not isinstance(value, bytes | bytearray):
             return [to_json(item) for item in value]
     raise TypeError(f"{value!r} has no form in JSON")
@@ -55,9 +77,10 @@ def from_json(kind: Any, value: Json) -> Any:
     Parameters
     ----------
     kind
-        A dataclass, a builtin, or a generic of these such as ``dict[int, set[str]]``.
+        A dataclass, a named tuple, a builtin, or a generic of these such as
+        ``dict[int, set[str]]``.
     value
-        What `to_json` gave.
+        What `to_json` returned.
 
     Raises
     ------
@@ -73,85 +96,224 @@ def from_json(kind: Any, value: Json) -> Any:
     ...
     ValueError: expected int, got 'one'
     """
+    return _reader(kind)(value)
+
+
+class Tagged(Generic[T]):
+    """A union of dataclasses: in JSON each is an object whose ``is`` names its class.
+
+    A field that holds such a union is annotated with it: ``Annotated[Event, EVENTS]``. A field
+    whose name is a word of Python has an underscore behind it, which its key has not.
+
+    Parameters
+    ----------
+    kinds
+        Classes that go by their own names.
+    brief
+        Whether to leave out fields that are None or as they are by default.
+    named
+        Classes by other names.
+
+    Examples
+    --------
+    >>> from dagsel.dispatch.events import DropShard, LoadShard
+    >>> orders = Tagged(LoadShard, drop=DropShard)
+    >>> orders.encode(DropShard("w0", shard=3))
+    {'is': 'drop', 'worker': 'w0', 'shard': 3}
+    >>> orders.decode({"is": "LoadShard", "worker": "w0", "shard": 3})
+    LoadShard(worker='w0', shard=3)
+    """
+
+    def __init__(self, *kinds: type[Any], brief: bool = False, **named: type[Any]) -> None:
+        self._kinds = {kind.__name__: kind for kind in kinds} | named
+        self._names = {kind: name for name, kind in self._kinds.items()}
+        self._brief = brief
+
+    @property
+    def kinds(self) -> tuple[type[Any], ...]:
+        """Its classes."""
+        return tuple(self._names)
+
+    def encode(self, value: T) -> dict[str, Json]:
+        """Turn a value into JSON that says what it is."""
+        kind: Any = type(value)
+        json = {"is": self._names[kind]}
+        for part in _parts(kind):
+            item = getattr(value, part.name)
+            if not (self._brief and (item is None or item == part.default)):
+                json[part.key] = part.write(item)
+        return json
+
+    def decode(self, value: Json) -> T:
+        """Read what `encode` returned.
+
+        Raises
+        ------
+        ValueError
+            If it is none of the union.
+        """
+        rest = dict(value) if isinstance(value, dict) else {}
+        name = rest.pop("is", None)
+        if not isinstance(name, str) or name not in self._kinds:
+            raise ValueError(f"{name!r} is none of {', '.join(self._kinds)}")
+        kind: Any = self._kinds[name]
+        if self._brief:
+            rest = {part.key: None for part in _parts(kind) if part.default is MISSING} | rest
+        decoded: T = _dataclass(kind, rest)
+        return decoded
+
+
+class _Part(NamedTuple):
+    """A field of a dataclass, and how it is written and read."""
+
+    name: str
+    key: str
+    is_argument: bool
+    default: Any
+    write: Callable[[Any], Json]
+    read: Reader
+
+
+@cache
+def _parts(kind: Any) -> tuple[_Part, ...]:
+    hints = get_type_hints(kind, include_extras=True)
+    return tuple(
+        _Part(f.name, f.name.rstrip("_"), f.init, _default(f), _writer(hint), _reader(hint))
+        for f in fields(kind)
+        for hint in [hints[f.name]]
+    )
+
+
+@cache
+def _parts_by_key(kind: Any) -> dict[str, _Part]:
+    return {part.key: part for part in _parts(kind)}
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def _writer(kind: Any) -> Callable[[Any], Json]:
+    """Return what writes a type: it looks for unions that are to be tagged."""
+    if get_origin(kind) is Annotated:
+        encode: Callable[[Any], Json] = get_args(kind)[1].encode
+        return encode
+    inner = [write for arg in get_args(kind) if (write := _writer(arg)) is not to_json]
+    if not inner:
+        return to_json
+    (write,) = inner
+    if get_origin(kind) is tuple:
+        return lambda items: [write(item) for item in items]
+    return lambda item: None if item is None else write(item)
+
+
+def _reader(kind: Any) -> Reader:
+    """Return what reads a type."""
     if kind is Any:
-        return value
+        return lambda value: value
     origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        decode: Reader = args[1].decode
+        return decode
     if origin in (Union, types.UnionType):
-        return _first(args, value)
+        return partial(_first, kind, [_reader(arg) for arg in args])
     if origin is Literal:
-        known = any(type(value) is type(arg) and value == arg for arg in args)  # True is not 1
-        return _expect(known, kind, value)
+        return partial(_literal, kind, args)
     if is_dataclass(kind):
-        return _dataclass(kind, value)
-    if kind is None or kind is type(None):
-        return _expect(value is None, "None", value)
+        return partial(_dataclass, kind)  # its fields are looked up late: it may hold itself
     if kind is float:
-        _expect(isinstance(value, int | float) and not isinstance(value, bool), "float", value)
-        try:
-            return float(value)
-        except OverflowError as error:
-            raise ValueError(f"expected float, got {value!r}") from error
+        return _float
+    if kind is None or kind is type(None):
+        return lambda value: _expect(value is None, "None", value)
     if kind is int:
-        return _expect(isinstance(value, int) and not isinstance(value, bool), "int", value)
+        return lambda value: _expect(type(value) is int, "int", value)
+    if kind is range:
+        return lambda value: range(*_tuple(value, [int, int, int]))
+    if origin is None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        hints = get_type_hints(kind)
+        read = [_reader(hints[name]) for name in kind._fields]
+        return lambda value: kind(*_tuple(value, read))
     if origin is None:
-        return _expect(isinstance(value, kind), kind.__name__, value)
-    return _container(origin, args, value)
+        return lambda value: _expect(isinstance(value, kind), kind.__name__, value)
+    return _container(origin, args)
 
 
-def _container(origin: Any, args: tuple[Any, ...], value: Json) -> Any:
+def _container(origin: Any, args: tuple[Any, ...]) -> Reader:
+    readers = [_reader(arg) for arg in args if arg is not ...]
     if issubclass(origin, Mapping):
-        pairs = value.items() if isinstance(value, dict) else map(_pair, _list(value))
-        return {from_json(args[0], key): from_json(args[1], item) for key, item in pairs}
-    items = _list(value)
+        return partial(_mapping, *readers)
     if origin is tuple and args[-1:] != (...,):
-        _expect(len(items) == len(args), f"{len(args)} items", value)
-        return tuple(from_json(kind, item) for kind, item in zip(args, items, strict=True))
-    read = (from_json(args[0], item) for item in items)
-    if issubclass(origin, Set):
-        return frozenset(read) if origin is frozenset else set(read)
-    return tuple(read) if origin is tuple else list(read)
+        return lambda value: _tuple(value, readers)
+    made = origin if origin in (tuple, frozenset) else set if issubclass(origin, Set) else list
+    (read,) = readers
+    return lambda value: made(map(read, _list(value)))
+
+
+def _mapping(read_key: Reader, read: Reader, value: Json) -> dict[Any, Any]:
+    pairs = value.items() if isinstance(value, dict) else map(_pair, _list(value))
+    return {read_key(key): read(item) for key, item in pairs}
+
+
+def _tuple(value: Json, readers: Sequence[Reader]) -> tuple[Any, ...]:
+    items = _list(value)
+    if len(items) != len(readers):
+        raise ValueError(f"expected {len(readers)} items, got {value!r}")
+    return tuple([read(item) for read, item in zip(readers, items, strict=True)])
 
 
 def _dataclass(kind: Any, value: Json) -> Any:
     _expect(isinstance(value, dict), kind.__name__, value)
-    hints = _hints(kind)
-    unknown = value.keys() - hints.keys()
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
-    made = {f.name: f.init for f in fields(kind)}
-    read = {name: from_json(hints[name], item) for name, item in value.items()}
+    parts = _parts_by_key(kind)
+    if not value.keys() <= parts.keys():
+        raise ValueError(f"{kind.__name__} has no {', '.join(sorted(value.keys() - parts.keys()))}")
+    given: dict[str, Any] = {}
+    later: dict[str, Any] = {}
+    for key, item in value.items():
+        part = parts[key]
+        (given if part.is_argument else later)[part.name] = part.read(item)
     try:
-        result = kind(**{name: item for name, item in read.items() if made[name]})
+        result = kind(**given)
     except TypeError as error:
         raise ValueError(f"{kind.__name__}: {error}") from error
-    for name, item in read.items():
-        if not made[name]:
-            object.__setattr__(result, name, item)
+    for name, item in later.items():
+        object.__setattr__(result, name, item)
     return result
 
 
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
-
-
-def _first(kinds: tuple[Any, ...], value: Json) -> Any:
-    for kind in kinds:
+def _first(kind: Any, readers: Sequence[Reader], value: Json) -> Any:
+    for read in readers:
         try:
-            return from_json(kind, value)
+            return read(value)
         except ValueError:
             continue
-    return _expect(False, " or ".join(str(kind) for kind in kinds), value)
+    return _expect(False, kind, value)
+
+
+def _literal(kind: Any, args: tuple[Any, ...], value: Json) -> Json:
+    for arg in args:
+        if value == arg and type(value) is type(arg):  # True is not 1
+            return value
+    return _expect(False, kind, value)
+
+
+def _float(value: Json) -> float:
+    if type(value) is float:
+        return value
+    _expect(type(value) is int, "float", value)
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"expected float, got {value!r}") from error
 
 
 def _list(value: Json) -> list[Any]:
-    _expect(isinstance(value, list), "a list", value)
-    return list(value)
+    _expect(isinstance(value, list | tuple), "a list", value)  # msgpack makes tuples of lists
+    items: list[Any] = value
+    return items
 
 
 def _pair(value: Json) -> list[Any]:
-    _expect(isinstance(value, list) and len(value) == 2, "a pair", value)
+    _expect(isinstance(value, list | tuple) and len(value) == 2, "a pair", value)
     return list(value)
 
 

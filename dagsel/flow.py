@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
-from dagsel.codec import Json, from_json, to_json
+from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget, read_budget, to_seconds
@@ -378,8 +378,8 @@ class DeadlineReached:
 Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Finish
 Event: TypeAlias = Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached
 
-_DECISIONS = {kind.__name__: kind for kind in get_args(Decision)}
-_EVENTS = {kind.__name__: kind for kind in get_args(Event)}
+DECISIONS: Tagged[Decision] = Tagged(*get_args(Decision))
+EVENTS: Tagged[Event] = Tagged(*get_args(Event))
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,43 +508,6 @@ def limits_of(
     if budget is not None:
         return deadline_s, read_budget(budget, price)
     return deadline_s, None if own is None else replace(own, price_per_worker_hour=price)
-
-
-def encode(value: Decision | Event) -> Json:
-    """Turn a decision or an event into JSON that says what it is.
-
-    Examples
-    --------
-    >>> encode(Stop(3, "rung 2"))
-    {'is': 'Stop', 'trial': 3, 'reason': 'rung 2', 'outcome': 'pruned'}
-    """
-    return {"is": type(value).__name__, **to_json(value)}
-
-
-def decode_decision(value: Json) -> Decision:
-    """Read what `encode` made of a decision.
-
-    Examples
-    --------
-    >>> decode_decision({"is": "Train", "trial": 3, "epochs": 2})
-    Train(trial=3, epochs=2)
-    """
-    decision: Decision = _decode(_DECISIONS, value)
-    return decision
-
-
-def decode_event(value: Json) -> Event:
-    """Read what `encode` made of an event."""
-    event: Event = _decode(_EVENTS, value)
-    return event
-
-
-def _decode(kinds: Mapping[str, type], value: Json) -> Any:
-    rest = dict(value) if isinstance(value, dict) else {}
-    name = rest.pop("is", None)
-    if not isinstance(name, str) or name not in kinds:
-        raise ValueError(f"{name!r} is none of {', '.join(kinds)}")
-    return from_json(kinds[name], rest)
 
 
 def save_state(flow: Flow) -> Json:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Asked, Flow, Traits, check_flow, encode, limits_of
+from dagsel.flow import Asked, Flow, Traits, check_flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
-from dagsel.history.script import Script, read_turns
+from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
+from dagsel.messages import ENTRIES, SessionBegun, Turn, read_entries
 from dagsel.planning.small_population import Policy
 from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
@@ -243,7 +244,7 @@ def resume(
     workload, space, data = _parts(settings, workload, space, data)
     flow = settings.make_flow(flow)
     with folder.lock(about["run"]) as lock:
-        entries = folder.journal.read()
+        entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
         record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
         catch_up(flow, entries, folder.url)
         study = study or open_study(settings.study, settings.direction, settings.home)
@@ -260,7 +261,7 @@ def resume(
         driver.validate(workload.metrics, grid=False, check=workload.validate)
         _adopt(driver, record)
         if count_downtime and entries:
-            began = next(entry["at"] for entry in entries if entry["is"] == "session")
+            began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))
             record.seconds = max(record.seconds, time.time() - began)
         session = Session(settings, folder, driver, flow, workload, data, record)
         if record.finished:
@@ -317,9 +318,9 @@ def replay(
     about = source.about()
     settings = Settings.from_json(about, source.url)
     workload, space, data = _parts(settings, workload, space, data)
-    entries = source.journal.read()
+    entries = read_entries(source.journal.read(), source.url, settings.dagsel)
     then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
-    script = Script(read_turns(entries))
+    script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     # The script ends when the recorded run did, however long that takes here.
     settings = replace(
         settings,
@@ -334,18 +335,13 @@ def replay(
     driver = _driver(study, space, settings.metric, settings.seed, (), run, None, 0)
     record = Record(run, settings.n_shards, settings.direction)
     trials = tuple(then.trials)
-    drawn = {
-        "is": "turn",
-        "seconds": 0.0,
-        "event": encode(Asked(trials)),
-        "params": [[trial, dict(then.trials[trial].params)] for trial in trials],
-        "decisions": [],
-    }
+    params = {trial: dict(then.trials[trial].params) for trial in trials}
+    drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     record.add(drawn)
     _adopt(driver, record)
     folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
     folder.claim(run, settings.to_json())
-    folder.journal.append([drawn])
+    folder.journal.append([ENTRIES.encode(drawn)])
     session = Session(settings, folder, driver, script, workload, data, record, then.visits())
     with folder.lock(run) as lock:
         repeated = session.run(client, cluster, worker_timeout, lock)

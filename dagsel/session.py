@@ -20,9 +20,9 @@ from dagsel.execution.cluster import connect, why_no_room
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver, elastic_for
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import RunSpec
+from dagsel.execution.run_spec import RunSpec
 from dagsel.flow import Flow
-from dagsel.history.record import Entry, Record
+from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
@@ -49,11 +49,11 @@ class LockedJournal:
     journal: Journal
     lock: RunLock
 
-    def append(self, records: Sequence[Entry]) -> None:
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep entries, all or none; waits while the disk is full."""
         retry_while_full(lambda: self._append(records), f"{self.journal!r}")
 
-    def _append(self, records: Sequence[Entry]) -> None:
+    def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         self.lock.check()
         self.journal.append(records)
 
@@ -150,7 +150,9 @@ class Session:
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
-                crews=self._crews(driver, why_no_room(here, self.data, share=spec.shard_share)),
+                idle_workers=self._crews(
+                    driver, why_no_room(here, self.data, share=spec.shard_share)
+                ),
                 deadline_s=settings.deadline_s,
                 budget_s=settings.budget_s,
                 observe=progress.update,

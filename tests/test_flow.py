@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.flow import (
+    DECISIONS,
+    EVENTS,
     Ask,
     Asked,
     Clone,
@@ -27,9 +29,6 @@ from dagsel.flow import (
     Train,
     TrialFailed,
     WorkersChanged,
-    decode_decision,
-    decode_event,
-    encode,
     load_state,
     save_state,
 )
@@ -82,23 +81,23 @@ def same(first: Any, second: Any) -> bool:
 
 @given(decisions)
 def test_a_decision_comes_back(decision: Decision) -> None:
-    assert same(decode_decision(json.loads(json.dumps(encode(decision)))), decision)
+    assert same(DECISIONS.decode(json.loads(json.dumps(DECISIONS.encode(decision)))), decision)
 
 
 @given(events)
 def test_an_event_comes_back(event: Event) -> None:
-    assert same(decode_event(json.loads(json.dumps(encode(event)))), event)
+    assert same(EVENTS.decode(json.loads(json.dumps(EVENTS.encode(event)))), event)
 
 
 @given(decisions, events)
 def test_a_decision_is_no_event(decision: Decision, event: Event) -> None:
     with pytest.raises(ValueError, match="is none of"):
-        decode_event(encode(decision))
+        EVENTS.decode(DECISIONS.encode(decision))
     with pytest.raises(ValueError, match="is none of"):
-        decode_decision(encode(event))
+        DECISIONS.decode(EVENTS.encode(event))
 
 
-@pytest.mark.parametrize("decode", [decode_decision, decode_event])
+@pytest.mark.parametrize("decode", [DECISIONS.decode, EVENTS.decode])
 @pytest.mark.parametrize(
     "bad",
     [

@@ -11,21 +11,12 @@ from dagsel.history.record import Record
 
 @dataclass(slots=True)
 class RunClock:
-    """Time and cost of a run, and their limits.
+    """Time and cost of a run, and their limits."""
 
-    Parameters
-    ----------
-    engine
-        Whose clock and bill count in this session.
-    deadline_s
-        When to end, in seconds since the run began; None for no limit.
-    budget_s
-        What the workers may cost, in worker-seconds; None for no limit.
-    """
-
-    engine: Engine
+    engine: Engine  # whose clock and bill count in this session
+    # When to end, in seconds since the run began; None for no limit.
     deadline_s: float | None = None
-    budget_s: float | None = None
+    budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     _began: float = 0.0  # what the clock would have shown at the run's beginning
     _cost_before: float = 0.0  # worker-seconds of earlier sessions
     _told: float = inf  # the end that the engine was told, by its clock

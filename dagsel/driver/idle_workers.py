@@ -24,56 +24,33 @@ from dagsel.planning.small_population import (
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is to change.
+    """What is to change."""
 
-    Parameters
-    ----------
-    note
-        What to say of it.
-    trials
-        Trials that go on with another number of workers at once.
-    n_workers
-        Workers that are wanted; None leaves them as they are.
-    """
-
-    note: str = ""
-    trials: tuple[int, ...] = ()
-    n_workers: int | None = None
+    note: str = ""  # what to say of it
+    trials: tuple[int, ...] = ()  # trials that go on with another number of workers at once
+    n_workers: int | None = None  # workers that are wanted; None leaves them as they are
 
 
 @dataclass(slots=True)
 class IdleWorkers:
     """How few trials are trained on many workers, as `dagsel.planning.small_population` decides.
 
-    A search procedure that gives trials gangs itself, or wants a number of workers, is left alone.
-    A trial that trains for a stated time keeps its number of workers until that is over. Nothing
-    changes for a moment's sake: gangs have another size where the time won is above what stopping
-    the trials costs, or where not all trials have room; workers go once they have idled for as long
-    as it takes to get them back.
-
-    Parameters
-    ----------
-    policy
-        What the user wants.
-    profiled
-        e(g) of a trial as it was measured before; None if it was not. What the trial itself has
-        shown counts more, from two units on each of two numbers of workers on.
-    check
-        Raises an error if so many workers cannot train a configuration together.
-    costs
-        Whether there is a budget, and the cluster can shrink.
-    why_no_gangs
-        Why no trial can be trained in a gang; empty if some can.
-    why_no_release
-        Why the cluster cannot shrink; empty if it can.
+    A search procedure that sets gangs itself, or a number of workers, is left alone. A trial that
+    trains for a stated time keeps its number of workers until that is over. Gangs change their
+    size only where that saves more time than stopping the trials costs, or where the trials need
+    more workers than there are. Workers are released once they have been idle for as long as it
+    takes to get them back.
     """
 
-    policy: Policy = "hop"
+    policy: Policy = "hop"  # what the user wants
+    # e(g) of a trial as it was measured before; None if it was not. What the trial itself has shown
+    # counts more, from two units on each of two numbers of workers on.
     profiled: Callable[[TrialRecord], Efficiency | None] = lambda trial: None
+    # Raises an error if so many workers cannot train a configuration together.
     check: Callable[[Mapping[str, Any], int], None] = lambda config, size: None
-    costs: bool = False
-    why_no_gangs: str = ""
-    why_no_release: str = ""
+    costs: bool = False  # whether there is a budget, and the cluster can shrink
+    why_no_gangs: str = ""  # why no trial can be trained in a gang; empty if some can
+    why_no_release: str = ""  # why the cluster cannot shrink; empty if it can
     _gang: int = 1
     _members: frozenset[int] = frozenset()  # the trials that train in gangs
     _before: int = 0  # workers before some were let go
@@ -247,7 +224,7 @@ class IdleWorkers:
 
 
 def _least(known: Sequence[Efficiency | None]) -> Efficiency | None:
-    """Give the least e(g) of several trials; None if that of one is not known."""
+    """Return the least e(g) of several trials; None if that of one is not known."""
     efficiencies = [efficiency for efficiency in known if efficiency is not None]
     if len(efficiencies) < len(known):
         return None

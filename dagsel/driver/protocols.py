@@ -7,14 +7,13 @@ On a cluster these are `dagsel.execution.engine.DaskEngine`, `dagsel.storage.Che
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
+from dagsel.codec import Json
+from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
-from dagsel.history.record import Entry
-from dagsel.history.trial import Place
+from dagsel.messages import Message, StatePlace
 from dagsel.planning.budget import Bill
-
-Message: TypeAlias = dict[str, Any]
 
 
 class Engine(Protocol):
@@ -36,11 +35,11 @@ class Engine(Protocol):
         ...
 
     def now(self) -> float:
-        """Seconds, from any moment on, by the clock that the search lives by."""
+        """Seconds since any fixed moment, by the clock of deadline and budget."""
         ...
 
     def wall(self) -> float:
-        """Seconds since the epoch, by the clock that the workers' times are told by."""
+        """Seconds since the epoch, by the clock of the workers' times."""
         ...
 
     def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
@@ -48,48 +47,37 @@ class Engine(Protocol):
         ...
 
     def stop(self, trial: int) -> None:
-        """Withdraw a trial."""
+        """Stop a trial for good."""
         ...
 
     def release(self, trial: int, epoch: int) -> None:
-        """Let an epoch's results go: they have been heard."""
+        """Forget an epoch's results; the driver has them."""
         ...
 
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        ...
-
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Let a trial train on so many workers, for so long; one that rests goes on.
-
-        With the same ``number`` a message ``rests`` says that its time is over.
-        """
-        ...
-
-    def hold(self, trial: int, number: int) -> None:
-        """Let a trial rest from its next batch on; ``rests`` with this number answers."""
+    def tell(self, command: TrialAllowed | TrialHeld | PriorityChanged) -> None:
+        """Change what a trial may do; `TrialRests` with the same number says that it rests."""
         ...
 
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
-        """Score a stored state of a trial; ``done`` answers for each validation shard."""
+        """Score a stored state of a trial; a `UnitRecord` answers for each validation shard."""
         ...
 
     def limit(self, at: float) -> None:
-        """Begin no unit that is expected to end after this moment, by the clock of `now`."""
+        """Begin no unit that is expected to end after this time of `now`."""
         ...
 
     def scale(self, n_workers: int) -> None:
-        """Let the cluster have so many workers, if it can."""
+        """Scale the cluster to so many workers, if that is possible."""
         ...
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
-        """Give what came in, waiting for the first one at most so long."""
+        """Yield what came in; wait at most so long for the first one."""
         ...
 
     def check_alive(self) -> None:
-        """Raise a `ClusterError` if there is nothing to hear from any more."""
+        """Raise a `ClusterError` if no message can come any more."""
         ...
 
 
@@ -99,13 +87,13 @@ class States(Protocol):
     def load_latest(
         self, trial: int, at_most: tuple[int, int] | None = None
     ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
-        """Give the newest readable state of a trial: its place, its bytes, what was said of it."""
+        """Return the newest readable state of a trial: its place, its bytes, its metadata."""
         ...
 
     def load(
         self, trial: int, epoch: int, position: int, *, partial: bool = False
     ) -> tuple[bytes, dict[str, Any]]:
-        """Give a state: its bytes, and what was said of it."""
+        """Return a state: its bytes and its metadata."""
         ...
 
     def save(
@@ -132,6 +120,6 @@ class States(Protocol):
 class EntryLog(Protocol):
     """Where entries are written; `dagsel.storage.EntryLog` is one."""
 
-    def append(self, records: Sequence[Entry]) -> None:
-        """Keep entries, all or none; they outlive this process when it returns."""
+    def append(self, records: Sequence[Mapping[str, Json]]) -> None:
+        """Write entries, all or none; they outlive this process when it returns."""
         ...

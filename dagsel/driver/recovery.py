@@ -1,24 +1,21 @@
-"""The stored states of a run's trials: what there is, what may go, and who goes on from what.
-
-What is left of a trial that is taken up again is decided by `dagsel.driver.recovery`.
-"""
+"""How trials and the flow go on after an interruption, and which states are stored until then."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from dagsel.codec import Json
 from dagsel.dispatch.units import Begun
 from dagsel.driver.protocols import States
 from dagsel.errors import CheckpointError, RunDirError
-from dagsel.flow import Context, Decision, Flow, decode_event, encode, load_state
+from dagsel.flow import DECISIONS, Flow, load_state
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import Entry, FlowState, StoredState, Turn
 from dagsel.storage.disk import retry_while_full
 
 logger = logging.getLogger("dagsel")
@@ -26,20 +23,11 @@ logger = logging.getLogger("dagsel")
 
 @dataclass(slots=True)
 class StoredStates:
-    """The states of a run's trials.
+    """The states of a run's trials."""
 
-    Parameters
-    ----------
-    states
-        Where they are.
-    record
-        What has happened.
-    adapt
-        Turns a state of one configuration into one of another (`Clone`).
-    """
-
-    states: States
-    record: Record
+    states: States  # where they are
+    record: Record  # what has happened
+    # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes]
     _kept: int | None = None  # the best trial, whose states stay though it has ended
     _copied: dict[int, int] = field(default_factory=dict)  # number of the last check, by trial
@@ -48,25 +36,25 @@ class StoredStates:
     # ---- what there is
 
     def end_of(self, trial: TrialRecord) -> tuple[int, int]:
-        """Give epoch and position of the last unit that a trial has reported."""
+        """Return epoch and position of the last unit that a trial has reported."""
         return len(trial.epochs), self.record.n_shards - 1
 
-    def look_up(self, trial: TrialRecord) -> list[dict[str, Json]]:
-        """Look up a trial's newest state, and the ends of its unreported epochs before that."""
+    def look_up(self, trial: TrialRecord) -> list[StoredState]:
+        """Return the ends of a trial's unreported epochs, and its newest state."""
         found = self.states.load_latest(trial.number)
         if found is None:
             return []
         newest, _, meta = found
-        states = [{**meta, "epoch": newest[0], "position": newest[1]}]
+        states = [StoredState.read(newest, meta)]
         for epoch in reversed(range(len(trial.epochs) + 1, newest[0])):
             end = (epoch, self.record.n_shards - 1)
             before = self.states.load_latest(trial.number, end)
             if before is not None and before[0] == end:
-                states.insert(0, {**before[2], "epoch": end[0], "position": end[1]})
+                states.insert(0, StoredState.read(end, before[2]))
         return states
 
     def find_partial(self, plan: Continuation) -> tuple[Continuation, float]:
-        """Let a unit that was stopped in the middle go on there, if its state is in the store.
+        """Continue a unit that was stopped in the middle, if its state is in the store.
 
         Returns
         -------
@@ -76,22 +64,23 @@ class StoredStates:
         first = plan.begun[0] if plan.begun else Begun()
         if not plan.epochs or len(first.visits) == self.record.n_shards:
             return plan, 0.0
-        place = (plan.trial, plan.epochs.start, len(first.visits))
+        place = (plan.epochs.start, len(first.visits))
         try:
-            _, meta = self.states.load(*place, partial=True)
+            _, meta = self.states.load(plan.trial, *place, partial=True)
         except CheckpointError:
             return plan, 0.0
-        if tuple(meta["visits"][:-1]) != first.visits:
+        state = StoredState.read(place, meta)
+        if state.visits[:-1] != first.visits:
             return plan, 0.0
-        begun = (replace(first, partial=meta["shard"]), *plan.begun[1:])
-        return replace(plan, begun=begun), meta.get("share", 0.0)
+        begun = (replace(first, partial=state.shard), *plan.begun[1:])
+        return replace(plan, begun=begun), state.share
 
     def is_news(self, trial: TrialRecord) -> bool:
-        """Whether a trial would go on from another state than when its state was last unreadable.
+        """Whether a trial would continue from another state than when its state was unreadable.
 
-        A state may be what was saved, and still nothing that the workload can read.
+        The store may read a state that the workload cannot read.
         """
-        newest = [(s["epoch"], s["position"], s["digest"]) for s in self.look_up(trial)[-1:]]
+        newest = [(s.epoch, s.position, s.digest) for s in self.look_up(trial)[-1:]]
         is_new = self._mended_from.get(trial.number) != newest
         self._mended_from[trial.number] = newest
         return is_new
@@ -99,7 +88,7 @@ class StoredStates:
     # ---- whose state another trial goes on from
 
     def adopt(self, trial: TrialRecord) -> str:
-        """Give a trial the state of the one that it goes on from.
+        """Store the state of the trial that another one continues from as that one's own.
 
         Returns
         -------
@@ -123,7 +112,7 @@ class StoredStates:
         return ""
 
     def adopt_again(self, trial: TrialRecord) -> str:
-        """Make up for a driver that died between deciding and adopting; as `adopt` otherwise."""
+        """Call `adopt` if the driver before this one was interrupted before it could."""
         if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
             found = self.states.load_latest(trial.number)
             is_old = found is None or found[0] <= self.end_of(trial)
@@ -141,7 +130,7 @@ class StoredStates:
         number, check = len(trial.checks), trial.check
         if check is None or trial.is_scored or self._copied.get(trial.number) == number:
             return
-        epoch, position, is_partial = astuple(check.place)
+        epoch, position, is_partial = check.place
         place = (trial.number, number, epoch, position)
         keep = partial(self.states.keep_check, *place, partial=is_partial)
         try:
@@ -178,26 +167,14 @@ class StoredStates:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Epochs that a trial has to train, and what is done of them.
+    """Epochs that a trial has to train, and what is done of them."""
 
-    Parameters
-    ----------
-    trial
-        Its number.
-    epochs
-        Which; none if nothing is left.
-    begun
-        What is done of the first ones.
-    """
-
-    trial: int
-    epochs: range
-    begun: tuple[Begun, ...] = ()
+    trial: int  # its number
+    epochs: range  # which; none if nothing is left
+    begun: tuple[Begun, ...] = ()  # what is done of the first ones
 
 
-def reconcile(
-    trial: TrialRecord, n_shards: int, newest: Mapping[str, Any] | None
-) -> Continuation | None:
+def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> Continuation | None:
     """Plan what is left of a live trial whose record follows the store (`TrialRecord.follow`).
 
     Parameters
@@ -207,7 +184,7 @@ def reconcile(
     n_shards
         Training shards of the data set.
     newest
-        Epoch, position and visits of its newest readable state; None if there is none.
+        Its newest readable state; None if there is none.
 
     Returns
     -------
@@ -217,7 +194,7 @@ def reconcile(
     Examples
     --------
     >>> trial = TrialRecord(0, {}, {}, n_decided=2)
-    >>> state = {"epoch": 1, "position": 1, "shard": 0, "visits": [2, 0]}
+    >>> state = StoredState(epoch=1, position=1, shard=0, visits=(2, 0))
     >>> trial.follow([state], n_shards=3)
     >>> reconcile(trial, 3, state).begun
     (Begun(visits=(2, 0), scored=frozenset(), partial=None),)
@@ -227,11 +204,11 @@ def reconcile(
     if newest is None:
         if n_reported:
             return None
-    elif (newest["epoch"], newest["position"]) < (n_reported, n_shards - 1):
+    elif (newest.epoch, newest.position) < (n_reported, n_shards - 1):
         # Epochs that were reported are trained once more, and not scored.
-        first, everything = newest["epoch"], frozenset(range(n_shards))
+        first, everything = newest.epoch, frozenset(range(n_shards))
         begun = [Begun((), everything) for _ in range(first, n_reported + 1)]
-        begun[0] = Begun(tuple(newest["visits"]), everything)
+        begun[0] = Begun(newest.visits, everything)
     for epoch in range(n_reported + 1, trial.n_decided + 1):
         if epoch not in trial.tallies:
             break
@@ -239,11 +216,11 @@ def reconcile(
     return Continuation(trial.number, range(first, trial.n_decided + 1), tuple(begun))
 
 
-def catch_up(flow: Flow, entries: Sequence[Mapping[str, Json]], url: str) -> None:
-    """Give a flow the state that it had when the last entry was written.
+def catch_up(flow: Flow, entries: Sequence[Entry], url: str) -> None:
+    """Bring a flow to the state that it had when the last entry was written.
 
-    The last kept state is read, and what happened since is put to the flow once more: it must
-    decide as it did then.
+    The last snapshot of its state is read, and the events since are put to the flow once more: it
+    must decide as it did then. Without a snapshot that fits the flow, all events are put to it.
 
     Parameters
     ----------
@@ -252,31 +229,36 @@ def catch_up(flow: Flow, entries: Sequence[Mapping[str, Json]], url: str) -> Non
     entries
         The run's journal.
     url
-        Where it lies, for the error.
+        Where it is, for the error.
 
     Raises
     ------
     RunDirError
-        If the flow decides otherwise than the journal says it did.
+        If the flow decides otherwise than the journal says.
     """
-    kept = [place for place, entry in enumerate(entries) if entry["is"] == "flow"]
-    if kept:
-        load_state(flow, entries[kept[-1]]["state"])
-    for entry in entries[kept[-1] + 1 if kept else 0 :]:
-        decisions = _decide(flow, entry)
-        if decisions is None:
-            continue
-        decided = [encode(decision) for decision in decisions]
-        if json.dumps(decided) != json.dumps(entry["decisions"]):
+    for entry in entries[_after_snapshot(flow, entries) :]:
+        match entry:
+            case Turn(context=context) if context is not None:
+                decisions = flow.start(context)
+            case Turn(event) if event is not None:
+                decisions = flow.handle(event)
+            case _:
+                continue
+        now, then = (list(map(DECISIONS.encode, d)) for d in (decisions, entry.decisions))
+        if json.dumps(now) != json.dumps(then):
             raise RunDirError(
-                f"{url}: the flow decides {decided} where it decided {entry['decisions']} before; "
-                "resume with the version of the flow that the run began with"
+                f"{url}: the flow decides {now} where it decided {then} before; resume with the "
+                "version of the flow that the run began with"
             )
 
 
-def _decide(flow: Flow, entry: Mapping[str, Json]) -> list[Decision] | None:
-    if "context" in entry:
-        return flow.start(Context(**entry["context"]))
-    if "event" in entry:
-        return flow.handle(decode_event(entry["event"]))
-    return None
+def _after_snapshot(flow: Flow, entries: Sequence[Entry]) -> int:
+    """Load the last snapshot of a flow's state; return where the entries after it begin."""
+    for index, entry in reversed(list(enumerate(entries))):
+        if isinstance(entry, FlowState):
+            try:
+                load_state(flow, entry.state)
+            except ValueError:  # of a version whose flow had another state
+                break
+            return index + 1
+    return 0

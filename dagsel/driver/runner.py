@@ -1,12 +1,11 @@
 """Performs a flow's decisions and tells the flow what came of them.
 
-What happens is first an entry of the journal and then true: in each turn the events that came in
-are put to the flow, events and decisions are written to the journal together, and only then are the
-decisions performed. So a process that dies leaves a journal that says all that was decided, and the
-one that goes on performs again what may not have been performed.
+In each turn the events that came in are put to the flow, events and decisions are written to the
+journal together, and only then are the decisions performed. So after an interruption the journal
+says all that was decided, and the next session performs again what may not have been performed.
 
-What needs no turn to be right is next to it: time and cost in `dagsel.driver.clock`, the terms
-of trials in `dagsel.driver.trial_limits`, their states in `dagsel.driver.recovery`.
+Time and cost are in `dagsel.driver.clock`, the allowances of trials in
+`dagsel.driver.trial_limits`, their states in `dagsel.driver.recovery`.
 """
 
 from __future__ import annotations
@@ -15,16 +14,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from dagsel.codec import Json, to_json
+from dagsel.codec import Json
+from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
-from dagsel.driver.protocols import Engine, EntryLog, Message, States
+from dagsel.driver.protocols import Engine, EntryLog, States
 from dagsel.driver.recovery import Continuation, StoredStates, reconcile
-from dagsel.driver.trial_limits import Happening, TrialLimits
-from dagsel.errors import ClusterError, SearchError
+from dagsel.driver.trial_limits import TrialLimits
+from dagsel.errors import ClusterError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -44,96 +44,80 @@ from dagsel.flow import (
     Train,
     TrialFailed,
     WorkersChanged,
-    encode,
     save_state,
 )
-from dagsel.history.record import Entry, Record
+from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import (
+    ENTRIES,
+    Entry,
+    FlowState,
+    Message,
+    Note,
+    PartFound,
+    PieceRecord,
+    RoundSent,
+    SessionBegun,
+    StatesFound,
+    TrialReport,
+    Turn,
+    UnitRecord,
+    WorkerRefused,
+)
 from dagsel.study import StudyDriver
 
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
 
 Observer: TypeAlias = Callable[[Record], None]
-#: Of a trial and an epoch the order of its visits; None binds them late.
+#: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
 Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
 
 
-def late(trial: int, epoch: int) -> None:
-    """Leave the order of visits to the dispatcher."""
+Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
 @dataclass(slots=True)
 class Runner:
-    """One search on one engine.
+    """One search on one engine."""
 
-    Parameters
-    ----------
-    flow
-        The search procedure. It has begun if the record has a context.
-    study
-        Where trials come from and are told.
-    engine
-        Where units run, entered.
-    states
-        Where states are stored.
-    journal
-        Where what happens is written.
-    record
-        What has happened: empty, or what an earlier session has left.
-    metric
-        Name of the metric that the search is about.
-    seed
-        Seed of the run.
-    check
-        Raises an error if nothing can be trained with a configuration.
-    check_gang
-        Raises an error if so many workers cannot train a configuration together.
-    adapt
-        Turns a state of one configuration into one of another (`Clone`).
-    orders
-        Fixes the orders of visits.
-    crews
-        How few trials are trained on many workers.
-    deadline_s
-        When to end, in seconds since the run began; None for no limit.
-    budget_s
-        What the workers may cost, in worker-seconds; None for no limit.
-    observe
-        Called with the record whenever something has changed.
-    """
-
+    # The search procedure. It has begun if the record has a context.
     flow: Flow
-    study: StudyDriver
-    engine: Engine
-    states: States
-    journal: EntryLog
-    record: Record
-    metric: str
-    seed: int = 0
+    study: StudyDriver  # where trials come from and are told
+    engine: Engine  # where units run, entered
+    states: States  # where states are stored
+    journal: EntryLog  # where what happens is written
+    record: Record  # what has happened: empty, or what an earlier session has left
+    metric: str  # name of the metric that the search is about
+    seed: int = 0  # seed of the run
+    # Raises an error if nothing can be trained with a configuration.
     check: Callable[[Any], None] = lambda config: None
+    # Raises an error if so many workers cannot train a configuration together.
     check_gang: Callable[[Any, int], None] = lambda config, size: None
+    # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
-    orders: Orders = late
-    crews: IdleWorkers = field(default_factory=IdleWorkers)
+    orders: Orders = lambda trial, epoch: None  # returns the orders of visits
+    # How many workers few trials are trained on.
+    idle_workers: IdleWorkers = field(default_factory=IdleWorkers)
+    # When to end, in seconds since the run began; None for no limit.
     deadline_s: float | None = None
-    budget_s: float | None = None
-    observe: Observer = lambda record: None
-    _entries: list[Entry] = field(default_factory=list)
-    _events: deque[Happening] = field(default_factory=deque)
+    budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
+    observe: Observer = lambda record: None  # called with the record whenever something has changed
+    _entries: list[dict[str, Json]] = field(default_factory=list)
+    _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
-    _repairs: dict[int, list[Continuation]] = field(
-        default_factory=dict
-    )  # by trial: what waits for one
-    _limits: RunClock = field(init=False)
-    _terms: TrialLimits = field(init=False)
+    # By trial: what waits until its damaged state is made again.
+    _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
+    _clock: RunClock = field(init=False)
+    _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
 
     def __post_init__(self) -> None:
-        self._limits = RunClock(self.engine, self.deadline_s, self.budget_s)
-        self._terms = TrialLimits(self.engine, self.record, self._limits, self.crews, self.metric)
+        clock = self._clock = RunClock(self.engine, self.deadline_s, self.budget_s)
+        about = (self.engine, self.record, clock, self.idle_workers, self.metric)
+        self._limits = TrialLimits(*about)
         self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
@@ -146,24 +130,23 @@ class Runner:
         SearchError
             If the flow decides what cannot be done.
         """
-        self._limits.begin(self.record)
-        seconds = self.record.seconds
-        self._note({"is": "session", "at": self.engine.wall(), "seconds": seconds})
-        self._limits.tell()
+        self._clock.begin(self.record)
+        self._note(SessionBegun(self.engine.wall(), self.record.seconds))
+        self._clock.tell()
         if self.record.context is None:
             self._begin()
-        elif not self._limits.are_over:
+        elif not self._clock.are_over:
             self._go_on()
         self._turn()
-        self._man()
+        self._use_idle_workers()
         while not self.record.finished:
-            self._limits.tell()
-            timeout_s = self._limits.patience_s(self.record.wake_at)
+            self._clock.tell()
+            timeout_s = self._clock.patience_s(self.record.wake_at)
             for message in self.engine.messages(timeout_s=timeout_s):
                 self._hear(message)
             self._watch()
             self._turn()
-            self._man()
+            self._use_idle_workers()
             self.engine.check_alive()
             self.observe(self.record)
 
@@ -172,7 +155,7 @@ class Runner:
     def _begin(self) -> None:
         context = Context(self.engine.n_workers, self.record.direction, self.seed)
         decisions = self.flow.start(context)
-        self._take(decisions, {"context": to_json(context)})
+        self._take(Turn(None, tuple(decisions), context=context))
         self._do(decisions)
 
     def _go_on(self) -> None:
@@ -180,7 +163,7 @@ class Runner:
         live = [trial for trial in self.record.trials.values() if trial.is_live]
         for trial in live:
             self._stored.keep_scored(trial)
-            self._terms.tell(trial)
+            self._limits.tell(trial)
         self._stored.drop_ended()
         self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
         for trial in live:
@@ -195,7 +178,7 @@ class Runner:
         if reason := self._stored.adopt_again(trial):
             self._fail(trial.number, reason)
         states = self._stored.look_up(trial)
-        self._note({"is": "stored", "trial": trial.number, "states": states})
+        self._note(StatesFound(trial.number, tuple(states)))
         plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
@@ -205,7 +188,7 @@ class Runner:
             self._repairs[trial.number] = []
         plan, share = self._stored.find_partial(plan)
         if share and plan.epochs.start > len(trial.epochs):
-            self._note({"is": "partial", "trial": trial.number, "share": share})
+            self._note(PartFound(trial.number, share))
         return plan
 
     # ---- turns
@@ -216,11 +199,12 @@ class Runner:
             steps: list[Decision | Event] = []
             self._n_passes += 1
             while self._events:
-                event, about = self._events.popleft()
-                if self._is_stale(event):
+                turn = self._events.popleft()
+                event = turn.event
+                if event is None or self._is_stale(event):
                     continue
                 decisions = self.flow.handle(event)
-                self._take(decisions, {"event": encode(event), **about})
+                self._take(replace(turn, decisions=tuple(decisions)))
                 match event:
                     case Asked(trials):
                         self._welcome(trials)
@@ -231,44 +215,34 @@ class Runner:
 
     def _is_stale(self, event: Event) -> bool:
         match event:
-            case Paused() if self._terms.is_outdated(event):
+            case Paused() if self._limits.is_outdated(event):
                 return True  # it was told something else in this very turn
             case Reported(trial) | Paused(trial) | TrialFailed(trial):
                 return not self.record.trials[trial].is_live
             case _:
                 return self.record.finished
 
-    def _take(self, decisions: Sequence[Decision], about: Mapping[str, Json]) -> None:
-        self._check_gangs(decisions)
-        encoded = [encode(decision) for decision in decisions]
-        turn = {"is": "turn", "pass": self._n_passes, **self._spent}
-        self._note({**turn, **about, "decisions": encoded})
+    def _take(self, turn: Turn) -> None:
+        self._limits.check_gangs(turn.decisions)
+        self._note(self._timed(replace(turn, pass_=self._n_passes)))
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
-            self._note({"is": "flow", "state": save_state(self.flow)})
+            self._note(FlowState(save_state(self.flow)))
 
-    @property
-    def _spent(self) -> dict[str, Json]:
-        """What the run has taken so far, for a later session to go on from."""
-        limits = self._limits
-        return {"seconds": limits.seconds, "worker_seconds": limits.worker_seconds}
-
-    def _check_gangs(self, decisions: Iterable[Decision]) -> None:
-        n_workers = self.engine.n_workers
-        trains = [decision for decision in decisions if isinstance(decision, Train)]
-        wide = [train for train in trains if train.gang > max(1, n_workers)]
-        most = self.engine.most_workers if wide else None  # to ask may be to ask a server
-        for decision in wide:
-            if most is not None and decision.gang > most:
-                raise SearchError(
-                    f"trial {decision.trial} is to train on {decision.gang} workers, and the "
-                    f"cluster will never have more than {most}; add workers, give cluster= one "
-                    "that can be scaled, or let the flow use smaller gangs"
-                )
+    def _timed(self, entry: Timed) -> Timed:
+        """Add what the run has taken so far, for a later session to continue from."""
+        clock = self._clock
+        return replace(entry, seconds=clock.seconds, worker_seconds=clock.worker_seconds)
 
     def _note(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self.record.add(entry)
+        written = ENTRIES.encode(entry)
+        self._entries.append(written)
+        # A flow's own values are taken in as a resumed run will read them.
+        self.record.add(ENTRIES.decode(written) if isinstance(entry, Turn) else entry)
+
+    def _tell(self, event: Event) -> None:
+        """Put an event to the flow in the next turn."""
+        self._events.append(Turn(event, ()))
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
@@ -298,7 +272,7 @@ class Runner:
                     trains[trial] = replace(step, epochs=epochs)
                 case Pause(trial):
                     self._train(trains.pop(trial, None))
-                    self._terms.hold(self.record.trials[trial])
+                    self._limits.hold(self.record.trials[trial])
                 case Scale(n_workers):
                     self.engine.scale(n_workers)
                 case Stop(trial) | TrialFailed(trial):
@@ -317,9 +291,9 @@ class Runner:
     def _ask(self, ask: Ask) -> None:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
         self._configs |= configs
-        params = [[trial, self.study.params(trial)] for trial in configs]
+        params = {trial: self.study.params(trial) for trial in configs}
         told = tuple(_json_part(config) for config in configs.values())
-        self._events.append((Asked(tuple(configs), exhausted, told), {"params": params}))
+        self._events.append(Turn(Asked(tuple(configs), exhausted, told), (), params=params))
 
     def _train(self, *trains: Train | None) -> None:
         plans: list[Continuation] = []
@@ -330,21 +304,22 @@ class Runner:
             if not self._is_shared(trial):
                 continue
             self._stored.keep_scored(trial)
-            self._terms.tell(trial)
-            self._terms.prioritize(trial.number, train.priority)
+            self._limits.tell(trial)
+            self._limits.prioritize(trial.number, train.priority)
             if train.epochs:
                 last = trial.n_decided
                 plan = Continuation(trial.number, range(last - train.epochs + 1, last + 1))
                 self._repairs.get(trial.number, plans).append(plan)
         self._submit(plans)
 
-    def _man(self) -> None:
-        """Share the workers among few trials, or let some go; never in silence."""
-        for change in self.crews.settle(self.record, self.engine.n_workers, self._limits.seconds):
+    def _use_idle_workers(self) -> None:
+        """Train few trials on several workers each, or release some; note which."""
+        now = (self.engine.n_workers, self._clock.seconds)
+        for change in self.idle_workers.settle(self.record, *now):
             if change.note:
-                self._note({"is": "note", "text": change.note})
+                self._note(Note(change.note))
             for number in change.trials:
-                self._terms.tell(self.record.trials[number])
+                self._limits.tell(self.record.trials[number])
             if change.n_workers is not None:
                 self.engine.scale(change.n_workers)
 
@@ -363,8 +338,8 @@ class Runner:
         if not chains:
             return
         number = len(self.record.rounds) + 1
-        epochs = [[chain.trial, chain.epochs.start, chain.epochs.stop] for chain in chains]
-        self._note({"is": "round", "number": number, "start": self.engine.wall(), "epochs": epochs})
+        epochs = tuple((chain.trial, chain.epochs.start, chain.epochs.stop) for chain in chains)
+        self._note(RoundSent(number, self.engine.wall(), epochs))
         configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
         self.engine.submit(Round(number, chains), configs)
 
@@ -382,7 +357,7 @@ class Runner:
         trial = self.record.trials[number]
         self.engine.stop(number)
         self._repairs.pop(number, None)
-        self._terms.forget(number)
+        self._limits.forget(number)
         match trial.state:
             case "complete":
                 assert trial.value is not None
@@ -398,42 +373,40 @@ class Runner:
     def _watch(self) -> None:
         """Tell the flow of workers and of the time."""
         if self.engine.n_workers not in (0, self.record.n_workers):
-            self._events.append((WorkersChanged(self.engine.n_workers), {}))
-        wake_at, limits = self.record.wake_at, self._limits
-        if wake_at is not None and limits.seconds >= wake_at and not limits.are_over:
-            self._events.append((Tick(limits.seconds), {}))
-        if limits.are_over:
-            self._events.append((DeadlineReached(limits.seconds), {}))
+            self._tell(WorkersChanged(self.engine.n_workers))
+        wake_at, clock = self.record.wake_at, self._clock
+        if wake_at is not None and clock.seconds >= wake_at and not clock.are_over:
+            self._tell(Tick(clock.seconds))
+        if clock.are_over:
+            self._tell(DeadlineReached(clock.seconds))
             self._turn()
             if not self.record.finished:
-                self._take([Finish()], {})
+                self._take(Turn(None, (Finish(),)))
                 self._do([Finish()])
 
     def _hear(self, message: Message) -> None:
-        match message["op"]:
-            case "done":
+        match message:
+            case UnitRecord():
                 self._unit_done(message)
-            case "preempted":
-                piece = {key: value for key, value in message.items() if key not in _UNKEPT}
-                self._note({"is": "piece", **piece, **self._spent})
-            case "rests":
-                self._rests(self.record.trials[message["trial"]], message["number"])
-            case "failed":
+            case PieceRecord():
+                self._note(self._timed(message))
+            case TrialRests(trial, number):
+                self._rests(self.record.trials[trial], number)
+            case TrialReport():
                 self._failed(message)
-            case "loaded":
-                self._note({"is": "load", "worker": message["worker"], "shard": message["shard"]})
-            case "refused" | "restarted" | "note":
-                self._note({"is": "note", "text": message["reason"]})
-            case "fatal":
-                raise ClusterError(message["reason"])
+            case ShardLoaded() | Note():
+                self._note(message)
+            case WorkerRefused(_, reason) | RestartWorker(_, reason):
+                self._note(Note(reason))
+            case FailRun(reason):
+                raise ClusterError(reason)
 
-    def _unit_done(self, message: Message) -> None:
-        entry = {key: value for key, value in message.items() if key not in _UNKEPT}
-        self._note({"is": "unit", **entry, **self._spent})
-        unit = Unit(*message["unit"])
+    def _unit_done(self, done: UnitRecord) -> None:
+        self._note(self._timed(done))
+        unit = done.unit
         trial = self.record.trials[unit.trial]
         if unit.kind == "check":
-            self._put(self._terms.checked(unit, message))
+            self._put(self._limits.checked(done))
             return
         self._report_if_complete(trial)
         repair = Unit("train", trial.number, *self._stored.end_of(trial))
@@ -443,9 +416,9 @@ class Runner:
 
     def _rests(self, trial: TrialRecord, number: int) -> None:
         """Tell the flow of a trial that has come to rest, once its state is scored."""
-        if self._terms.is_awaited(trial, number):
+        if self._limits.is_awaited(trial, number):
             self._report_if_complete(trial)
-            self._put(self._terms.rests(trial))
+            self._put(self._limits.rests(trial))
 
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
@@ -459,43 +432,38 @@ class Runner:
         self.study.report(trial.number, epoch, value)
         prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
         switches = tuple(trial.switches[trial.n_switches_told :])
-        told = (self._limits.seconds, prune, switches)
-        event = Reported(trial.number, epoch, value, metrics, *told)
-        self._events.append((event, {}))
+        told = (self._clock.seconds, prune, switches)
+        self._tell(Reported(trial.number, epoch, value, metrics, *told))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:
         return any(
-            isinstance(event, Reported) and (event.trial, event.epoch) == (trial, epoch)
-            for event, _ in self._events
+            isinstance(turn.event, Reported)
+            and (turn.event.trial, turn.event.epoch) == (trial, epoch)
+            for turn in self._events
         )
 
     def _fail(self, trial: int, reason: str) -> None:
-        """Let the flow hear that a trial has failed."""
-        self._events.append((TrialFailed(trial, reason), {}))
+        self._tell(TrialFailed(trial, reason))
 
-    def _put(self, happening: Happening | None) -> None:
-        if happening is not None:
-            self._events.append(happening)
+    def _put(self, turn: Turn | None) -> None:
+        if turn is not None:
+            self._events.append(turn)
 
-    def _failed(self, message: Message) -> None:
-        trial = self.record.trials[message["trial"]]
+    def _failed(self, report: TrialReport) -> None:
+        trial = self.record.trials[report.trial]
         if not trial.is_live:
             return
-        if message["reason"].startswith("CheckpointCorruptError") and self._stored.is_news(trial):
+        if report.reason.startswith("CheckpointCorruptError") and self._stored.is_news(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
             if plan is not None:
-                self._terms.renew(trial)
+                self._limits.renew(trial)
                 self._submit([plan])
-                if trial.is_held:  # none that was stopped is held before it has units again
-                    self._terms.hold(trial)
+                if trial.is_held:  # a trial that was stopped is held once it has units again
+                    self._limits.hold(trial)
             return
-        failed = TrialFailed(trial.number, message["reason"])
-        self._events.append((failed, {"traceback": message["traceback"]}))
-
-
-#: Of what the engine tells of a unit the parts that the journal does not keep.
-_UNKEPT = ("op", "visits")
+        failed = TrialFailed(trial.number, report.reason)
+        self._put(Turn(failed, (), traceback=report.traceback))
 
 
 def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:

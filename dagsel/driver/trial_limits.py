@@ -1,93 +1,77 @@
-"""On what terms trials train, as the engine is told, and what is heard of those that rest.
+"""How many workers trials train on and for how long, and what is heard of those that rest.
 
-The driver's side of `dagsel.dispatch.rests`: there the terms are kept, here they are given.
+The dispatcher keeps each trial's `dagsel.dispatch.trials.Allowance`; here the driver sets it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from dagsel.codec import Json
-from dagsel.dispatch.units import Unit
+from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
-from dagsel.driver.protocols import Engine, Message
-from dagsel.flow import Event, Paused, TrialFailed
+from dagsel.driver.protocols import Engine
+from dagsel.errors import SearchError
+from dagsel.flow import Decision, Paused, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import TrialRecord
-
-#: What is put to the flow, and what else is written down of it.
-Happening: TypeAlias = tuple[Event, Mapping[str, Json]]
+from dagsel.messages import Turn, UnitRecord
 
 
 @dataclass(slots=True)
 class TrialLimits:
-    """The terms of a run's trials.
+    """The allowances of a run's trials.
 
-    What a trial is told has a number; an answer with an earlier number is no answer.
-
-    Parameters
-    ----------
-    engine
-        What is told of them.
-    record
-        What has happened.
-    limits
-        What time it is.
-    crews
-        How few trials are trained on many workers.
-    metric
-        Name of the metric that the search is about.
+    Each allowance of a trial has a number; an answer with an earlier number is ignored.
     """
 
-    engine: Engine
-    record: Record
-    limits: RunClock
-    crews: IdleWorkers
-    metric: str
-    _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last terms
+    engine: Engine  # what is told of them
+    record: Record  # what has happened
+    clock: RunClock  # time since the run began
+    idle_workers: IdleWorkers  # how many workers few trials are trained on
+    metric: str  # name of the metric that the search is about
+    _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last allowance
     _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
     _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
-    _told: dict[int, int] = field(default_factory=dict)  # by trial: as of which word it paused
+    _told: dict[int, int] = field(default_factory=dict)  # by trial: its `n_told` when it paused
 
     # ---- what the engine is told
 
     def tell(self, trial: TrialRecord) -> None:
-        """Tell the engine on what terms a trial trains, unless they are what it takes for granted.
+        """Tell the engine a trial's allowance, unless it is the one that all begin with.
 
-        To be said before its units are sent: the first one shall begin on these terms.
+        To be called before its units are sent: the first one needs it already.
         """
         if trial.is_held:
             self.hold(trial)
             return
-        gang = trial.gang if trial.gang > 1 else self.crews.gang_of(trial.number)
+        gang = trial.gang if trial.gang > 1 else self.idle_workers.gang_of(trial.number)
         if trial.number in self._numbers or (gang, trial.seconds_left) != (1, None):
             number = self._next(trial.number)
-            self.engine.allow(trial.number, gang, trial.seconds_left, number)
+            self.engine.tell(TrialAllowed(trial.number, gang, trial.seconds_left, number))
 
     def hold(self, trial: TrialRecord) -> None:
-        """Let a trial rest."""
+        """Suspend a trial."""
         if trial.is_live:
-            self.engine.hold(trial.number, self._next(trial.number))
+            self.engine.tell(TrialHeld(trial.number, self._next(trial.number)))
 
     def renew(self, trial: TrialRecord) -> None:
-        """Tell the engine again what it has forgotten of a trial that it was to stop."""
+        """Tell the engine again what it has forgotten of a trial that it has stopped."""
         self.prioritize(trial.number, self._priorities.pop(trial.number, 0.0))
         if not trial.is_held:
             self.tell(trial)
 
     def prioritize(self, trial: int, priority: float) -> None:
-        """Let a trial be served before those of a lower priority."""
+        """Serve a trial before those of a lower priority."""
         if priority != self._priorities.get(trial, 0.0):
             self._priorities[trial] = priority
-            self.engine.prioritize(trial, priority)
+            self.engine.tell(PriorityChanged(trial, priority))
 
     def forget(self, trial: int) -> None:
-        """Forget the terms of a trial that has ended."""
+        """Forget a trial that has ended."""
         for by_trial in (self._numbers, self._priorities, self._checks):
             by_trial.pop(trial, None)
 
@@ -96,16 +80,29 @@ class TrialLimits:
         self._numbers[trial] = self._numbers.get(trial, 0) + 1
         return self._numbers[trial]
 
+    def check_gangs(self, decisions: Iterable[Decision]) -> None:
+        """Raise a `SearchError` if a trial is to train on more workers than there can be."""
+        n_workers = self.engine.n_workers
+        wide = [d for d in decisions if isinstance(d, Train) and d.gang > max(1, n_workers)]
+        most = self.engine.most_workers if wide else None  # to ask may be to ask a server
+        for train in wide:
+            if most is not None and train.gang > most:
+                raise SearchError(
+                    f"trial {train.trial} is to train on {train.gang} workers, and the "
+                    f"cluster will never have more than {most}; add workers, give cluster= one "
+                    "that can be scaled, or let the flow use smaller gangs"
+                )
+
     # ---- what is heard of trials that rest
 
     def is_awaited(self, trial: TrialRecord, number: int) -> bool:
-        """Whether a trial that has come to rest was told so last, and somebody waits for it."""
+        """Whether a trial rests as it was last told to, and the flow waits for it."""
         if not trial.is_live or self._numbers.get(trial.number) != number:
             return False  # it was told something else meanwhile
         return trial.pausing is not None or (trial.has_work and not trial.is_held)
 
-    def rests(self, trial: TrialRecord) -> Happening | None:
-        """Say what the flow is to hear of a trial that rests; None while its state is scored."""
+    def rests(self, trial: TrialRecord) -> Turn | None:
+        """Return what the flow is told of a trial that rests; None while its state is scored."""
         place = trial.place(self.record.n_shards)
         if trial.pausing is None or not trial.pausing.evaluate or place is None:
             return self._paused(trial, None, {})
@@ -116,12 +113,13 @@ class TrialLimits:
         self.engine.check(number, self._numbers[number], place, {number: trial.config})
         return None
 
-    def checked(self, unit: Unit, message: Message) -> Happening | None:
-        """Take in a score of a trial that rests; when it was the last one, the flow is to hear."""
+    def checked(self, done: UnitRecord) -> Turn | None:
+        """Take in a score of a trial that rests; the flow is told once all are in."""
+        unit = done.unit
         tally = self._checks.get(unit.trial)
         if tally is None or unit.epoch != self._numbers.get(unit.trial):
             return None  # the trial goes on, or has ended
-        tally.add(unit, message)
+        tally.add(done)
         if len(tally.scored) != self.record.n_shards:
             return None
         del self._checks[unit.trial]
@@ -134,13 +132,12 @@ class TrialLimits:
 
     def _paused(
         self, trial: TrialRecord, value: float | None, metrics: Mapping[str, float]
-    ) -> Happening:
+    ) -> Turn:
         reached = trial.progress(self.record.n_shards)
         if value is not None and math.isnan(value):
             reason = f"DivergedError: {self.metric} is NaN after {reached:.2f} epochs"
-            return TrialFailed(trial.number, reason), {}
+            return Turn(TrialFailed(trial.number, reason), ())
         self._told[trial.number] = trial.n_told
         told = (trial.trained_s, trial.losses, value, metrics)
-        event = Paused(trial.number, reached, self.limits.seconds, *told)
-        place = trial.place(self.record.n_shards)
-        return event, {} if place is None else {"place": list(astuple(place))}
+        event = Paused(trial.number, reached, self.clock.seconds, *told)
+        return Turn(event, (), place=trial.place(self.record.n_shards))

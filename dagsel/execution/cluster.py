@@ -13,8 +13,8 @@ from distributed import Client, LocalCluster
 
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError
-from dagsel.execution.messages import RESOURCE
 from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
+from dagsel.execution.run_spec import RESOURCE
 from dagsel.storage import ShardedDataset
 
 __all__ = ["Client", "close", "connect", "local_cluster", "why_no_room", "workers_of"]

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Checks that the cluster runs what the driver runs, and packs what is sent to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def pack_workload(workload: Any) -> bytes:
 
 
 def versions_here() -> dict[str, str]:
-    """Give the versions that must be the same everywhere, by package."""
+    """Return the versions that must be the same everywhere, by package."""
     return {name: importlib.metadata.version(name) for name in ("dagsel", "torch", "distributed")}
 
 

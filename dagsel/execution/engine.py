@@ -15,9 +15,20 @@ from typing import Any
 
 from distributed import Client, Future
 
+from dagsel.codec import Json
 from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.events import (
+    CheckAdded,
+    Drained,
+    LoadShard,
+    RoundAdded,
+    ShardLoaded,
+    TrialAllowed,
+    TrialHeld,
+    TrialStopped,
+    WorkerRemoved,
+)
 from dagsel.dispatch.units import Round, Unit
-from dagsel.driver.protocols import Message
 from dagsel.errors import (
     ClusterError,
     NoWorkersError,
@@ -27,10 +38,23 @@ from dagsel.errors import (
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
-from dagsel.execution.messages import RunSpec, plugin_name
-from dagsel.execution.scheduler_plugin import DispatchPlugin, command_topic, report_topic
+from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
+from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
-from dagsel.history.trial import Place
+from dagsel.messages import (
+    COMMANDS,
+    REPORTS,
+    Command,
+    EndRun,
+    LimitTime,
+    Message,
+    Note,
+    Shrink,
+    StatePlace,
+    WorkerDrains,
+    WorkerJoined,
+    WorkerRefused,
+)
 from dagsel.planning.budget import Bill
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
@@ -41,34 +65,18 @@ logger = logging.getLogger("dagsel")
 
 @dataclass(slots=True)
 class DaskEngine:
-    """A run's plugins on a cluster, for as long as the ``with`` block lasts.
+    """A run's plugins on a cluster, for as long as the ``with`` block lasts."""
 
-    Parameters
-    ----------
-    client
-        Client of the cluster; left as it was.
-    spec
-        What the workers are given.
-    dispatch
-        What the dispatcher is told.
-    worker_timeout_s
-        How long to wait for the first worker.
-    driver
-        Lets the cluster grow and shrink; None if nobody may.
-    max_unit_seconds, max_unit_batches
-        What a unit may take before it stops at a batch boundary and waits for its turn again; None
-        for no bound.
-    poll_s
-        So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
-    """
-
-    client: Client
-    spec: RunSpec
-    dispatch: DispatchConfig
-    worker_timeout_s: float = 60.0
-    driver: ClusterDriver | None = None
+    client: Client  # client of the cluster; left as it was
+    spec: RunSpec  # what the workers are given
+    dispatch: DispatchConfig  # what the dispatcher is told
+    worker_timeout_s: float = 60.0  # how long to wait for the first worker
+    driver: ClusterDriver | None = None  # lets the cluster grow and shrink; None if nobody may
+    # What a unit may take before it stops at a batch boundary and waits for its turn again; None
+    # for no bound.
     max_unit_seconds: float | None = None
     max_unit_batches: int | None = None
+    # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
     _bill: Bill = field(default_factory=Bill)
@@ -150,14 +158,14 @@ class DaskEngine:
                     break
                 registered &= self._workers_there()
                 continue
-            match message["op"]:
-                case "note":
+            match message:
+                case Note():
                     notes.append(message)
-                case "left":
-                    registered.discard(message["worker"])
-                case "refused":
-                    registered.discard(message["worker"])
-                    refusals.append(message["reason"])
+                case WorkerRemoved(worker):
+                    registered.discard(worker)
+                case WorkerRefused(worker, reason):
+                    registered.discard(worker)
+                    refusals.append(reason)
                     if not registered:
                         break
         for note in notes:  # for whoever listens from now on
@@ -181,7 +189,7 @@ class DaskEngine:
         self._checks.clear()
         self._loads.clear()
         for leave in (
-            partial(self._command, "end"),
+            partial(self.tell, EndRun()),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
@@ -211,36 +219,34 @@ class DaskEngine:
         """Rank a worker: those that leave anyway go first, those that were there before last."""
         return worker not in self._leaving, worker in self._found, worker
 
-    def _hear(self, event: tuple[float, Message]) -> None:
+    def _hear(self, event: tuple[float, Json]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""
-        _, message = event
-        match message["op"]:
-            case "load":
-                self._load(message["worker"], message["shard"])
-            case "loaded":
-                self._loads.pop((message["worker"], message["shard"]), None)
-            case "joined":
-                self.workers.add(message["worker"])
+        message = REPORTS.decode(event[1])
+        match message:
+            case LoadShard(worker, shard):
+                self._load(worker, shard)
+            case ShardLoaded(worker, shard):
+                self._loads.pop((worker, shard), None)
+            case WorkerJoined(worker, name, threads):
+                self.workers.add(worker)
                 self._n_most = max(self._n_most, len(self.workers))
-                name = message["name"]
                 node = name if self.driver is None else self.driver.node_of(name)
-                self._write(lambda bill, at: bill.join(message["worker"], at=at, node=node))
-                self._compare_threads(message["threads"])
-            case "left":
-                self.workers.discard(message["worker"])
-                self._leaving.discard(message["worker"])
-                self._retiring.discard(message["worker"])
+                self._write(lambda bill, at: bill.join(worker, at=at, node=node))
+                self._compare_threads(threads)
+            case WorkerRemoved(worker):
+                for known in (self.workers, self._leaving, self._retiring):
+                    known.discard(worker)
                 self._asked_at = -math.inf
-                self._write(lambda bill, at: bill.leave(message["worker"], at=at))
-            case "draining":
-                self._leaving.add(message["worker"])
-                if message["retire"]:
-                    self._retiring.add(message["worker"])
+                self._write(lambda bill, at: bill.leave(worker, at=at))
+            case WorkerDrains(worker, retire):
+                self._leaving.add(worker)
+                if retire:
+                    self._retiring.add(worker)
                 else:
                     self._asked_at = -math.inf
-            case "drained":
-                if self.driver is not None and message["worker"] in self._retiring:
-                    self.driver.retire([message["worker"]])
+            case Drained(worker):
+                if self.driver is not None and worker in self._retiring:
+                    self.driver.retire([worker])
         self._messages.put(message)
 
     def _compare_threads(self, threads: int | None) -> None:
@@ -255,7 +261,7 @@ class DaskEngine:
                 "OMP_NUM_THREADS"
             )
             logger.warning("%s", reason)
-            self._messages.put({"op": "note", "reason": reason})
+            self._messages.put(Note(reason))
 
     def _load(self, worker: str, shard: int) -> None:
         self._n_loads += 1
@@ -301,18 +307,7 @@ class DaskEngine:
 
     def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
         """Send a round; the run's earlier rounds go on."""
-        chains = [
-            {
-                "trial": chain.trial,
-                "epochs": (chain.epochs.start, chain.epochs.stop),
-                "n_shards": chain.n_shards,
-                "order": chain.order,
-                "evaluate": chain.evaluate,
-                "begun": [[list(b.visits), sorted(b.scored), b.partial] for b in chain.begun],
-            }
-            for chain in round_.chains
-        ]
-        self._command("round", number=round_.number, chains=chains)
+        self.tell(RoundAdded(round_))
         graph, wanted = round_graph(self.spec.run, round_, configs)
         keys = [key for keys in wanted.values() for key in keys]
         futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
@@ -320,40 +315,29 @@ class DaskEngine:
             self._futures.setdefault(trial, {}).update({k: futures[k] for k in trial_keys})
 
     def stop(self, trial: int) -> None:
-        """Withdraw a trial: what waits is forgotten, what runs ends at its next batch."""
-        self._command("stop", trial=trial)
+        """Stop a trial: its waiting units are forgotten, its running one ends at its next batch."""
+        self.tell(TrialStopped(trial))
         self._futures.pop(trial, None)
         self._checks.pop(trial, None)
 
     def release(self, trial: int, epoch: int) -> None:
-        """Let the cluster forget an epoch's results; else it makes them anew when they are lost."""
+        """Have the cluster forget an epoch's results; else it makes them again if they are lost."""
         futures = self._futures.get(trial, {})
         for key in [key for key in futures if key[2] == epoch]:
             del futures[key]
 
-    def preempt(self, trial: int) -> None:
-        """Stop a trial's running unit at its next batch; it goes on when it is its turn again."""
-        self._command("preempt", trial=trial)
-
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        self._command("priority", trial=trial, priority=priority)
-
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Let a trial train on so many workers, for so long; one that rests goes on."""
-        self._checks.pop(trial, None)  # nobody waits for it, and the state that it scores may go
-        self._command("allow", trial=trial, gang=gang, seconds=seconds, number=number)
-
-    def hold(self, trial: int, number: int) -> None:
-        """Let a trial rest from its next batch on; a message says when it does."""
-        self._checks.pop(trial, None)
-        self._command("hold", trial=trial, number=number)
+    def tell(self, command: Command) -> None:
+        """Tell the dispatcher something."""
+        if isinstance(command, TrialAllowed | TrialHeld):
+            # Nobody waits for its score any more, and the state that is scored may be deleted.
+            self._checks.pop(command.trial, None)
+        self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a stored state of a trial."""
-        self._command("check", trial=trial, number=number)
+        self.tell(CheckAdded(trial, number))
         units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
         graph, keys = check_graph(self.spec.run, units, place, configs[trial])
         futures = self.client.get(graph, keys, sync=False)
@@ -361,29 +345,29 @@ class DaskEngine:
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
-        self._command("horizon", in_s=at - self.now())
+        self.tell(LimitTime(at - self.now()))
 
     def scale(self, n_workers: int) -> None:
-        """Let the cluster have so many workers, if it can.
+        """Scale the cluster to so many workers, if that is possible.
 
-        New ones come when they come. Those whose loss costs least go, once they have ended what
-        they run and handed over what only they hold.
+        The workers whose loss costs least are released, once they have ended what they run and
+        handed over what only they hold.
         """
         why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
         if self.driver is None or why_not:
             reason = f"{n_workers} workers were wanted, and {self.n_workers} are there: {why_not}"
-            self._messages.put({"op": "note", "reason": reason})
+            self._messages.put(Note(reason))
             return
         self._n_wanted = max(1, n_workers)
         self._grow(self._n_wanted)
         self._shrink()
 
     def _shrink(self) -> None:
-        """Let those go that are too many; one may have come after it was given up."""
+        """Release surplus workers; one may have come after it was given up."""
         if self._n_wanted is not None and self.n_workers > self._n_wanted:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
-            self._command("shrink", n_workers=self._n_wanted, nodes=nodes)
+            self.tell(Shrink(self._n_wanted, nodes))
 
     def _grow(self, n_workers: int) -> None:
         driver = self.driver
@@ -415,13 +399,6 @@ class DaskEngine:
             self._n_asked = self._n_wanted or self._n_asked or max(1, self.driver.wanted)
             self._grow(self._n_asked)
 
-    def drain(self, worker: str) -> None:
-        """Give a worker no new unit and move what only it holds; a message says when it may go."""
-        self._command("drain", worker=worker)
-
-    def _command(self, op: str, **message: Any) -> None:
-        self.client.log_event(command_topic(self.spec.run), {"op": op, **message})
-
     def check_alive(self) -> None:
         """Check that there is a cluster to hear from.
 
@@ -443,13 +420,13 @@ class DaskEngine:
             )
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
-        """Give what came from the cluster, waiting for the first one at most so long."""
+        """Yield what came from the cluster; wait at most so long for the first message."""
         self._ask_again()
         try:
             for trouble in self.driver.troubles() if self.driver is not None else ():
                 if trouble not in self._troubles:
                     self._troubles.add(trouble)
-                    yield {"op": "note", "reason": trouble}
+                    yield Note(trouble)
             yield self._read(timeout_s=min(timeout_s, self.poll_s))
             while True:
                 yield self._read()
@@ -458,6 +435,6 @@ class DaskEngine:
 
     def _read(self, *, timeout_s: float = 0.0) -> Message:
         message = self._messages.get(timeout_s > 0, timeout_s)
-        if message["op"] == "joined":
+        if isinstance(message, WorkerJoined):
             self._shrink()
         return message

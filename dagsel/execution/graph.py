@@ -13,15 +13,15 @@ from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dagsel.dispatch.units import Chain, Kind, Round, Unit
-from dagsel.execution.messages import RESOURCE, StoredResult
+from dagsel.execution.run_spec import RESOURCE, StoredResult
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
-from dagsel.history.trial import Place
+from dagsel.messages import StatePlace
 
 Key: TypeAlias = tuple[str, int, int, int]
 
 
 def unit_key(run: str, unit: Unit) -> Key:
-    """Give the Dask key of a unit.
+    """Return the Dask key of a unit.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def unit_key(run: str, unit: Unit) -> Key:
 
 
 def key_unit(run: str, key: Any) -> Unit | None:
-    """Give the unit of a Dask key; None if the key is none of this run's.
+    """Return the unit of a Dask key; None if the key is none of this run's.
 
     Examples
     --------
@@ -78,7 +78,7 @@ def round_graph(
 
 
 def check_graph(
-    run: str, units: Sequence[Unit], place: Place, config: Mapping[str, Any]
+    run: str, units: Sequence[Unit], place: StatePlace, config: Mapping[str, Any]
 ) -> tuple[HighLevelGraph, list[Key]]:
     """Compile a check: units that score a stored state.
 

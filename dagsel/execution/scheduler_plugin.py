@@ -1,9 +1,9 @@
-"""A thin shell around the dispatcher inside Dask's scheduler.
+"""The dispatcher inside Dask's scheduler.
 
 Every unit is parked when its graph arrives: it gets a worker restriction that no worker meets, so
-that Dask makes it ready and then leaves it alone. The shell tells the dispatcher what happens, and
-performs what it decides: a bound unit gets its worker as its one restriction and its shard in its
-annotations, and is sent on its way.
+that Dask makes it ready and does not send it anywhere. The plugin tells the dispatcher what
+happens, and performs what it decides: a bound unit gets its worker as its one restriction and its
+shard in its annotations.
 
 Of the scheduler this file touches what Dask does not promise to keep: ``TaskState.
 worker_restrictions``, ``TaskState.annotations``, ``TaskState.suspicious`` and
@@ -17,18 +17,27 @@ import asyncio
 import itertools
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any, assert_never
 
 from distributed import Scheduler, SchedulerPlugin
 from distributed.comm.addressing import get_address_host
 from distributed.scheduler import Recs, TaskState
 
+from dagsel import messages
+from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
-from dagsel.dispatch.units import Begun, Chain, Round, Unit
-from dagsel.execution.copies import must_hop, spare_copies
+from dagsel.dispatch.units import Round, Unit
+from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.graph import key_unit, unit_key
-from dagsel.execution.messages import CHANNEL, RESOURCE, Assignment, plugin_name, worker_topic
+from dagsel.execution.run_spec import (
+    CHANNEL,
+    RESOURCE,
+    command_topic,
+    plugin_name,
+    report_topic,
+    worker_topic,
+)
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -36,35 +45,8 @@ PARKED = frozenset({"dagsel://parked"})
 SAME_SPEED = 1.8
 
 
-def command_topic(run: str) -> str:
-    """Topic of what the driver tells the dispatcher."""
-    return f"dagsel-{run}-commands"
-
-
-def report_topic(run: str) -> str:
-    """Topic of what the dispatcher tells the driver."""
-    return f"dagsel-{run}-reports"
-
-
-def _read_chain(epochs: list[int], begun: list[Any], **rest: Any) -> Chain:
-    done = tuple(Begun(tuple(visits), frozenset(scored), part) for visits, scored, part in begun)
-    return Chain(epochs=range(*epochs), begun=done, **rest)
-
-
-@dataclass(frozen=True, slots=True)
-class WarmPiece:
-    """What was trained of a unit until it was stopped: with which shard, how long, where.
-
-    The time of one that the dispatcher was told of is 0.
-    """
-
-    shard: int
-    seconds: float
-    worker: str
-
-
 class DispatchPlugin(SchedulerPlugin):
-    """Lets a run's dispatcher decide where and when each of its units runs.
+    """Has a run's dispatcher decide where and when each of its units runs.
 
     Parameters
     ----------
@@ -105,9 +87,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._stimuli = itertools.count()
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
-        self._pieces: dict[Unit, list[WarmPiece]] = {}  # of units that were stopped in their shard
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
-        self._read: set[Any] = set()  # keys of states that were read and may have spare copies
+        self._copies = SpareCopies(scheduler, self._may_read)
+        self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
         self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
@@ -152,19 +134,19 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
         task.worker_restrictions = set(PARKED)
-        worker, report = details["worker"], details["metadata"]["dagsel"]
-        self._done[unit] = report["shard"]
-        self._cool_unit(unit)
-        seconds = 0.0 if report.get("recovered") else report["stop"] - report["start"]
-        self._push(events.UnitDone(unit, seconds, report["shard"]))
-        self._read.update(state.key for state in task.dependencies)
+        done = messages.REPORTS.decode(details["metadata"]["dagsel"])
+        assert isinstance(done, messages.UnitRecord)
+        self._done[unit] = done.shard
+        self._warm.drop(unit)
+        seconds = 0.0 if done.recovered else done.stop - done.start
+        self._push(events.UnitDone(unit, seconds, done.shard))
+        self._copies.note_read(task)
         hop = self._hops.pop(unit, False)
-        told = {"unit": list(unit), "worker": worker, "hop": hop, **self._members(unit)}
-        self._report("done", **told, **report)
+        self._report(replace(done, hop=hop, members=self._members(unit)))
 
-    def _members(self, unit: Unit) -> dict[str, Any]:
+    def _members(self, unit: Unit) -> tuple[str, ...]:
         binding = self.dispatcher.bindings.get(unit)
-        return {"members": list(binding.members)} if binding is not None and binding.members else {}
+        return () if binding is None else binding.members
 
     def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
         reason = details.get("exception_text") or "a unit raised"
@@ -179,21 +161,13 @@ class DispatchPlugin(SchedulerPlugin):
             self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
-        self._push(self._returned(unit))
-
-    def _returned(self, unit: Unit) -> events.UnitReturned:
-        pieces = self._pieces.get(unit)
-        if not pieces:
-            return events.UnitReturned(unit)
-        last = pieces[-1]
-        pieces[-1] = replace(last, seconds=0.0)  # it counts once
-        return events.UnitReturned(unit, last.shard, last.seconds)
+        self._push(self._warm.returned(unit))
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
         _, shard, worker, _ = key
         if start == "processing" and finish == "memory":
             self._push(events.ShardLoaded(worker, shard))
-            self._report("loaded", worker=worker, shard=shard)
+            self._report(events.ShardLoaded(worker, shard))
         elif start == "processing" and finish == "erred":
             reason = details.get("exception_text") or "a shard could not be read"
             self._push(events.ShardFailed(worker, shard, reason))
@@ -212,13 +186,14 @@ class DispatchPlugin(SchedulerPlugin):
                     known = False
         if known:
             for other in self.scheduler.workers.keys() - {worker}:
-                self._send(other, "lost", address=worker)
+                self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():
                 if worker in binding.members:  # its leader may wait for it to come
-                    attempt = self._attempts.get(unit, 0)
-                    self._send(binding.worker, "abandon", unit=list(unit), attempt=attempt)
+                    self._send(
+                        binding.worker, messages.AbandonGang(unit, self._attempts.get(unit, 0))
+                    )
             self._push(events.WorkerRemoved(worker, expected))
-            self._report("left", worker=worker)
+            self._report(events.WorkerRemoved(worker, expected))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """End the run when its driver has gone."""
@@ -232,86 +207,78 @@ class DispatchPlugin(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         """Hear the run's workers and its driver."""
         if topic == worker_topic(self.run):
-            self._hear_worker(**msg)
+            self._hear_worker(messages.NOTICES.decode(msg))
         elif topic == command_topic(self.run):
-            self._hear_driver(**msg)
+            self._hear_driver(messages.COMMANDS.decode(msg))
 
-    def _hear_worker(self, op: str, worker: str, **msg: Any) -> None:
-        match op:
-            case "joined" if worker in self.scheduler.workers:
-                about = {"threads": msg["threads"], "name": msg["name"]}
-                self._report("joined", worker=worker, **about)
-                speed = self._comparable(msg["speed"])
-                if msg["owns_resource"]:
+    def _hear_worker(self, notice: messages.Notice) -> None:
+        match notice:
+            case messages.WorkerJoined(worker) if worker in self.scheduler.workers:
+                self._report(notice)
+                if notice.owns_resource:
                     self._with_our_resource.add(worker)
-                node = get_address_host(worker)
-                self._push(events.WorkerAdded(worker, frozenset(), speed, msg["max_shards"], node))
-            case "refused":
-                self._report("refused", worker=worker, reason=msg["reason"])
-            case "leaving":  # it was told to end, and stores what it runs
-                self._report("draining", worker=worker, retire=False)
+                speed, node = self._comparable(notice.speed), get_address_host(worker)
+                joined = events.WorkerAdded(worker, frozenset(), speed, notice.max_shards, node)
+                self._push(joined)
+            case messages.WorkerRefused():
+                self._report(notice)
+            case messages.WorkerLeaves(worker):
+                self._report(messages.WorkerDrains(worker, retire=False))
                 self._push(events.DrainRequested(worker))
                 for unit, binding in self.dispatcher.bindings.items():
                     if worker in binding.members:  # a gang ends where its leader does
                         self._preempt(unit, binding.worker)
-            case "started":
-                unit = Unit(*msg["unit"])
-                self._push(events.UnitStarted(unit, worker))
-                task = self.scheduler.tasks.get(unit_key(self.run, unit))
-                self._read.update(state.key for state in (task.dependencies if task else ()))
-            case "preempted":
-                unit = Unit(*msg["unit"])
-                piece = WarmPiece(msg["shard"], msg["stop"] - msg["start"], worker)
-                self._pieces.setdefault(unit, []).append(piece)
+            case events.UnitStarted(unit):
+                self._push(notice)
+                self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
+            case messages.PieceRecord(unit):
+                self._warm.add(notice)
                 if unit.trial not in self.dispatcher.trials:  # stopped while it ran
-                    self._cool_unit(unit)
-                told = {**msg, **self._members(unit), "hop": self._hops.get(unit, False)}
-                self._report("preempted", worker=worker, **told)
-            case "gathers":
-                self._gather(Unit(*msg["unit"]), worker, msg["attempt"], msg["port"])
-            case "broke":
-                self._push(events.GangBroke(Unit(*msg["unit"]), msg["reason"]))
+                    self._warm.drop(unit)
+                hop = self._hops.get(unit, False)
+                self._report(replace(notice, hop=hop, members=self._members(unit)))
+            case messages.GangGathers():
+                self._gather(notice)
+            case events.GangBroke():
+                self._push(notice)
+            case messages.UnitTrains() | messages.WorkerJoined():
+                pass
 
-    def _hear_driver(self, op: str, **msg: Any) -> None:
-        match op:
-            case "round":
-                chains = tuple(_read_chain(**chain) for chain in msg["chains"])
-                for chain in chains:  # what the store holds of a unit, no first attempt looks for
-                    for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
-                        if begun.partial is not None:
-                            unit = Unit("train", chain.trial, epoch, len(begun.visits))
-                            self._attempts.setdefault(unit, 1)
-                self._push(events.RoundAdded(Round(msg["number"], chains)))
-            case "stop":
-                self._push(events.TrialStopped(msg["trial"]))
+    def _hear_driver(self, command: messages.Command) -> None:
+        match command:
+            case events.RoundAdded(round_):
+                self._count_begun(round_)
+                self._push(command)
+            case events.TrialStopped(trial):
+                self._push(command)
                 # In that turn; a unit that tells of a piece after it is known to be over.
-                self._loop.call_soon(self._cool, msg["trial"])
-            case "preempt":
+                self._loop.call_soon(self._warm.drop_trial, trial)
+            case messages.PreemptTrial(trial):
                 for unit, binding in self.dispatcher.bindings.items():
-                    if unit.trial == msg["trial"]:
+                    if unit.trial == trial:
                         self._preempt(unit, binding.worker)
-            case "priority":
-                self._push(events.PriorityChanged(msg["trial"], msg["priority"]))
-            case "allow":
-                self._push(events.TrialAllowed(**msg))
-            case "hold":
-                self._push(events.TrialHeld(**msg))
-            case "check":
-                self._push(events.CheckAdded(**msg))
-            case "horizon":
-                self._push(events.HorizonSet(time.monotonic() + msg["in_s"]))
-            case "shrink":
-                self._shrink(msg["n_workers"], msg["nodes"])
-            case "drain":
-                self._push(events.DrainRequested(msg["worker"]))
-            case "end":
+            case messages.LimitTime(seconds):
+                self._push(events.HorizonSet(time.monotonic() + seconds))
+            case messages.Shrink(n_workers, nodes):
+                self._shrink(n_workers, nodes)
+            case messages.EndRun():
                 self.end()
+            case _:  # what the dispatcher knows
+                self._push(command)
+
+    def _count_begun(self, round_: Round) -> None:
+        """Count a unit whose state is in the store as begun: only then it looks there."""
+        for chain in round_.chains:
+            for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
+                if begun.partial is not None:
+                    unit = Unit("train", chain.trial, epoch, len(begun.visits))
+                    self._attempts.setdefault(unit, 1)
 
     def _shrink(self, n_workers: int, nodes: Mapping[str, str]) -> None:
-        """Let nodes go whose loss costs least, as long as no fewer than so many workers stay."""
+        """Drain the nodes whose loss costs least, down to no fewer than so many workers."""
         dispatcher = self.dispatcher
         for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers, nodes=nodes):
-            self._report("draining", worker=worker, retire=True)
+            self._report(messages.WorkerDrains(worker, retire=True))
             self._push(events.DrainRequested(worker))
 
     def _comparable(self, speed: float) -> float:
@@ -336,7 +303,7 @@ class DispatchPlugin(SchedulerPlugin):
             return
         batch, self._events = self._events, []
         self._perform(self.dispatcher.handle(*batch, now_s=time.monotonic()))
-        self._drop_spare_copies()
+        self._copies.drop()
         self._set_alarm()
 
     def _set_alarm(self) -> None:
@@ -354,24 +321,20 @@ class DispatchPlugin(SchedulerPlugin):
             match instruction:
                 case events.Bind():
                     self._bind(instruction, bound)
-                case events.LoadShard(worker, shard):
-                    self._report("load", worker=worker, shard=shard)
-                case events.DropShard(worker, shard):
-                    self._send(worker, "drop", shard=shard)
+                case events.DropShard(worker):
+                    self._send(worker, instruction)
                 case events.Preempt(unit, worker):
                     self._preempt(unit, worker)
-                case events.TrialRests(trial, number):
-                    self._report("rests", trial=trial, number=number)
-                case events.Drained(worker):
-                    self._report("drained", worker=worker)
                 case events.FailTrial(trial, reason):
-                    self._cool(trial)
-                    traceback = self._tracebacks.pop(trial, "")
-                    self._report("failed", trial=trial, reason=reason, traceback=traceback)
-                case events.RestartWorker(worker, reason):
-                    self._restart(worker, reason)
-                case events.FailRun(reason):
-                    self._report("fatal", reason=reason)
+                    self._warm.drop_trial(trial)
+                    self._report(
+                        messages.TrialReport(trial, reason, self._tracebacks.pop(trial, ""))
+                    )
+                case events.RestartWorker(worker):
+                    self._report(instruction)
+                    self._restart(worker)
+                case events.LoadShard() | events.TrialRests() | events.Drained() | events.FailRun():
+                    self._report(instruction)
                 case _:
                     assert_never(instruction)
         if bound:
@@ -382,53 +345,43 @@ class DispatchPlugin(SchedulerPlugin):
         task = self.scheduler.tasks.get(unit_key(self.run, unit))
         if task is None or task.state != "no-worker":
             # It was withdrawn, or lost its input, in this very turn of the loop.
-            self._push(self._returned(unit))
+            self._push(self._warm.returned(unit))
             return
         gone = workers - self.scheduler.workers.keys()
         if gone:  # Dask will not say again that the unit is ready
             for worker in gone:
                 self._worker_removed(worker, expected=True)
-            self._push(self._returned(unit))
+            self._push(self._warm.returned(unit))
             self._push(events.UnitReady(unit))
             return
         attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
         task.worker_restrictions = {bind.worker}
         seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
-        binding = Assignment(
+        binding = messages.Assignment(
             bind.shard,
             attempt,
             min(seconds, default=None),
             self.max_batches,
             self.dispatcher.visits_before(unit),
-            n_pieces=len(self._pieces.get(unit, ())),
+            n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
         )
-        task.annotations = {**(task.annotations or {}), "dagsel": asdict(binding)}
+        task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"
 
-    def _gather(self, unit: Unit, leader: str, attempt: int, port: int) -> None:
+    def _gather(self, call: messages.GangGathers) -> None:
         """Call the other workers of a gang to the one that leads it."""
+        unit, leader, attempt = call.unit, call.worker, call.attempt
         binding = self.dispatcher.bindings.get(unit)
         if binding is None or binding.worker != leader or attempt != self._attempts.get(unit):
             return
         if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
-            self._send(leader, "abandon", unit=list(unit), attempt=attempt)
+            self._send(leader, messages.AbandonGang(unit, attempt))
             return
         host, size = get_address_host(leader), len(binding.workers)
         for rank, member in enumerate(binding.members, start=1):
-            call = {"unit": list(unit), "attempt": attempt, "shard": binding.shard}
-            self._send(member, "assist", **call, rank=rank, size=size, host=host, port=port)
-
-    def _drop_spare_copies(self) -> None:
-        read, self._read = self._read, set()
-        for key in read:
-            state = self.scheduler.tasks.get(key)
-            if state is None or len(state.who_has or ()) < 2:
-                continue
-            for worker in spare_copies(state, self._may_read):
-                self.scheduler.request_remove_replicas(
-                    worker, [key], stimulus_id=f"dagsel-spare-{next(self._stimuli)}"
-                )
+            join = messages.JoinGang(unit, attempt, binding.shard, rank, size, host, call.port)
+            self._send(member, join)
 
     def _may_read(self, key: Any, worker: str) -> bool:
         unit = key_unit(self.run, key)
@@ -438,29 +391,19 @@ class DispatchPlugin(SchedulerPlugin):
             return self.dispatcher.home(unit.trial) == worker
         return self.dispatcher.holds(worker, unit.position)
 
-    def _cool(self, trial: int) -> None:
-        """Let workers forget the states that they keep warm of a trial that is over."""
-        for unit in [unit for unit in self._pieces if unit.trial == trial]:
-            self._cool_unit(unit)
-
-    def _cool_unit(self, unit: Unit) -> None:
-        for worker in {piece.worker for piece in self._pieces.pop(unit, ())}:
-            self._send(worker, "cool", unit=list(unit))
-
     def _preempt(self, unit: Unit, worker: str) -> None:
-        self._send(worker, "preempt", unit=list(unit), attempt=self._attempts.get(unit, 0))
+        self._send(worker, messages.StopUnit(unit, self._attempts.get(unit, 0)))
 
-    def _send(self, worker: str, verb: str, **message: Any) -> None:
+    def _send(self, worker: str, order: messages.Order) -> None:
         # One that has not joined, such as a restarted one at the same address, does not listen.
         if self._is_there(worker):
-            told = {"op": CHANNEL, "run": self.run, "verb": verb, "message": message}
+            told = {"op": CHANNEL, "run": self.run, "order": messages.ORDERS.encode(order)}
             self.scheduler.worker_send(worker, told)
 
     def _is_there(self, worker: str) -> bool:
         return self.dispatcher.knows(worker) and worker in self.scheduler.stream_comms
 
-    def _restart(self, worker: str, reason: str) -> None:
-        self._report("restarted", worker=worker, reason=reason)
+    def _restart(self, worker: str) -> None:
         restart = self.scheduler.restart_workers(
             [worker],
             wait_for_workers=False,
@@ -475,8 +418,8 @@ class DispatchPlugin(SchedulerPlugin):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _report(self, op: str, **message: Any) -> None:
-        self.scheduler.log_event(report_topic(self.run), {"op": op, **message})
+    def _report(self, message: messages.Message) -> None:
+        self.scheduler.log_event(report_topic(self.run), messages.REPORTS.encode(message))
 
     def end(self) -> None:
         """Stop listening and leave the scheduler as it was."""

@@ -16,6 +16,8 @@ from typing import Any
 
 from distributed import Status, Worker
 
+from dagsel.messages import Notice, WorkerLeaves
+
 #: Dask's nanny kills a worker 8 s after SIGTERM; what comes after the wait must fit as well.
 PATIENCE_S = 6.0
 
@@ -40,7 +42,7 @@ class SigtermHandler:
         worker: Worker,
         stop_all: Callable[[], None],
         is_idle: Callable[[], bool],
-        tell: Callable[..., None],
+        tell: Callable[[Notice], None],
     ) -> None:
         self._worker = worker
         self._stop_all, self._is_idle, self._tell = stop_all, is_idle, tell
@@ -58,7 +60,7 @@ class SigtermHandler:
             self._worker.loop.add_callback_from_signal(self._leave)
 
     async def _leave(self) -> None:
-        self._tell("leaving")
+        self._tell(WorkerLeaves(self._worker.address))
         self._stop_all()  # a unit may have begun since the signal
         await self._wait_until_idle(float("inf"))
         # A closing worker tells its nanny not to restart it, but may be killed before it can. Told

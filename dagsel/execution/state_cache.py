@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointError
-from dagsel.execution.messages import Assignment, StoredResult
 from dagsel.execution.process import give_back_memory
+from dagsel.execution.run_spec import StoredResult
+from dagsel.messages import Assignment, StoredState
 from dagsel.state import State
 from dagsel.storage import CheckpointStore
 from dagsel.storage.disk import retry_while_full
@@ -30,10 +30,10 @@ class Found:
     """A unit's result that was in the store."""
 
     state: State | StoredResult
-    meta: dict[str, Any]
+    stored: StoredState | None  # None where a later state of the trial was found
 
 
-class StateKeeper:
+class StateCache:
     """Keeps the states of a run's units on one worker.
 
     Parameters
@@ -70,36 +70,36 @@ class StateKeeper:
         shard, warm = binding.shard, self.warm.pop(unit, None)
         if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
             return warm.state
-        store, place = self._store, (unit.trial, unit.epoch, unit.position)
+        store, place = self._store, (unit.epoch, unit.position)
         with contextlib.suppress(CheckpointError):
-            blob, meta = store.load(*place)
-            return Found(self.keep(unit, State(blob)), meta)
+            blob, meta = store.load(unit.trial, *place)
+            return Found(self.keep(unit, State(blob)), StoredState.read(place, meta))
         latest = store.latest(unit.trial)
-        if latest is not None and latest > (unit.epoch, unit.position):
-            return Found(StoredResult(unit.trial, *latest), {"shard": shard})
+        if latest is not None and latest > place:
+            return Found(StoredResult(unit.trial, *latest), None)
         with contextlib.suppress(CheckpointError):
-            blob, meta = store.load(*place, partial=True)
-            return State(blob) if meta["shard"] == shard else None
+            blob, meta = store.load(unit.trial, *place, partial=True)
+            return State(blob) if StoredState.read(place, meta).shard == shard else None
         return None
 
-    def suspend(self, unit: Unit, state: State, binding: Assignment, meta: dict[str, Any]) -> None:
+    def suspend(self, unit: Unit, state: State, binding: Assignment, stored: StoredState) -> None:
         """Store the state of a unit that was stopped, and keep it warm where memory allows."""
-        store, buffer = self._store, state.buffer
+        store, buffer, meta = self._store, state.buffer, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
         retry_while_full(lambda: store.save(*place, buffer, meta, partial=True), store.url)
         self.warm.pop(unit, None)
         if not self._is_short_of_memory():
             self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
 
-    def save(self, unit: Unit, state: State, meta: dict[str, Any]) -> dict[str, Any]:
-        """Store a state, and give what was stored with the one that is kept."""
-        store, n_shards = self._store, self._n_shards
+    def save(self, unit: Unit, state: State, stored: StoredState) -> StoredState:
+        """Store a state; return what is stored with the one that is kept."""
+        store, n_shards, meta = self._store, self._n_shards, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
         kept = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
         old = before(unit, n_shards, by=2)
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)
-        return kept
+        return StoredState.read((unit.epoch, unit.position), kept)
 
     def keep(self, unit: Unit, state: State) -> State | StoredResult:
         """Keep a state in memory, or in the store alone when memory is short."""

@@ -1,4 +1,4 @@
-"""The way of a unit on its worker.
+"""How a unit runs on its worker.
 
 A training unit gets a state: the one that comes with it, one from the store, or what an earlier
 attempt has left. It trains on a shard, alone or as the leader of a gang, until its end or until it
@@ -13,24 +13,29 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
 from distributed import Reschedule
+from distributed.comm.addressing import get_address_host
 
+from dagsel import messages
+from dagsel.dispatch.events import GangBroke, UnitStarted
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DivergedError, GangBrokenError
-from dagsel.execution.messages import Assignment, RunSpec, StoredResult
 from dagsel.execution.process import use_torch_threads
-from dagsel.execution.state_cache import Found, StateKeeper, before
+from dagsel.execution.run_spec import RunSpec, StoredResult
+from dagsel.execution.state_cache import Found, StateCache, before
+from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecord
 from dagsel.state import State
 from dagsel.workloads.base import Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 
 logger = logging.getLogger("dagsel")
+Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
 
 
 @dataclass(slots=True)
@@ -61,8 +66,8 @@ class UnitRunner:
         What the run is.
     workload
         Its workload.
-    host
-        Where other machines reach this one.
+    address
+        Address of the worker.
     tell
         Tells the dispatcher something of a unit.
     is_short_of_memory
@@ -74,20 +79,20 @@ class UnitRunner:
         spec: RunSpec,
         workload: Workload,
         *,
-        host: str,
-        tell: Callable[..., None],
+        address: str,
+        tell: Callable[[Notice], None],
         is_short_of_memory: Callable[[], bool],
     ) -> None:
         self.shards: dict[int, Held] = {}
         self.counters = Counters()
-        self.keeper = StateKeeper(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
+        self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
-        self._host, self._tell = host, tell
+        self._address, self._tell = address, tell
         self._training = threading.Lock()  # a worker trains one unit at a time, in a gang or not
         self._stops: dict[Unit, threading.Event] = {}
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
-        self._assists: set[tuple[Unit, int]] = set()  # parts in gangs that others lead
+        self._joined: set[JoinGang] = set()  # gangs that others lead
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
@@ -105,8 +110,8 @@ class UnitRunner:
         binding: Assignment,
         config: Mapping[str, Any],
         state: State | StoredResult | None,
-    ) -> tuple[State | StoredResult, dict[str, Any]]:
-        """Run a training unit: a state in, the next one out, and a report of it.
+    ) -> tuple[State | StoredResult, UnitRecord]:
+        """Train a unit: return the next state and a record of it.
 
         Raises
         ------
@@ -118,28 +123,29 @@ class UnitRunner:
         stop = self._stops[unit] = threading.Event()
         if (unit, binding.attempt) in self._stop_early:
             stop.set()
-        self._tell("started", unit=list(unit))
+        self._tell(UnitStarted(unit, self._address))
         self.counters.units_started += 1
         use_torch_threads(self._spec.threads)
         start = time.time()
         try:
-            found = self.keeper.recover(unit, binding) if binding.attempt > 1 else None
+            found = self.states.recover(unit, binding) if binding.attempt > 1 else None
             if isinstance(found, Found):
-                times = {"start": start, "stop": time.time()}
-                return found.state, found.meta | {"recovered": True} | times
+                about = (unit, self._address, binding.shard, start, time.time())
+                done = UnitRecord(*about, hop=False, recovered=True)
+                stored = found.stored
+                return found.state, done if stored is None else _as_stored(done, stored)
             begin = found or self._input(unit, config, state)
-            self._tell("trains", unit=list(unit))
-            leash = Leash(stop, binding.max_seconds, binding.max_batches)
-            trained, began = self._train(unit, begin, config, binding, leash)
-            times = {"start": start, "ready_seconds": began - start}
+            self._tell(messages.UnitTrains(unit))
+            should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
+            trained, began = self._train(unit, begin, config, binding, should_stop)
             if not trained.finished:
-                self._suspend(unit, binding, trained, times)
+                self._suspend(unit, binding, trained, start, began)
                 raise Reschedule
             if trained.diverged:
                 raise DivergedError(
                     f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
                 )
-            return self._finish(unit, binding, trained, times)
+            return self._finish(unit, binding, trained, start, began)
         finally:
             self._stops.pop(unit, None)
             self._stop_early.discard((unit, binding.attempt))
@@ -151,73 +157,104 @@ class UnitRunner:
             case State():
                 return state
             case StoredResult():
-                return self.keeper.load(state)
+                return self.states.load(state)
             case None if unit.epoch == 1 and unit.position == 0:
                 seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
                 return self._workload.init(config, int(seeds.generate_state(1)[0]))
             case None:
                 epoch, position = before(unit, self._spec.data.n_shards)
-                return self.keeper.load(StoredResult(unit.trial, epoch, position))
+                return self.states.load(StoredResult(unit.trial, epoch, position))
 
     def _train(
-        self, unit: Unit, state: State, config: Mapping[str, Any], binding: Assignment, leash: Leash
+        self,
+        unit: Unit,
+        state: State,
+        config: Mapping[str, Any],
+        binding: Assignment,
+        should_stop: ShouldStop,
     ) -> tuple[Trained, float]:
-        """Train on a shard, alone or as the leader of a gang; also gives when that began."""
+        """Train on a shard, alone or as the leader of a gang; also return when that began."""
         shard, visit = self.shards[binding.shard].train, self._visit(unit, binding.shard)
         with self._training:
             if binding.gang == 1:
                 began = time.time()
-                alone = self._workload.train(state, shard, config, visit=visit, should_stop=leash)
+                alone = self._workload.train(
+                    state, shard, config, visit=visit, should_stop=should_stop
+                )
                 return alone, began
             try:
                 with self._lead(unit, binding) as gang:
                     gang.send(cloudpickle.dumps(config))
                     began = time.time()
                     together = self._gang_workload.train_gang(
-                        state, shard, config, visit=visit, should_stop=leash, gang=gang
+                        state, shard, config, visit=visit, should_stop=should_stop, gang=gang
                     )
                     return together, began
             except GangBrokenError as error:
-                self._tell("broke", unit=list(unit), reason=str(error))
+                self._tell(GangBroke(unit, str(error)))
                 raise Reschedule from error
             finally:
                 self._gathering.pop((unit, binding.attempt), None)
 
     def _suspend(
-        self, unit: Unit, binding: Assignment, trained: Trained, times: Mapping[str, float]
+        self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
     ) -> None:
         """Keep what was trained until the unit's next turn, and tell how far it came."""
         trained_at = time.time()
         share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
-        about = _about(binding, trained) | {"share": share}
-        self.keeper.suspend(unit, trained.state, binding, about)
-        so_far = {"n_samples": trained.n_samples, "loss": trained.loss, "losses": _losses(trained)}
-        so_far |= {"share": share, "shard": binding.shard}
-        self._tell("preempted", unit=list(unit), **so_far, **_stopped(times, trained_at))
+        stored = replace(_stored(unit, binding, trained), share=share)
+        self.states.suspend(unit, trained.state, binding, stored)
+        times = (start, began, trained_at)
+        piece = self._work(messages.PieceRecord, unit, binding.shard, trained, times)
+        self._tell(replace(piece, share=share))
 
     def _finish(
-        self, unit: Unit, binding: Assignment, trained: Trained, times: Mapping[str, float]
-    ) -> tuple[State | StoredResult, dict[str, Any]]:
-        """Store the unit's state and give it on."""
+        self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
+    ) -> tuple[State | StoredResult, UnitRecord]:
+        """Store the unit's state and pass it on."""
         trained_at = time.time()
-        kept = self.keeper.save(unit, trained.state, _about(binding, trained))
-        told = _stopped(times, trained_at) | {"losses": _losses(trained)}
-        report = {"recovered": False} | kept | told
-        if kept["shard"] != binding.shard:  # another attempt, believed lost, was first
-            return StoredResult(unit.trial, unit.epoch, unit.position), report
-        return self.keeper.keep(unit, trained.state), report
+        kept = self.states.save(unit, trained.state, _stored(unit, binding, trained))
+        times = (start, began, trained_at)
+        done = self._work(UnitRecord, unit, kept.shard, trained, times)
+        done = _as_stored(replace(done, recovered=False), kept)
+        if kept.shard != binding.shard:  # another attempt, believed lost, was first
+            return StoredResult(unit.trial, unit.epoch, unit.position), done
+        return self.states.keep(unit, trained.state), done
+
+    def _work(
+        self,
+        kind: type[Work],
+        unit: Unit,
+        shard: int,
+        trained: Trained,
+        times: tuple[float, float, float],
+    ) -> Work:
+        (start, began, trained_at), stop = times, time.time()
+        return kind(
+            unit,
+            self._address,
+            shard,
+            start,
+            stop,
+            hop=False,
+            save_seconds=stop - trained_at,
+            ready_seconds=began - start,
+            n_samples=trained.n_samples,
+            loss=trained.loss,
+            losses=astuple(trained.losses),
+        )
 
     def evaluate(
         self, unit: Unit, config: Mapping[str, Any], state: State | StoredResult
-    ) -> tuple[dict[str, float], dict[str, Any]]:
-        """Run an evaluating unit: a state's metrics on one validation shard, and a report of it."""
+    ) -> tuple[dict[str, float], UnitRecord]:
+        """Score a state on one validation shard: return its metrics and a record of it."""
         start = time.time()
-        self._tell("started", unit=list(unit))
+        self._tell(UnitStarted(unit, self._address))
         use_torch_threads(self._spec.threads)
-        loaded = self.keeper.load(state) if isinstance(state, StoredResult) else state
+        loaded = self.states.load(state) if isinstance(state, StoredResult) else state
         scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
-        report = {"start": start, "shard": unit.position, "n_samples": scores.n_samples}
-        return scores.metrics, report | {"metrics": scores.metrics, "stop": time.time()}
+        done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
+        return scores.metrics, replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
 
     def _visit(self, unit: Unit, shard: int) -> Visit:
         ends_epoch = unit.position == self._spec.data.n_shards - 1
@@ -227,47 +264,45 @@ class UnitRunner:
         """Form a gang: the dispatcher sends the others here."""
         attempt = binding.attempt
         return lead_gang(
-            self._host,
+            get_address_host(self._address),
             size=binding.gang,
-            gather=lambda port: self._tell("gathers", unit=list(unit), attempt=attempt, port=port),
+            gather=lambda port: self._tell(
+                messages.GangGathers(unit, self._address, attempt, port)
+            ),
             waits=partial(self._gathering.__setitem__, (unit, attempt)),
             **self._gang(unit, attempt),
         )
 
-    def assist(self, **call: Any) -> None:
+    def join(self, call: JoinGang) -> None:
         """Train in a gang that another worker leads, in a thread of its own."""
-        self._assists.add((call["unit"], call["attempt"]))
-        threading.Thread(target=self._assist, kwargs=call, name="dagsel-gang", daemon=True).start()
+        self._joined.add(call)
+        threading.Thread(target=self._join, args=(call,), name="dagsel-gang", daemon=True).start()
 
-    def _assist(
-        self, unit: Unit, attempt: int, shard: int, rank: int, size: int, host: str, port: int
-    ) -> None:
-        """Train in a gang that another worker leads. What goes wrong, the leader is told."""
+    def _join(self, call: JoinGang) -> None:
+        """Train in a gang that another worker leads. The leader is told what goes wrong."""
         use_torch_threads(self._spec.threads)
-        about = self._gang(unit, attempt)
+        about = self._gang(call.unit, call.attempt)
         try:
             with (
                 self._training,
-                join_gang(host, port, rank=rank, size=size, **about) as gang,
+                join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
             ):
-                config = cloudpickle.loads(gang.receive())
-                visit = self._visit(unit, shard)
                 self._gang_workload.train_gang(
                     None,
-                    self.shards[shard].train,
-                    config,
-                    visit=visit,
+                    self.shards[call.shard].train,
+                    cloudpickle.loads(gang.receive()),
+                    visit=self._visit(call.unit, call.shard),
                     should_stop=never,
                     gang=gang,
                 )
         except Exception:  # the leader has it too, and says what became of the unit
-            logger.debug("rank %d of the gang of %s", rank, unit, exc_info=True)
+            logger.debug("rank %d of the gang of %s", call.rank, call.unit, exc_info=True)
         finally:
-            self._assists.discard((unit, attempt))
+            self._joined.discard(call)
 
-    def abandon(self, unit: Unit, attempt: int) -> None:
+    def abandon(self, order: messages.AbandonGang) -> None:
         """End the wait of a gang's leader: one of the others will not come."""
-        give_up = self._gathering.get((unit, attempt))
+        give_up = self._gathering.get((order.unit, order.attempt))
         if give_up is not None:
             threading.Thread(target=give_up, name="dagsel-gang", daemon=True).start()
 
@@ -283,56 +318,60 @@ class UnitRunner:
 
     def is_idle(self) -> bool:
         """Whether no training unit runs, nor a part of a gang's."""
-        return not self._stops and not self._assists
+        return not self._stops and not self._joined
 
-    def stop(self, unit: Unit, attempt: int) -> None:
-        """Tell a unit to stop at its next batch, or before its first."""
-        self._stop_early.add((unit, attempt))
-        stop = self._stops.get(unit)
+    def stop(self, order: messages.StopUnit) -> None:
+        """Stop a unit at its next batch, or before its first."""
+        self._stop_early.add((order.unit, order.attempt))
+        stop = self._stops.get(order.unit)
         if stop is not None:
             stop.set()
 
     def stop_all(self) -> None:
-        """Tell what trains to stop at its next batch."""
+        """Stop what trains at its next batch."""
         for stop in list(self._stops.values()):
             stop.set()
 
     def drop(self, shard: int) -> None:
-        """Let go of a shard."""
+        """Forget a shard."""
         self.shards.pop(shard, None)
 
-    def cool(self, unit: Unit) -> None:
-        """Let go of the state that a stopped unit has left in memory."""
-        self.keeper.warm.pop(unit, None)
+    def forget(self, unit: Unit) -> None:
+        """Forget the state that a stopped unit has left in memory."""
+        self.states.warm.pop(unit, None)
 
     def clear(self) -> None:
-        """Let go of shards and states."""
+        """Forget shards and states."""
         self.shards.clear()
-        self.keeper.warm.clear()
+        self.states.warm.clear()
 
 
-def _about(binding: Assignment, trained: Trained) -> dict[str, Any]:
-    """Give what is stored with a state."""
-    return {
-        "shard": binding.shard,
-        "visits": [*binding.visits, binding.shard],
-        "n_samples": trained.n_samples,
-        "loss": trained.loss,
-        "state_bytes": trained.state.nbytes,
-    }
+def _stored(unit: Unit, binding: Assignment, trained: Trained) -> StoredState:
+    """Return what is stored with a unit's state."""
+    return StoredState(
+        unit.epoch,
+        unit.position,
+        binding.shard,
+        (*binding.visits, binding.shard),
+        trained.n_samples,
+        trained.loss,
+        trained.state.nbytes,
+    )
 
 
-def _stopped(times: Mapping[str, float], trained_at: float) -> dict[str, float]:
-    """Add to a unit's times when it was over, and how long its state took to be stored."""
-    stop = time.time()
-    return {**times, "stop": stop, "save_seconds": stop - trained_at}
+def _as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:
+    """Return the record of a unit with what is stored with its state."""
+    return replace(
+        done,
+        shard=stored.shard,
+        state_bytes=stored.state_bytes,
+        n_samples=stored.n_samples,
+        loss=stored.loss,
+        digest=stored.digest,
+    )
 
 
-def _losses(trained: Trained) -> list[float]:
-    return [trained.losses.n, trained.losses.low, trained.losses.high]
-
-
-class Leash:
+class ShouldStop:
     """Says at each batch boundary whether a unit has to stop there.
 
     Parameters

@@ -17,22 +17,15 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 from distributed import Status, Worker, WorkerPlugin, get_worker
-from distributed.comm.addressing import get_address_host
 from distributed.worker_state_machine import TaskState
 from tornado.ioloop import PeriodicCallback
 
+from dagsel import messages
+from dagsel.codec import Json, from_json
+from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.messages import (
-    CHANNEL,
-    RESOURCE,
-    Assignment,
-    RunSpec,
-    StoredResult,
-    plugin_name,
-    worker_topic,
-)
 from dagsel.execution.process import (
     check_gpu_resource,
     give_back_memory,
@@ -40,6 +33,14 @@ from dagsel.execution.process import (
     keep_freed_memory,
     own_random_numbers,
     torch_threads,
+)
+from dagsel.execution.run_spec import (
+    CHANNEL,
+    RESOURCE,
+    RunSpec,
+    StoredResult,
+    plugin_name,
+    worker_topic,
 )
 from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
@@ -86,12 +87,12 @@ class TrainingPlugin(WorkerPlugin):
             speed = await asyncio.to_thread(measure_speed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it
             text = f"worker {worker.name} at {worker.address}: {type(error).__name__}: {error}"
-            self._tell("refused", reason=text)
+            self._tell(messages.WorkerRefused(worker.address, text))
             return
         units = self.units = UnitRunner(
             self.spec,
             workload,
-            host=get_address_host(worker.address),
+            address=worker.address,
             tell=self._tell,
             is_short_of_memory=self._is_short_of_memory,
         )
@@ -103,12 +104,9 @@ class TrainingPlugin(WorkerPlugin):
         watch.start()
         # Dask looks at the training thread's stack 100 times a second: 5% of its time.
         _profiler(worker, "stop")
-        about = {
-            "owns_resource": self.owns_resource,
-            "name": str(worker.name),
-            "threads": self.spec.threads or torch_threads(),
-        }
-        self._tell("joined", max_shards=max_shards, speed=speed, **about)
+        threads = self.spec.threads or torch_threads()
+        told = (threads, max_shards, speed, self.owns_resource)
+        self._tell(messages.WorkerJoined(worker.address, str(worker.name), *told))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -161,32 +159,29 @@ class TrainingPlugin(WorkerPlugin):
                 "driver and all workers reach, such as a shared folder or s3://"
             )
 
-    def _tell(self, op: str, **message: Any) -> None:
-        topic = worker_topic(self.spec.run)
-        self._worker.log_event(topic, {"op": op, "worker": self._worker.address, **message})
+    def _tell(self, notice: messages.Notice) -> None:
+        self._worker.log_event(worker_topic(self.spec.run), messages.NOTICES.encode(notice))
 
-    def hear(self, verb: str, message: dict[str, Any]) -> None:
+    def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
         if self.units is None:
             return
-        if "unit" in message:
-            message = message | {"unit": Unit(*message["unit"])}
-        match verb:
-            case "preempt":
-                self.units.stop(**message)
-            case "drop":
-                self.units.drop(**message)
-            case "cool":
-                self.units.cool(**message)
-            case "assist":
-                self.units.assist(**message)
-            case "abandon":
-                self.units.abandon(**message)
-            case "lost":
+        match order:
+            case messages.StopUnit():
+                self.units.stop(order)
+            case DropShard(_, shard):
+                self.units.drop(shard)
+            case messages.ForgetState(unit):
+                self.units.forget(unit)
+            case messages.JoinGang():
+                self.units.join(order)
+            case messages.AbandonGang():
+                self.units.abandon(order)
+            case messages.WorkerLost(address):
                 # Dask ends calls to a lost worker when it hears of the loss. One that begins in
                 # that moment tries on for 30 s, and so long a unit waits for its state.
                 rpc, loop = self._worker.rpc, self._worker.loop
-                loop.call_later(LOST_AFTER_S, rpc.remove, message["address"])
+                loop.call_later(LOST_AFTER_S, rpc.remove, address)
 
     def _is_short_of_memory(self) -> bool:
         limit = self._worker.memory_manager.memory_limit
@@ -198,12 +193,12 @@ class TrainingPlugin(WorkerPlugin):
             await asyncio.to_thread(give_back_memory)
 
 
-def _hear(worker: Worker, run: str, verb: str, message: dict[str, Any]) -> None:
+def _hear(worker: Worker, run: str, order: Json) -> None:
     # Dask closes a worker that is told what it has no handler for. This one therefore stays when
     # the run has ended: a message may be on its way until then.
     plugin = worker.plugins.get(plugin_name(run))
     if isinstance(plugin, TrainingPlugin):
-        plugin.hear(verb, message)
+        plugin.follow(messages.ORDERS.decode(order))
 
 
 def measure_speed(*, repeats: int = 20, size: int = 256) -> float:
@@ -263,10 +258,9 @@ def train_unit(
     """Task of a training unit."""
     task = _this_task()
     assert task.annotations is not None
-    binding = Assignment(**task.annotations["dagsel"])
-    # Metadata of a task travels in the message that says the task is done: one message, and none
-    # is lost or early.
-    trained, task.metadata["dagsel"] = _units(run).train(Unit(*unit), binding, config, state)
+    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
+    trained, done = _units(run).train(Unit(*unit), binding, config, state)
+    _report(task, done)
     return trained
 
 
@@ -275,10 +269,17 @@ def evaluate_unit(
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()
-    metrics, task.metadata["dagsel"] = _units(run).evaluate(Unit(*unit), config, state)
+    metrics, done = _units(run).evaluate(Unit(*unit), config, state)
+    _report(task, done)
     return metrics
 
 
+def _report(task: TaskState, done: messages.UnitRecord) -> None:
+    # Metadata of a task travels in the message that says the task is done: one message, and none
+    # is lost or early.
+    task.metadata["dagsel"] = messages.REPORTS.encode(done)
+
+
 def load_shard(run: str, shard: int) -> int:
-    """Task that makes a worker hold a shard; gives its bytes."""
+    """Task that makes a worker hold a shard; returns its bytes."""
     return _units(run).load(shard)

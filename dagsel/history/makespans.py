@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -14,11 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dagsel.history.record import Record, UnitRecord
+from dagsel.history.record import Record
+from dagsel.messages import UnitRecord
 
 
 def makespans(record: Record) -> pd.DataFrame:
-    """Give a row for each round: how long it took, against the bound of its units' times.
+    """Return a row for each round: how long it took, against the bound of its units' times.
 
     The bound (`dagsel.history.makespans.round_bound`) is what no schedule can beat with the workers
     that held its shards. What other rounds did meanwhile counts against a round.
@@ -82,25 +81,6 @@ def relative_speeds(units: Sequence[UnitRecord]) -> dict[str, float]:
 Times: TypeAlias = Sequence[Sequence[float]] | NDArray[np.float64]
 
 
-def lower_bound(times: Times) -> float:
-    """Largest load of a worker or chain of a trial, where each shard has one holder.
-
-    Parameters
-    ----------
-    times
-        Seconds of each trial on each worker, shape ``(n_trials, n_workers)``.
-
-    Examples
-    --------
-    >>> lower_bound([[1, 2], [3, 1]])
-    4.0
-    """
-    table = np.asarray(times, dtype=np.float64)
-    if table.size == 0:
-        return 0.0
-    return float(max(table.sum(axis=0).max(), table.sum(axis=1).max()))
-
-
 def round_bound(work: Times, speeds: Sequence[float], holders: Sequence[AbstractSet[int]]) -> float:
     """Bound of a round whose shards may have several holders, and workers several shards.
 
@@ -135,76 +115,26 @@ def round_bound(work: Times, speeds: Sequence[float], holders: Sequence[Abstract
             raise ValueError(f"shard {shard} has no holder")
     fastest = np.array([max(speeds[j] for j in who) for who in holders])
     chain = float((table / fastest).sum(axis=1).max())
-    return max(chain, _fractional(table.sum(axis=0).tolist(), speeds, holders))
+    return max(chain, _fractional(table.sum(axis=0), np.asarray(speeds), holders))
 
 
 def _fractional(
-    demand: list[float], speeds: Sequence[float], holders: Sequence[AbstractSet[int]]
+    demand: NDArray[np.float64],
+    speeds: NDArray[np.float64],
+    holders: Sequence[AbstractSet[int]],
 ) -> float:
-    """Largest work over speed of any set of shards and all their holders.
+    """Shortest time in which the holders of each shard can share its work, as a linear program."""
+    from scipy.optimize import linprog
 
-    By max-flow min-cut that is the fractional optimum. Newton's method: from the set found last,
-    ask whether its time suffices; if not, the minimum cut is a set that needs more.
-    """
-    shards = list(range(len(demand)))
-    while True:
-        able = set().union(*(holders[s] for s in shards))
-        time = sum(demand[s] for s in shards) / sum(speeds[j] for j in able)
-        tight = _cut(demand, [speed * time for speed in speeds], holders)
-        if not tight:
-            return time
-        shards = tight
-
-
-def _cut(
-    demand: list[float], capacity: list[float], holders: Sequence[AbstractSet[int]]
-) -> list[int]:
-    """Shards whose work does not fit into the capacities; none when all fits."""
-    left, room = list(demand), list(capacity)
-    flow: list[dict[int, float]] = [dict.fromkeys(sorted(who), 0.0) for who in holders]
-    small = 1e-9 * max(demand)
-    while True:
-        came_from: dict[tuple[str, int], tuple[str, int] | None] = {
-            ("shard", s): None for s, rest in enumerate(left) if rest > small
-        }
-        queue = deque(came_from)
-        end: tuple[str, int] | None = None
-        while queue and end is None:
-            node = kind, k = queue.popleft()
-            if kind == "worker" and room[k] > small:
-                end = node
-            elif kind == "worker":
-                steps = [("shard", s) for s, row in enumerate(flow) if row.get(k, 0.0) > small]
-                queue.extend(step for step in steps if step not in came_from)
-                came_from = {**dict.fromkeys(steps, node), **came_from}
-            else:
-                steps = [("worker", j) for j in flow[k] if ("worker", j) not in came_from]
-                queue.extend(steps)
-                came_from.update(dict.fromkeys(steps, node))
-        if end is None:
-            return sorted(k for kind, k in came_from if kind == "shard")
-        _augment(end, came_from, left, room, flow)
-
-
-def _augment(
-    end: tuple[str, int],
-    came_from: dict[tuple[str, int], tuple[str, int] | None],
-    left: list[float],
-    room: list[float],
-    flow: list[dict[int, float]],
-) -> None:
-    path = [end]
-    while (before := came_from[path[-1]]) is not None:
-        path.append(before)
-    path.reverse()  # shard, worker, shard, worker, ...
-    amount = min(left[path[0][1]], room[end[1]])
-    for (kind, a), (_, b) in pairwise(path):
-        if kind == "worker":
-            amount = min(amount, flow[b][a])
-    for (kind, a), (_, b) in pairwise(path):
-        if kind == "shard":
-            flow[a][b] += amount
-        else:
-            flow[b][a] -= amount
-    left[path[0][1]] -= amount
-    room[end[1]] -= amount
+    pairs = [(shard, worker) for shard, who in enumerate(holders) for worker in who]
+    shard_of, worker_of = np.array(pairs).T
+    columns = np.arange(len(pairs))
+    shared = np.zeros((len(demand), len(pairs) + 1))  # the last variable is the time
+    shared[shard_of, columns] = 1.0
+    taken = np.zeros((len(speeds), len(pairs) + 1))
+    taken[worker_of, columns] = 1.0
+    taken[:, -1] = -speeds
+    scale = float(demand.max()) or 1.0
+    cost = np.append(np.zeros(len(pairs)), 1.0)
+    found = linprog(cost, taken, np.zeros(len(speeds)), shared, demand / scale, method="highs-ds")
+    return scale * float(found.fun)

@@ -1,18 +1,8 @@
 """What a run has done: trials, epochs and units, folded from the entries of its journal.
 
-A run writes its journal entry by entry and takes each one in with `Record.add` at once; a resumed
-run reads the journal and takes the same entries in. So what a process knows after its death and
-rebirth is what it knew before.
-
-Entries are JSON objects. ``is`` says which:
-
-- ``session``: a driver has begun ``at`` (seconds since the epoch), after ``seconds`` of others;
-- ``turn``: an event, or the ``context`` of the start, and what the flow decided; with neither, what
-  was decided over its head; ``flow``: its state at this moment;
-- ``unit``: a unit is done; ``piece``: a unit was stopped before its end;
-- ``stored``: what a session that goes on found in the store of a trial's unreported epochs;
-  ``partial``: what share of its next unit is trained;
-- ``round``: chains were sent; ``load``: a worker holds a shard; ``note``: something to know.
+A run writes its journal entry by entry (`dagsel.messages.ENTRIES`) and takes each one in with
+`Record.add` at once; a resumed run reads the journal and takes the same entries in. So a process
+that was started again knows what the one before it knew.
 
 What is known of one trial is in `dagsel.history.trial`; tables of it are made in
 `dagsel.history.tables`.
@@ -23,20 +13,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, assert_never
 
-from dagsel.codec import Json
-from dagsel.dispatch.units import Unit
+from dagsel.dispatch.events import ShardLoaded
 from dagsel.errors import SearchError
 from dagsel.flow import (
     Ask,
     Asked,
     Clone,
     Context,
-    DeadlineReached,
     Decision,
     Direction,
-    Event,
     Finish,
     Outcome,
     Pause,
@@ -49,80 +36,22 @@ from dagsel.flow import (
     TrialFailed,
     Wake,
     WorkersChanged,
-    decode_decision,
-    decode_event,
 )
 from dagsel.history.tally import EpochTally
-from dagsel.history.trial import EpochRecord, Place, TrialRecord, TrialState
-
-Entry: TypeAlias = dict[str, Json]
-
-
-@dataclass(frozen=True, slots=True)
-class UnitRecord:
-    """One unit as it ran.
-
-    Parameters
-    ----------
-    unit
-        Which one.
-    worker
-        Address of the worker.
-    shard
-        The shard it visited.
-    start, stop
-        Seconds since the epoch, by the worker's clock.
-    hop
-        Whether the state came from another worker.
-    recovered
-        Whether a stored result was found instead of training again.
-    state_bytes
-        Size of the state that it gave; 0 for an evaluating unit.
-    save_seconds
-        How long storing that state took; the time before `stop` holds it.
-    members
-        The other workers of its gang.
-    share
-        How much of the unit is done after it: 1, or less where it was stopped.
-    ready_seconds
-        How long after `start` it began to train: with its state there and its gang formed.
-    """
-
-    unit: Unit
-    worker: str
-    shard: int
-    start: float
-    stop: float
-    hop: bool
-    recovered: bool
-    state_bytes: int
-    save_seconds: float = 0.0
-    members: tuple[str, ...] = ()
-    share: float = 1.0
-    ready_seconds: float = 0.0
-
-    @property
-    def gang(self) -> int:
-        """How many workers it was on."""
-        return 1 + len(self.members)
-
-    @classmethod
-    def from_entry(cls, entry: Mapping[str, Any]) -> UnitRecord:
-        """Read what the journal holds of a unit that is done, or was stopped."""
-        return cls(
-            Unit(*entry["unit"]),
-            entry["worker"],
-            entry["shard"],
-            entry["start"],
-            entry["stop"],
-            entry["hop"],
-            entry.get("recovered", False),
-            entry.get("state_bytes", 0),
-            entry.get("save_seconds", 0.0),
-            tuple(entry.get("members", ())),
-            entry.get("share", 1.0),
-            entry.get("ready_seconds", 0.0),
-        )
+from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
+from dagsel.messages import (
+    Entry,
+    FlowState,
+    Note,
+    PartFound,
+    PieceRecord,
+    RoundSent,
+    SessionBegun,
+    StatePlace,
+    StatesFound,
+    Turn,
+    UnitRecord,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,80 +69,41 @@ class Best:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
-    """Chains that were decided together.
+    """Chains that were decided together."""
 
-    Parameters
-    ----------
-    number
-        Number of the round in its run.
-    epochs
-        Trials and their epochs that are in it.
-    start
-        When it was sent: seconds since the epoch, by the driver's clock.
-    """
-
-    number: int
-    epochs: frozenset[tuple[int, int]]
-    start: float
+    number: int  # number of the round in its run
+    epochs: frozenset[tuple[int, int]]  # trials and their epochs that are in it
+    start: float  # when it was sent: seconds since the epoch, by the driver's clock
 
 
 @dataclass(slots=True)
 class Record:
-    """All that a run has done.
+    """All that a run has done."""
 
-    Parameters
-    ----------
-    run
-        Identifier of the run.
-    n_shards
-        Training shards of the data set.
-    direction
-        Whether smaller or larger values are better.
-
-    Attributes
-    ----------
-    seconds
-        Time since the run began when the last turn was taken, without the time that it lay dead.
-    awaited
-        `Ask` decisions that no `Asked` has answered.
-    context
-        What the flow was told at its start; None before.
-    n_workers
-        What the flow was last told of workers.
-    visited
-        Of each trial and epoch the shard at each position.
-    pieces
-        Units that were stopped before their end, and went on later.
-    wake_at
-        When the flow wants to be told of the time; None if it does not.
-    worker_seconds
-        What the workers have cost until then, from request to release.
-    wanted
-        How many workers the flow wants; None if it has not said.
-    gives_gangs
-        Whether the flow has ever trained a trial on several workers.
-    """
-
-    run: str
-    n_shards: int = 1
-    direction: Direction = "minimize"
+    run: str  # identifier of the run
+    n_shards: int = 1  # training shards of the data set
+    direction: Direction = "minimize"  # whether smaller or larger values are better
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
+    # Of each trial and epoch the shard at each position.
     visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    pieces: list[UnitRecord] = field(default_factory=list)
-    wake_at: float | None = None
-    wanted: int | None = None
-    gives_gangs: bool = False
-    worker_seconds: float = 0.0
+    # Units that were stopped before their end, and went on later.
+    pieces: list[PieceRecord] = field(default_factory=list)
+    wake_at: float | None = None  # when the flow wants to be told of the time; None if it does not
+    wanted: int | None = None  # how many workers the flow wants; None if it has not said
+    gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
+    worker_seconds: float = 0.0  # what the workers have cost until then, from request to release
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
-    context: Context | None = None
+    context: Context | None = None  # what the flow was told at its start; None before
+    # `Ask` decisions that no `Asked` has answered.
     awaited: deque[Ask] = field(default_factory=deque)
     n_sessions: int = 0
     n_epochs_decided: int = 0
-    n_workers: int = 0
+    n_workers: int = 0  # what the flow was last told of workers
+    # Time since the run began when the last turn was taken, without the time that it lay dead.
     seconds: float = 0.0
     finished: bool = False
 
@@ -229,73 +119,73 @@ class Record:
 
     def add(self, entry: Entry) -> None:
         """Take in an entry of the journal."""
-        match entry["is"]:
-            case "session":
+        match entry:
+            case SessionBegun():
                 self.n_sessions += 1
-            case "unit":
+            case UnitRecord():
                 self._note_spent(entry)
                 self._add_unit(entry)
-            case "piece":
+            case PieceRecord(unit):
                 self._note_spent(entry)
-                piece = UnitRecord.from_entry(entry)
-                self.pieces.append(piece)
-                if piece.unit.trial in self.trials:
-                    self.trials[piece.unit.trial].spend(entry)
-            case "turn":
-                self._add_turn(entry)
-            case "stored":
+                self.pieces.append(entry)
+                if unit.trial in self.trials:
+                    self.trials[unit.trial].spend(entry)
+            case Turn(event, decisions):
+                self._note_spent(entry)
+                if event is not None:
+                    self._hear(entry)
+                if entry.context is not None:
+                    self.context = entry.context
+                    self.n_workers = entry.context.n_workers
+                self.decide(decisions)
+            case StatesFound():
                 self._add_stored(entry)
-            case "partial":
-                self.trials[entry["trial"]].share = entry["share"]
-            case "round":
-                epochs = frozenset((t, e) for t, a, b in entry["epochs"] for e in range(a, b))
-                self.rounds.append(RoundRecord(entry["number"], epochs, entry["start"]))
-            case "load":
-                self.loads.append((entry["worker"], entry["shard"]))
-            case "note":
-                self.notes.append(entry["text"])
+            case PartFound(trial, share):
+                self.trials[trial].share = share
+            case RoundSent(number, start, chains):
+                epochs = frozenset((t, e) for t, a, b in chains for e in range(a, b))
+                self.rounds.append(RoundRecord(number, epochs, start))
+            case ShardLoaded(worker, shard):
+                self.loads.append((worker, shard))
+            case Note(text):
+                self.notes.append(text)
+            case FlowState():
+                pass
+            case _:
+                assert_never(entry)
 
-    def _add_unit(self, entry: Entry) -> None:
-        done = UnitRecord.from_entry(entry)
+    def _add_unit(self, done: UnitRecord) -> None:
         self.units.append(done)
         unit, trial = done.unit, self.trials.get(done.unit.trial)
         if unit.kind == "train":
             self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
-        if unit.kind == "check":
+        if trial is None or unit.kind == "check":
             return
-        if trial is not None and unit.kind == "train":
-            trial.spend(entry)
-            trial.share = 0.0
-        if trial is not None and trial.is_live and unit.epoch > len(trial.epochs):
-            trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(unit, entry)
+        if unit.kind == "train":
+            trial.spend(done)
+        if trial.is_live and unit.epoch > len(trial.epochs):
+            trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(done)
 
-    def _note_spent(self, entry: Entry) -> None:
-        self.seconds = entry.get("seconds", self.seconds)
-        self.worker_seconds = entry.get("worker_seconds", self.worker_seconds)
+    def _note_spent(self, entry: UnitRecord | PieceRecord | Turn) -> None:
+        if entry.seconds is not None:
+            self.seconds = entry.seconds
+        if entry.worker_seconds is not None:
+            self.worker_seconds = entry.worker_seconds
 
-    def _add_stored(self, entry: Entry) -> None:
-        trial, states = self.trials[entry["trial"]], entry["states"]
-        for state in states:
-            if state["epoch"] > len(trial.epochs):  # before, it may be another trial's state
-                seen = self.visited.setdefault((trial.number, state["epoch"]), {})
-                seen.update(enumerate(state["visits"]))
-        trial.follow(states, self.n_shards)
+    def _add_stored(self, found: StatesFound) -> None:
+        trial = self.trials[found.trial]
+        for state in found.states:
+            if state.epoch > len(trial.epochs):  # before, it may be another trial's state
+                seen = self.visited.setdefault((trial.number, state.epoch), {})
+                seen.update(enumerate(state.visits))
+        trial.follow(found.states, self.n_shards)
 
-    def _add_turn(self, entry: Entry) -> None:
-        self._note_spent(entry)
-        if "event" in entry:
-            self._hear(decode_event(entry["event"]), entry)
-        elif "context" in entry:
-            self.context = Context(**entry["context"])
-            self.n_workers = self.context.n_workers
-        self.decide([decode_decision(decision) for decision in entry["decisions"]])
-
-    def _hear(self, event: Event, entry: Entry) -> None:
-        match event:
+    def _hear(self, turn: Turn) -> None:
+        match turn.event:
             case Asked(trials):
                 if self.awaited:
                     self.awaited.popleft()
-                params = dict(entry["params"])
+                params = turn.params or {}
                 for trial in trials:
                     self.trials[trial] = TrialRecord(trial, {}, params[trial])
             case Reported(trial, epoch, value, metrics, seconds, _, switches):
@@ -305,15 +195,13 @@ class Record:
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
             case TrialFailed(trial, reason):
-                self._end(trial, "failed", reason, entry.get("traceback", ""))
-            case Paused():
-                self.trials[event.trial].rest(event, entry.get("place"))
+                self._end(trial, "failed", reason, turn.traceback or "")
+            case Paused() as event:
+                self.trials[event.trial].rest(event, turn.place)
             case WorkersChanged(n_workers):
                 self.n_workers = n_workers
             case Tick():
                 self.wake_at = None
-            case DeadlineReached():
-                pass
 
     def decide(self, decisions: Iterable[Decision]) -> None:
         """Take in what a flow has decided.
@@ -377,7 +265,7 @@ class Record:
         if state == "failed" or trial.value is None:
             return
         check = trial.check
-        place = Place(len(trial.epochs), self.n_shards - 1) if check is None else check.place
+        place = StatePlace(len(trial.epochs), self.n_shards - 1) if check is None else check.place
         copied = 0 if check is None or trial.is_scored else len(trial.checks)
         told = (trial.value, state == "complete", place.is_partial, copied)
         best = Best(number, place.epoch, place.position, *told)
@@ -389,19 +277,19 @@ class Record:
         return best.is_complete, -Context(1, self.direction).loss(best.value), -best.trial
 
     def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
-        """Give trials that were read from a journal the configurations that it cannot hold."""
+        """Set the configurations of trials that were read from a journal."""
         for number, config in configs.items():
             trial = self.trials[number]
             last = trial.adoptions[-1] if trial.adoptions else None
             trial.config = config if last is None else {**configs[last.root], **last.config}
 
     def order(self, trial: int, epoch: int) -> tuple[int, ...] | None:
-        """Give the order of visits of an epoch that was trained to its end; None of another."""
+        """Return the order of visits of an epoch; None if it was not trained to its end."""
         order = tuple(shard for _, shard in sorted(self.visited.get((trial, epoch), {}).items()))
         return order if sorted(order) == list(range(self.n_shards)) else None
 
     def visits(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """Give the order of visits of each epoch of a trial that was trained to its end."""
+        """Return the order of visits of each epoch that was trained to its end."""
         orders = {place: self.order(*place) for place in self.visited}
         return {place: order for place, order in orders.items() if order is not None}
 

@@ -81,20 +81,20 @@ class Result:
         return tables.metrics(self.record)
 
     def timeline(self) -> pd.DataFrame:
-        """Give a row for each unit that ran: where, when, on which shard."""
+        """Return a row for each unit that ran: where, when, on which shard."""
         return tables.timeline(self.record)
 
     def makespans(self) -> pd.DataFrame:
-        """Give a row for each round: its makespan in seconds, and that over its lower bound."""
+        """Return a row for each round: its makespan in seconds, and that over its lower bound."""
         return makespans(self.record)
 
     def trials_dataframe(self) -> pd.DataFrame:
-        """Give the study's own frame of all its trials."""
+        """Return the study's own frame of all its trials."""
         frame: pd.DataFrame = self.study.trials_dataframe()
         return frame
 
     def leaderboard(self, n: int = 10) -> pd.DataFrame:
-        """Give the best trials of this run, best first.
+        """Return the best trials of this run, best first.
 
         Parameters
         ----------

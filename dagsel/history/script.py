@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -22,57 +22,28 @@ from dagsel.flow import (
     Train,
     TrialFailed,
     Wake,
-    decode_decision,
-    decode_event,
 )
+from dagsel.messages import ENTRIES, Turn
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An event, or none, and what was decided on it."""
-
-    event: Event | None
-    decisions: tuple[Decision, ...]
-
-
-def read_turns(entries: Iterable[Mapping[str, Json]]) -> tuple[Turn, ...]:
+def read_turns(entries: Iterable[Json]) -> tuple[Turn, ...]:
     """Read the turns of a journal."""
-    return tuple(
-        Turn(
-            decode_event(entry["event"]) if "event" in entry else None,
-            tuple(decode_decision(decision) for decision in entry["decisions"]),
-        )
-        for entry in entries
-        if entry["is"] == "turn"
-    )
+    turns = (ENTRIES.decode(entry) for entry in entries if entry["is"] == "turn")
+    return tuple(turn for turn in turns if isinstance(turn, Turn))
 
 
 @dataclass(slots=True)
 class ScriptState:
-    """How far a script has got.
+    """How far a script has got."""
 
-    Attributes
-    ----------
-    n_played
-        Turns that are over.
-    reported
-        Trials and epochs that have come in.
-    ended
-        Trials that were stopped or have failed.
-    granted
-        Of each trial the epochs that it was given to train.
-    astray
-        A trial that failed now and did not then, and why.
-    n_workers
-        Workers that are there now.
-    """
-
-    n_played: int = 0
+    n_played: int = 0  # turns that are over
+    # Trials and epochs that have come in.
     reported: set[tuple[int, int]] = field(default_factory=set)
-    ended: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)  # trials that were stopped or have failed
+    # Of each trial the epochs that it was given to train.
     granted: dict[int, int] = field(default_factory=dict)
-    astray: str = ""
-    n_workers: int = 1
+    astray: str = ""  # a trial that failed now and did not then, and why
+    n_workers: int = 1  # workers that are there now
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dagsel.history.record import Record
 
 
 def metrics(record: Record) -> pd.DataFrame:
-    """Give a row for each trial, epoch, split and metric."""
+    """Return a row for each trial, epoch, split and metric."""
     rows = [
         (trial.number, epoch.epoch, split, name, value, epoch.seconds)
         for trial in record.trials.values()
@@ -22,10 +22,11 @@ def metrics(record: Record) -> pd.DataFrame:
 
 
 def timeline(record: Record) -> pd.DataFrame:
-    """Give a row for each unit that ran, in the order in which they ended."""
+    """Return a row for each unit that ran, in the order in which they ended."""
     rows = [
-        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered, u.save_seconds, u.gang)
+        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered is True, u.save_seconds)
         for u in record.units
     ]
     columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
-    return pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds", "gang"])
+    frame = pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds"])
+    return frame.assign(gang=[unit.gang for unit in record.units])

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagsel.dispatch.units import Begun, Unit
+from dagsel.dispatch.units import Begun
+from dagsel.messages import StoredState, UnitRecord
 
 
 @dataclass(slots=True)
@@ -17,56 +18,46 @@ class EpochTally:
     Sums are taken in the order of positions and shards, not in that in which results came in: the
     same results give the same bits.
 
-    Parameters
-    ----------
-    n_shards
-        Training shards, and validation shards.
-
-    Attributes
-    ----------
-    trained
-        Of each position the shard, the number of samples and their mean loss.
-    scored
-        Of each validation shard the number of samples and the mean of each metric.
-    digest
-        Checksum of the state after the last position.
-
     Examples
     --------
+    >>> from dagsel.dispatch.units import Unit
     >>> tally = EpochTally(n_shards=1)
-    >>> tally.add(Unit("train", 0, 1, 0), {"shard": 0, "n_samples": 4, "loss": 0.5})
-    >>> tally.add(Unit("evaluate", 0, 1, 0), {"n_samples": 2, "metrics": {"accuracy": 1.0}})
+    >>> about = {"worker": "w", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False}
+    >>> tally.add(UnitRecord(Unit("train", 0, 1, 0), **about, n_samples=4, loss=0.5))
+    >>> scores = {"accuracy": 1.0}
+    >>> tally.add(UnitRecord(Unit("evaluate", 0, 1, 0), **about, n_samples=2, metrics=scores))
     >>> tally.is_complete, tally.train_loss, tally.metrics
     (True, 0.5, {'accuracy': 1.0})
     """
 
-    n_shards: int
+    n_shards: int  # training shards, and validation shards
+    # Of each position the shard, the number of samples and their mean loss.
     trained: dict[int, tuple[int, int, float]] = field(default_factory=dict)
-    scored: dict[int, tuple[int, Mapping[str, float]]] = field(default_factory=dict)
-    digest: str = ""
+    # Of each validation shard the number of samples and the mean of each metric.
+    scored: dict[int, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
+    digest: str = ""  # checksum of the state after the last position
 
-    def add(self, unit: Unit, result: Mapping[str, Any]) -> None:
+    def add(self, done: UnitRecord) -> None:
         """Take in a unit's result; one that is known already changes nothing."""
-        if unit.kind != "train":
-            self.scored.setdefault(unit.position, (result["n_samples"], result["metrics"]))
-        elif unit.position not in self.trained:
-            self.update(unit, result)
+        position = done.unit.position
+        if done.unit.kind != "train":
+            self.scored.setdefault(position, (done.n_samples or 0, done.metrics or {}))
+        elif position not in self.trained:
+            self.update(position, done)
 
-    def update(self, unit: Unit, result: Mapping[str, Any]) -> None:
+    def update(self, position: int, done: UnitRecord | StoredState) -> None:
         """Take in a training unit's result in place of what is known of it."""
-        if "n_samples" in result:
-            n_samples, loss = result["n_samples"], result["loss"]
-            self.trained[unit.position] = (result["shard"], n_samples, loss)
-        if unit.position == self.n_shards - 1:
-            self.digest = result.get("digest", "")
+        if done.n_samples is not None and done.loss is not None:
+            self.trained[position] = (done.shard, done.n_samples, done.loss)
+        if position == self.n_shards - 1:
+            self.digest = done.digest
 
     def follow(self, visits: Sequence[int]) -> None:
-        """Hold these visits and no others; of one that is new neither samples nor loss are known.
+        """Keep these visits and no others; samples and loss of new ones are not known.
 
         Examples
         --------
-        >>> tally = EpochTally(n_shards=3)
-        >>> tally.add(Unit("train", 0, 1, 0), {"shard": 2, "n_samples": 4, "loss": 0.5})
+        >>> tally = EpochTally(n_shards=3, trained={0: (2, 4, 0.5)})
         >>> tally.follow([2, 0])
         >>> tally.trained
         {0: (2, 4, 0.5), 1: (0, 0, nan)}

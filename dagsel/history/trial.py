@@ -6,173 +6,91 @@ of an epoch before it is reported is a `dagsel.history.tally.EpochTally`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
-from dagsel.dispatch.units import Unit
 from dagsel.flow import Losses, Pause, Paused, Train
 from dagsel.history.tally import EpochTally
+from dagsel.messages import PieceRecord, StatePlace, StoredState, UnitWork
 
 TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRecord:
-    """What an epoch of a trial came to.
+    """What an epoch of a trial came to."""
 
-    Parameters
-    ----------
-    epoch
-        From 1.
-    value
-        The metric that the search is about.
-    metrics
-        Mean of each validation metric.
-    train_loss
-        Mean training loss.
-    seconds
-        Since the run began.
-    digest
-        Checksum of the state after it; empty if unknown.
-    """
-
-    epoch: int
-    value: float
-    metrics: Mapping[str, float]
-    train_loss: float
-    seconds: float
-    digest: str = ""
+    epoch: int  # from 1
+    value: float  # the metric that the search is about
+    metrics: Mapping[str, float]  # mean of each validation metric
+    train_loss: float  # mean training loss
+    seconds: float  # since the run began
+    digest: str = ""  # checksum of the state after it; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """From which trial's state a trial went on, and with what configuration.
+    """From which trial's state a trial went on, and with what configuration."""
 
-    Parameters
-    ----------
-    after
-        The trial's epoch after which it did.
-    source, source_epoch
-        Whose state it took, as of which epoch.
-    root
-        The trial whose drawn configuration lies under it.
-    config
-        All that differs from that.
-    """
-
-    after: int
+    after: int  # the trial's epoch after which it did
+    # Whose state it took, as of which epoch.
     source: int
     source_epoch: int
-    root: int
-    config: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a state is in the store: after a unit, or in the middle of it."""
-
-    epoch: int
-    position: int
-    is_partial: bool = False
+    root: int  # the trial whose drawn configuration lies under it
+    config: Mapping[str, Any]  # all that differs from that
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a trial was worth where it was paused.
+    """What a trial was worth where it was paused."""
 
-    Parameters
-    ----------
-    epochs
-        How far it had trained.
-    place
-        Where its state is.
-    value, metrics
-        As of an epoch.
-    seconds
-        Since the run began.
-    """
-
-    epochs: float
-    place: Place
+    epochs: float  # how far it had trained
+    place: StatePlace  # where its state is
+    # As of an epoch.
     value: float
     metrics: Mapping[str, float]
-    seconds: float
+    seconds: float  # since the run began
 
 
 @dataclass(slots=True)
 class TrialRecord:
-    """What became of a trial.
-
-    Attributes
-    ----------
-    config
-        Its present configuration.
-    params
-        The parameters that were drawn for it.
-    state, reason, traceback
-        How it ended, and why.
-    epochs
-        What its epochs came to.
-    n_decided
-        Epochs that it was given to train, from its first one on.
-    adoptions
-        The states of other trials that it went on from.
-    tallies
-        What is known of epochs that are under way.
-    gang, seconds_left
-        On how many workers it trains, and for how long it may.
-    is_held
-        Whether it was told to rest, and not to go on.
-    pausing
-        What asked it to rest, until the flow was told that it does.
-    share
-        How much is trained of the unit in which it was stopped.
-    trained_s, losses
-        Seconds of training and training losses since it was last told to train.
-    checks
-        What it was worth where it was paused.
-    last_check
-        The last of them, unless it is of a state that the trial has exchanged for another trial's.
-    is_scored
-        Whether it rests where it was scored.
-    n_told
-        How often it was told to train or to rest.
-    cut
-        On how many workers it was when it was stopped to go on at once, and when it ceased to
-        train; None if it was not.
-    switches
-        What each change of its number of workers has cost: seconds in which it did not train.
-    n_switches_told
-        Of how many of these the flow has heard.
-    """
+    """What became of a trial."""
 
     number: int
-    config: Mapping[str, Any]
-    params: Mapping[str, Any]
+    config: Mapping[str, Any]  # its present configuration
+    params: Mapping[str, Any]  # the parameters that were drawn for it
+    # How it ended, and why.
     state: TrialState = "running"
     reason: str = ""
     traceback: str = ""
-    epochs: list[EpochRecord] = field(default_factory=list)
-    n_decided: int = 0
+    epochs: list[EpochRecord] = field(default_factory=list)  # what its epochs came to
+    n_decided: int = 0  # epochs that it was given to train, from its first one on
+    # The states of other trials that it went on from.
     adoptions: list[Adoption] = field(default_factory=list)
+    # What is known of epochs that are under way.
     tallies: dict[int, EpochTally] = field(default_factory=dict)
+    # On how many workers it trains, and for how long it may.
     gang: int = 1
     seconds_left: float | None = None
-    is_held: bool = False
-    pausing: Pause | None = None
-    share: float = 0.0
+    is_held: bool = False  # whether it was told to rest, and not to go on
+    pausing: Pause | None = None  # what asked it to rest, until the flow was told that it does
+    share: float = 0.0  # how much is trained of the unit in which it was stopped
+    # Seconds of training and training losses since it was last told to train.
     trained_s: float = 0.0
     losses: Losses = field(default_factory=Losses)
-    checks: list[Check] = field(default_factory=list)
+    checks: list[Check] = field(default_factory=list)  # what it was worth where it was paused
+    # The last of them, unless it is of a state that the trial has exchanged for another trial's.
     last_check: Check | None = None
-    is_scored: bool = False
-    n_told: int = 0
+    is_scored: bool = False  # whether it rests where it was scored
+    n_told: int = 0  # how often it was told to train or to rest
+    # On how many workers it was when it was stopped to go on at once, and when it ceased to train;
+    # None if it was not.
     cut: tuple[int, float] | None = None
+    # What each change of its number of workers has cost: seconds in which it did not train.
     switches: list[float] = field(default_factory=list)
-    n_switches_told: int = 0
+    n_switches_told: int = 0  # of how many of these the flow has heard
 
     @property
     def is_live(self) -> bool:
@@ -195,15 +113,15 @@ class TrialRecord:
         done = self._n_trained
         return done + (self._n_units(done + 1) + self.share) / n_shards
 
-    def place(self, n_shards: int) -> Place | None:
+    def place(self, n_shards: int) -> StatePlace | None:
         """Where its newest state is in the store; None before there is one."""
         done = self._n_trained
         n_units = self._n_units(done + 1)
         if self.share:
-            return Place(done + 1, n_units, is_partial=True)
+            return StatePlace(done + 1, n_units, is_partial=True)
         if n_units:
-            return Place(done + 1, n_units - 1)
-        return Place(done, n_shards - 1) if done else None
+            return StatePlace(done + 1, n_units - 1)
+        return StatePlace(done, n_shards - 1) if done else None
 
     def _n_units(self, epoch: int) -> int:
         return len(self.tallies[epoch].trained) if epoch in self.tallies else 0
@@ -227,24 +145,24 @@ class TrialRecord:
         return self.epochs[-1].value if self.epochs else None
 
     def allow(self, train: Train) -> None:
-        """Let it train on new terms."""
+        """Take in that it may train on."""
         self.n_decided += train.epochs
         self.gang, self.seconds_left = train.gang, train.seconds
         self.is_held, self.pausing, self.is_scored = False, None, False
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
-    def rest(self, event: Paused, place: Sequence[Any] | None) -> None:
-        """Let it rest, with what the flow was told of it and where its state is."""
+    def rest(self, event: Paused, place: StatePlace | None) -> None:
+        """Take in that it rests: what the flow was told of it, and where its state is."""
         self.is_held, self.pausing = True, None
         if event.value is not None and place is not None:
             told = (event.value, event.metrics, event.seconds)
-            self.last_check = Check(event.epochs, Place(*place), *told)
+            self.last_check = Check(event.epochs, place, *told)
             self.checks.append(self.last_check)
             self.is_scored = True
 
     def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
-        """Let it go on from another trial's state and configuration, with changes to the latter."""
+        """Take in that it goes on from another trial's state, with a changed configuration."""
         root, changes = origin.number, dict[str, Any]()
         if origin.adoptions:
             root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
@@ -254,43 +172,39 @@ class TrialRecord:
         self.last_check, self.is_scored = None, False
         self.config = {**origin.config, **config}
 
-    def spend(self, entry: Mapping[str, Any]) -> None:
+    def spend(self, work: UnitWork) -> None:
         """Count what a training unit, or a piece of one, has taken."""
-        self._note_switch(entry)
-        self.share = entry.get("share", 0.0)
-        self.trained_s += entry["stop"] - entry["start"]
-        n, low, high = entry.get("losses") or (0, math.nan, math.nan)
-        self.losses += Losses(n, low, high)
+        self._note_switch(work)
+        self.share = work.share if isinstance(work, PieceRecord) else 0.0
+        self.trained_s += work.stop - work.start
+        if work.losses is not None:
+            self.losses += Losses(*work.losses)
 
-    def _note_switch(self, entry: Mapping[str, Any]) -> None:
-        gang = 1 + len(entry.get("members", ()))
-        if self.cut is not None and gang != self.cut[0] and not entry.get("recovered"):
-            began = entry["start"] + entry.get("ready_seconds", 0.0)
-            self.switches.append(max(0.0, began - self.cut[1]))
-        goes_on = entry.get("share", 0.0) > 0 and not self.is_held and self.seconds_left is None
-        ceased = entry["stop"] - entry.get("save_seconds", 0.0)
-        self.cut = (gang, ceased) if goes_on else None
+    def _note_switch(self, work: UnitWork) -> None:
+        if self.cut is not None and work.gang != self.cut[0] and not work.recovered:
+            self.switches.append(max(0.0, work.start + work.ready_seconds - self.cut[1]))
+        is_cut = isinstance(work, PieceRecord) and work.share > 0
+        goes_on = is_cut and not self.is_held and self.seconds_left is None
+        self.cut = (work.gang, work.stop - work.save_seconds) if goes_on else None
 
-    def follow(self, states: Sequence[Mapping[str, Any]], n_shards: int) -> None:
-        """Bring its tallies in line with the store, whose word counts for what was trained.
+    def follow(self, states: Sequence[StoredState], n_shards: int) -> None:
+        """Bring its tallies in line with the store, which is right about what was trained.
 
         Parameters
         ----------
         states
-            Of the newest readable state, and of the ends of unreported epochs before it, the epoch,
-            the position and what was stored with it; in order.
+            The newest readable state, and before it the ends of unreported epochs, in order.
         n_shards
             Training shards of the data set.
         """
         self.share = 0.0  # where the store holds a partial state, it is trained on from there
-        stored = {state["epoch"]: state for state in states}
+        stored = {state.epoch: state for state in states}
         newest = max(stored, default=0)
         for epoch in range(len(self.epochs) + 1, self.n_decided + 1):
             tally = self.tallies.pop(epoch, EpochTally(n_shards))
             if epoch in stored:
-                state = stored[epoch]
-                tally.follow(state["visits"])
-                tally.update(Unit("train", self.number, epoch, state["position"]), state)
+                tally.follow(stored[epoch].visits)
+                tally.update(stored[epoch].position, stored[epoch])
             elif epoch < newest:  # it is over; of what was not heard any order will do
                 visits = tally.begun.visits
                 tally.follow([*visits, *(s for s in range(n_shards) if s not in visits)])
@@ -300,7 +214,7 @@ class TrialRecord:
                 self.tallies[epoch] = tally
 
     def differences(self, other: TrialRecord | None) -> list[str]:
-        """Say in which epochs this trial, in the same run repeated, has other results."""
+        """List the epochs in which this trial has other results in a repeated run."""
         found = []
         for then, now in zip_longest(self.epochs, [] if other is None else other.epochs):
             name = f"trial {self.number}, epoch {(then or now).epoch}"

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any, TypeVar
 
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
     CheckAdded,
     DrainRequested,
+    FailRun,
     HorizonSet,
     PriorityChanged,
+    ShardLoaded,
     TrialAllowed,
     TrialHeld,
     TrialStopped,
@@ -28,14 +30,14 @@ from dagsel.dispatch.events import (
 from dagsel.dispatch.units import Round, Unit
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
-from dagsel.history.trial import Place
+from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
 from dagsel.planning.budget import Bill
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
 from dagsel.simulation.virtual_cluster import Ran, VirtualCluster
 
-Message: TypeAlias = dict[str, Any]
+Work = TypeVar("Work", UnitRecord, PieceRecord)
 
 
 class VirtualEngine:
@@ -164,9 +166,11 @@ class VirtualEngine:
     def release(self, trial: int, epoch: int) -> None:
         """Do nothing: in virtual time no result is kept."""
 
-    def prioritize(self, trial: int, priority: float) -> None:
-        """Serve trials of a higher priority first."""
-        self._model.at(self.now(), PriorityChanged(trial, priority))
+    def tell(self, command: TrialAllowed | TrialHeld | PriorityChanged) -> None:
+        """Change what a trial may do."""
+        if not isinstance(command, PriorityChanged):
+            self._shares_time.add(command.trial)
+        self._model.at(self.now(), command)
 
     @property
     def most_workers(self) -> int | None:
@@ -177,18 +181,8 @@ class VirtualEngine:
         """Begin no unit that is expected to end after this moment."""
         self._model.at(self.now(), HorizonSet(at))
 
-    def allow(self, trial: int, gang: int, seconds: float | None, number: int) -> None:
-        """Let a trial train on so many workers, for so long."""
-        self._shares_time.add(trial)
-        self._model.at(self.now(), TrialAllowed(trial, gang, seconds, number))
-
-    def hold(self, trial: int, number: int) -> None:
-        """Let a trial rest."""
-        self._shares_time.add(trial)
-        self._model.at(self.now(), TrialHeld(trial, number))
-
     def check(
-        self, trial: int, number: int, place: Place, configs: Mapping[int, Mapping[str, Any]]
+        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
     ) -> None:
         """Score a trial where it rests."""
         if self._curves.evaluation_share:
@@ -201,7 +195,7 @@ class VirtualEngine:
             )
 
     def scale(self, n_workers: int) -> None:
-        """Let the cluster grow or shrink, if it may."""
+        """Scale the cluster, if it can be scaled."""
         if self._max_workers is None:
             return
         n_workers = max(1, min(n_workers, self._max_workers))
@@ -247,7 +241,7 @@ class VirtualEngine:
         raise SearchError(f"after {self.now():g} s no trial trains, and the flow does not finish")
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
-        """Give what the next epoch that ends brings, and what was before; waiting takes no time."""
+        """Yield what happens until an epoch ends; waiting takes no time."""
         until_s = self.now() + timeout_s
         self._is_news = bool(self._heard)
         self._release()
@@ -271,10 +265,9 @@ class VirtualEngine:
             len(of) for of in (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests)
         ]
         self._count_workers()
-        for worker, shard in outcome.loaded[n_loads:]:
-            self._heard.append({"op": "loaded", "worker": worker, "shard": shard})
+        self._heard += [ShardLoaded(*loaded) for loaded in outcome.loaded[n_loads:]]
         for ran in outcome.pieces[n_pieces:]:
-            self._heard.append(self._trained("preempted", ran, share=ran.done))
+            self._heard.append(self._trained(PieceRecord, ran))
         for ran in outcome.timeline[n_units:]:
             if ran.unit.kind == "check":
                 self._tell_check(ran)
@@ -283,14 +276,12 @@ class VirtualEngine:
                 self._score(ran)
                 continue
             # What no curve tells, no record holds: a mean over no samples.
-            told = {"n_samples": 0, "loss": 0.0, "state_bytes": 0}
-            self._heard.append(self._trained("done", ran, **told))
+            self._heard.append(replace(self._trained(UnitRecord, ran), n_samples=0, loss=0.0))
             if ran.unit.position == self._n_shards - 1 and not self._curves.evaluation_share:
                 for shard in range(self._n_shards):
                     self._score(_scored_at_once(ran, shard))
-        for rest in outcome.rests[n_rests:]:
-            self._is_news = True
-            self._heard.append({"op": "rests", "trial": rest.trial, "number": rest.number})
+        self._is_news |= len(outcome.rests) > n_rests
+        self._heard += outcome.rests[n_rests:]
         for trial in list(outcome.failed)[self._n_failed :]:
             self._n_failed += 1
             self._fail(trial, outcome.failed[trial])
@@ -314,23 +305,22 @@ class VirtualEngine:
         if lost and self._max_workers is not None:  # such a cluster replaces what it loses
             self.scale(self._bill.asked)
 
-    def _trained(self, op: str, ran: Ran, **told: Any) -> Message:
-        """Tell of a training unit that is over, or was stopped."""
+    def _trained(self, kind: type[Work], ran: Ran) -> Work:
+        """Say what a training unit has come to that is over, or was stopped."""
         trial = ran.unit.trial
         before = self._reached.get(trial, 0.0)
         after = ran.unit.epoch - 1 + (ran.unit.position + ran.done) / self._n_shards
         self._reached[trial] = after
+        losses = None
         if trial in self._shares_time and isinstance(self._curves, Loses):
-            losses = self._curves.losses(self._configs[trial], before, after, trial=trial)
-            told["losses"] = [losses.n, losses.low, losses.high]
-        return _done(ran, members=list(ran.members), **told) | {"op": op}
+            losses = astuple(self._curves.losses(self._configs[trial], before, after, trial=trial))
+        return replace(_work(kind, ran), recovered=False, losses=losses)
 
     def _tell_check(self, ran: Ran) -> None:
         """Tell the value of a trial that is paused."""
         trial = ran.unit.trial
-        is_first = ran.unit.position == 0  # as in `_report`
         metrics = {}
-        if is_first:
+        if ran.unit.position == 0:  # as in `_report`
             try:
                 value = self._curves.value(self._configs[trial], self._reached[trial], trial=trial)
             except TrainingError as error:
@@ -338,7 +328,7 @@ class VirtualEngine:
                 return
             metrics = {self._metric: value}
         self._is_news = True
-        self._heard.append(_done(ran, n_samples=int(is_first), metrics=metrics))
+        self._heard.append(_scored(ran, metrics))
 
     def _score(self, ran: Ran) -> None:
         epoch = (ran.unit.trial, ran.unit.epoch)
@@ -348,7 +338,7 @@ class VirtualEngine:
             self._complete[epoch] = None
 
     def _release(self) -> None:
-        """Let the runner hear of the epochs whose turn it is."""
+        """Report the epochs whose turn it is."""
         if not self._order:
             for done in list(self._complete):
                 self._report(*done)
@@ -375,16 +365,15 @@ class VirtualEngine:
         self._is_news = True
         for ran in scored:
             # One shard tells the value: a mean over all would have other bits.
-            is_first = ran.unit.position == 0
-            metrics = {self._metric: value} if is_first else {}
-            self._heard.append(_done(ran, n_samples=int(is_first), metrics=metrics))
+            metrics = {self._metric: value} if ran.unit.position == 0 else {}
+            self._heard.append(_scored(ran, metrics))
 
     def _fail(self, trial: int, reason: str) -> None:
         self._is_news = True
         if trial < 0:  # the model's word for the run
-            self._heard.append({"op": "fatal", "reason": reason})
+            self._heard.append(FailRun(reason))
             return
-        self._heard.append({"op": "failed", "trial": trial, "reason": reason, "traceback": ""})
+        self._heard.append(TrialReport(trial, reason))
 
 
 def _scored_at_once(ran: Ran, shard: int) -> Ran:
@@ -392,16 +381,19 @@ def _scored_at_once(ran: Ran, shard: int) -> Ran:
     return Ran(unit, ran.worker, shard, ran.stop_s, ran.stop_s, hop=False)
 
 
-def _done(ran: Ran, **result: Any) -> Message:
-    return {
-        "op": "done",
-        "unit": list(ran.unit),
-        "worker": ran.worker,
-        "shard": ran.shard,
-        "start": ran.start_s,
-        "stop": ran.stop_s,
-        "hop": ran.hop,
-        "ready_seconds": ran.waits_s,
-        "recovered": False,
-        **result,
-    }
+def _scored(ran: Ran, metrics: Mapping[str, float]) -> UnitRecord:
+    return replace(_work(UnitRecord, ran), n_samples=len(metrics), metrics=metrics)
+
+
+def _work(kind: type[Work], ran: Ran) -> Work:
+    return kind(
+        ran.unit,
+        ran.worker,
+        ran.shard,
+        ran.start_s,
+        ran.stop_s,
+        ran.hop,
+        members=ran.members,
+        share=ran.done,
+        ready_seconds=ran.waits_s,
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, check_flow, limits_of
-from dagsel.history.record import UnitRecord
+from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import read_budget, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
@@ -220,7 +220,7 @@ def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
     return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, run.cost)]
 
 
-def _trained(run: SimulatedRun) -> list[UnitRecord]:
+def _trained(run: SimulatedRun) -> list[UnitWork]:
     ran = (*run.record.units, *run.record.pieces)  # many a trial is stopped in its first unit
     return [unit for unit in ran if unit.unit.kind == "train"]
 
@@ -248,7 +248,7 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     )
 
 
-def _gangs(units: Iterable[UnitRecord]) -> tuple[tuple[int, int], ...]:
+def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:
     """Count the trials by the most workers that each was on."""
     gangs: dict[int, int] = {}
     for unit in units:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Sampling, check_flow, limits_of
-from dagsel.history.record import Entry, Record
+from dagsel.history.record import Record
 from dagsel.history.result import Result
 from dagsel.planning.budget import Bill
 from dagsel.simulation.cluster import SimulatedCluster
@@ -46,7 +46,7 @@ class SimulatedRun(Result):
     """
 
     cluster: SimulatedCluster
-    journal: Sequence[Entry]
+    journal: Sequence[Mapping[str, Any]]
     bill: Bill
 
     @property
@@ -136,7 +136,7 @@ def simulate(
     name = f"simulated-{seed}"
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
     record = Record(name, cluster.n_shards, direction)
-    journal: list[Entry] = []
+    journal: list[Mapping[str, Any]] = []
     engine = VirtualEngine(curves, cluster, metric, order=read_order(order))
     runner = Runner(
         flow,
@@ -231,7 +231,7 @@ class _NoStates:
 class _Kept:
     """A journal in memory."""
 
-    entries: list[Entry]
+    entries: list[Mapping[str, Any]]
 
-    def append(self, records: Sequence[Entry]) -> None:
+    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         self.entries.extend(records)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from dagsel.flow import (
+    DECISIONS,
     Clone,
     Context,
     Decision,
@@ -28,8 +29,6 @@ from dagsel.flow import (
     Reported,
     Stop,
     Train,
-    decode_decision,
-    encode,
     load_state,
     save_state,
 )
@@ -104,8 +103,8 @@ class FlowSuite:
         def law(tape: Tape) -> None:
             for step in self._play(tape).steps:
                 for decision in step.decisions:
-                    written = json.loads(json.dumps(encode(decision)))
-                    assert decode_decision(written) == decision, f"{decision} cannot be recorded"
+                    written = json.loads(json.dumps(DECISIONS.encode(decision)))
+                    assert DECISIONS.decode(written) == decision, f"{decision} cannot be recorded"
 
         _for_all(law)
 

@@ -130,7 +130,7 @@ class RunDir:
         if version > VERSION:
             raise RunDirError(
                 f"{self.url} was written by a newer dagsel (run format {version}; this one reads "
-                f"up to {VERSION}); upgrade dagsel to use it"
+                f"up to {VERSION}): install dagsel {body.get('dagsel', '')} or newer to use it"
             )
         return body
 

@@ -16,10 +16,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from reference.bounds import lower_bound
 from reference.exact import solve
 from reference.open_shop import plan, randomized
 
-from dagsel.history.makespans import lower_bound
 from tests.dispatch.families import (
     FIGURE_5,
     UNIT_S,

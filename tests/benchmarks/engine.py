@@ -19,9 +19,11 @@ import numpy as np
 from distributed import Client, LocalCluster, wait
 
 from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.events import FailRun
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import RESOURCE, RunSpec
+from dagsel.execution.run_spec import RESOURCE, RunSpec
+from dagsel.messages import TrialReport, UnitRecord
 from dagsel.state import State, Tensor
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -59,10 +61,10 @@ def run_round(
         busy, n_done = 0.0, 0
         while n_done < n_units:
             for message in engine.messages(timeout_s=30):
-                if message["op"] == "done":
+                if isinstance(message, UnitRecord):
                     n_done += 1
-                    busy += message["stop"] - message["start"]
-                elif message["op"] in ("failed", "fatal"):
+                    busy += message.stop - message.start
+                elif isinstance(message, TrialReport | FailRun):
                     raise SystemExit(message)
         return time.perf_counter() - start, busy
 
@@ -75,7 +77,7 @@ def wait_for_shards(engine: DaskEngine, n_shards: int, configs: dict[int, dict[s
     )
     n_done = 0
     while n_done < n_shards:
-        n_done += sum(message["op"] == "done" for message in engine.messages(timeout_s=30))
+        n_done += sum(isinstance(message, UnitRecord) for message in engine.messages(timeout_s=30))
 
 
 def cluster_of(n_workers: int) -> LocalCluster:

@@ -27,11 +27,14 @@ import cloudpickle
 import numpy as np
 from distributed import Client
 
+from dagsel.codec import Json
 from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.engine import DaskEngine, Message
-from dagsel.execution.messages import RunSpec, worker_topic
+from dagsel.execution.engine import DaskEngine
+from dagsel.execution.run_spec import RunSpec, worker_topic
+from dagsel.messages import NOTICES, PieceRecord, UnitTrains
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
@@ -61,15 +64,15 @@ class Bench:
     suspends: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     resumes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def hear(self, event: tuple[float, Message]) -> None:
-        message = event[1]
-        if message["op"] == "trains":
-            self.trains.put(message["unit"][1])
+    def hear(self, event: tuple[float, Json]) -> None:
+        message = NOTICES.decode(event[1])
+        if isinstance(message, UnitTrains):
+            self.trains.put(message.unit.trial)
 
     def go_on(self, trial: int, gang: int = 1) -> None:
         self.number += 1
         at = time.time()
-        self.engine.allow(trial, gang, None, self.number)
+        self.engine.tell(TrialAllowed(trial, gang, None, self.number))
         if trial not in self.begun:
             chain = Chain(trial, range(1, 2), 1, evaluate=False)
             self.engine.submit(Round(trial, (chain,)), {trial: {}})
@@ -80,17 +83,17 @@ class Bench:
         if trial == 0:
             self.resumed_at = at
 
-    def rest(self, trial: int) -> tuple[Message, float]:
+    def rest(self, trial: int) -> tuple[Any, float]:
         """Give what was told of its last piece, and how long it took to rest."""
         self.number += 1
         at = time.time()
-        self.engine.hold(trial, self.number)
-        piece: Message = {}
+        self.engine.tell(TrialHeld(trial, self.number))
+        piece: PieceRecord | None = None
         while True:
             for message in self.engine.messages(timeout_s=60):
-                if message["op"] == "preempted" and message["unit"][1] == trial:
+                if isinstance(message, PieceRecord) and message.unit.trial == trial:
                     piece = message
-                if message["op"] == "rests" and message["number"] == self.number:
+                if isinstance(message, TrialRests) and message.number == self.number:
                     return piece, time.time() - at
 
     def warm_up(self) -> None:
@@ -98,7 +101,7 @@ class Bench:
         self.go_on(0)
         before, _ = self.rest(0)
         after = before
-        while after["n_samples"] == before["n_samples"]:
+        while after.n_samples == before.n_samples:
             self.go_on(0, gang=2)
             after, _ = self.rest(0)
 
@@ -108,11 +111,11 @@ class Bench:
         change()
         self.go_on(0, gang)
         after, _ = self.rest(0)  # tells when it began
-        moved = before["worker"] != after["worker"]
+        moved = before.worker != after.worker
         assert moved == (way == "another worker"), (way, before, after)
-        assert after["n_samples"] > before["n_samples"], "it went on at another sample"
+        assert after.n_samples > before.n_samples, "it went on at another sample"
         self.suspends[way].append(suspend_s)
-        self.resumes[way].append(after["loss"] - self.resumed_at)
+        self.resumes[way].append(after.loss - self.resumed_at)
         self.go_on(0, gang)
 
 

@@ -45,6 +45,7 @@ from faulty import Start, read_starts
 
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import ENTRIES
 from dagsel.state import State
 from dagsel.storage import RunDir
 from dagsel.study.resume import STANDS_FOR
@@ -340,7 +341,7 @@ def read_record(job: Job) -> Record:
     folder = RunDir(job.run_dir)
     record = Record(folder.about()["run"], N_SHARDS, "maximize")
     for entry in folder.journal.read():
-        record.add(entry)
+        record.add(ENTRIES.decode(entry))
     return record
 
 

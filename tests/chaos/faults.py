@@ -21,6 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
+from dagsel.dispatch.events import Drained, DrainRequested
+from dagsel.messages import COMMANDS, REPORTS
+
 
 @dataclass(frozen=True, slots=True)
 class Kill:
@@ -360,7 +363,7 @@ async def _drain(worker: str, dask_scheduler: Any) -> None:
     """Ask all runs on a scheduler to drain a worker, wait for them, and retire it."""
     runs = [name for name in dask_scheduler.plugins if name.startswith("dagsel-")]
     for run in runs:
-        dask_scheduler.log_event(f"{run}-commands", {"op": "drain", "worker": worker})
+        dask_scheduler.log_event(f"{run}-commands", COMMANDS.encode(DrainRequested(worker)))
     while worker in dask_scheduler.workers and any(
         run in dask_scheduler.plugins and not _is_drained(dask_scheduler, run, worker)
         for run in runs
@@ -372,4 +375,4 @@ async def _drain(worker: str, dask_scheduler: Any) -> None:
 
 def _is_drained(dask_scheduler: Any, run: str, worker: str) -> bool:
     said = dask_scheduler.get_events(f"{run}-reports")
-    return any(message == {"op": "drained", "worker": worker} for _, message in said)
+    return any(message == REPORTS.encode(Drained(worker)) for _, message in said)

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from interrupted import FLOWS
 
-from dagsel.codec import to_json
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError
-from dagsel.flow import Asked, Context, Event, Reported, Train, WorkersChanged, encode, save_state
+from dagsel.flow import Asked, Context, Event, Reported, Train, WorkersChanged, save_state
+from dagsel.messages import (
+    ENTRIES,
+    Entry,
+    FlowState,
+    Note,
+    SessionBegun,
+    Turn,
+    read_entries,
+)
 
 
-def drive(flow: Any, snapshot_every: int) -> list[dict[str, Any]]:
+def drive(flow: Any, snapshot_every: int) -> list[Entry]:
     """Run a flow for some turns, and write a journal of it."""
-    entries: list[dict[str, Any]] = [{"is": "session", "at": 0.0, "seconds": 0.0}]
+    entries: list[Entry] = [SessionBegun(0.0, 0.0)]
     context = Context(2, "maximize", 1)
     decisions = flow.start(context)
-    entries.append(turn(decisions, context=to_json(context)))
+    entries.append(turn(None, decisions, context=context))
     n_asked = decisions[0].n
     events: list[Event] = [
         Asked(tuple(range(n_asked)), configs=tuple({"x": n / 9} for n in range(n_asked)))
@@ -30,7 +39,7 @@ def drive(flow: Any, snapshot_every: int) -> list[dict[str, Any]]:
         if not events:
             break
         decisions = flow.handle(events[0])
-        entries += [turn(decisions, event=encode(events.pop(0))), {"is": "unit"}]
+        entries += [turn(events.pop(0), decisions), Note("between")]
         for decision in decisions:
             if isinstance(decision, Train):
                 trial = decision.trial
@@ -39,13 +48,14 @@ def drive(flow: Any, snapshot_every: int) -> list[dict[str, Any]]:
                     value = (trial * 7 % 5) + epochs[trial] / 10
                     events.append(Reported(trial, epochs[trial], value, {}, 1.0))
         if (number + 1) % snapshot_every == 0:
-            entries.append({"is": "flow", "state": save_state(flow)})
-    entries.append(turn(flow.handle(WorkersChanged(3)), event=encode(WorkersChanged(3))))
-    return json.loads(json.dumps(entries))  # type: ignore[no-any-return]
+            entries.append(FlowState(save_state(flow)))
+    entries.append(turn(WorkersChanged(3), flow.handle(WorkersChanged(3))))
+    written = json.loads(json.dumps([ENTRIES.encode(entry) for entry in entries]))
+    return read_entries(written, "/r", "0.1.0")
 
 
-def turn(decisions: list[Any], **about: Any) -> dict[str, Any]:
-    return {"is": "turn", "seconds": 1.0, "decisions": [encode(d) for d in decisions], **about}
+def turn(event: Event | None, decisions: list[Any], **about: Any) -> Turn:
+    return Turn(event, tuple(decisions), seconds=1.0, **about)
 
 
 @pytest.mark.parametrize("name", FLOWS)
@@ -68,12 +78,22 @@ def test_nothing_has_happened_to_a_run_that_never_began() -> None:
 def test_a_kept_state_counts_and_what_was_before_it_is_not_repeated() -> None:
     flow = copy.deepcopy(FLOWS["asha"])
     entries = drive(flow, 4)
-    for entry in entries:
-        if entry["is"] == "flow":
-            break
-        entry.pop("decisions", None)
-        entry.pop("event", None)
-        entry.pop("context", None)
+    kept = next(i for i, entry in enumerate(entries) if isinstance(entry, FlowState))
+    unlike = [replace(e, event=None, context=None) for e in entries[:kept] if isinstance(e, Turn)]
+    again = copy.deepcopy(FLOWS["asha"])
+    catch_up(again, [*unlike, *entries[kept:]], "/r")
+    assert again.state == flow.state
+
+
+@pytest.mark.parametrize("snapshot_every", [1, 4])
+def test_a_kept_state_of_another_shape_is_ignored_and_all_events_are_repeated(
+    snapshot_every: int,
+) -> None:
+    flow = copy.deepcopy(FLOWS["asha"])
+    entries = [
+        FlowState({"of another version": [1]}) if isinstance(entry, FlowState) else entry
+        for entry in drive(flow, snapshot_every)
+    ]
     again = copy.deepcopy(FLOWS["asha"])
     catch_up(again, entries, "/r")
     assert again.state == flow.state
@@ -81,8 +101,10 @@ def test_a_kept_state_counts_and_what_was_before_it_is_not_repeated() -> None:
 
 def test_a_flow_that_decides_otherwise_is_refused() -> None:
     entries = drive(copy.deepcopy(FLOWS["asha"]), 100)
-    turns = [entry for entry in entries if entry["is"] == "turn"]
-    turns[1]["decisions"][0]["epochs"] = 77
+    (place, second) = [(i, e) for i, e in enumerate(entries) if isinstance(e, Turn)][1]
+    first, *rest = second.decisions
+    assert isinstance(first, Train)
+    entries[place] = replace(second, decisions=(replace(first, epochs=77), *rest))
     with pytest.raises(RunDirError, match=r"^/r: the flow decides .* where it decided .*77"):
         catch_up(copy.deepcopy(FLOWS["asha"]), entries, "/r")
 
@@ -91,5 +113,5 @@ def test_what_was_decided_over_its_head_is_not_asked_again() -> None:
     entries = drive(copy.deepcopy(FLOWS["asha"]), 100)
     flow, other = copy.deepcopy(FLOWS["asha"]), copy.deepcopy(FLOWS["asha"])
     catch_up(flow, entries, "/r")
-    catch_up(other, [*entries, {"is": "turn", "seconds": 2.0, "decisions": []}], "/r")
+    catch_up(other, [*entries, turn(None, [])], "/r")
     assert flow.state == other.state

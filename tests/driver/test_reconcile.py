@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,25 +9,19 @@ from dagsel.dispatch.units import Begun, Chain, Unit
 from dagsel.driver.recovery import Continuation, reconcile
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord
+from dagsel.messages import StoredState, UnitRecord
 
 N = 3
 ORDERS = {1: (2, 0, 1), 2: (1, 2, 0), 3: (0, 1, 2)}
 
 
-def state(done: int) -> dict[str, Any] | None:
+def state(done: int) -> StoredState | None:
     """Say what is stored after so many units."""
     if not done:
         return None
     epoch, position = divmod(done - 1, N)
-    return {
-        "epoch": epoch + 1,
-        "position": position,
-        "shard": ORDERS[epoch + 1][position],
-        "visits": list(ORDERS[epoch + 1][: position + 1]),
-        "n_samples": 5,
-        "loss": 0.5,
-        "digest": f"{epoch + 1}",
-    }
+    visits = ORDERS[epoch + 1][: position + 1]
+    return StoredState(epoch + 1, position, visits[-1], visits, 5, 0.5, digest=f"{epoch + 1}")
 
 
 def recorded(heard: int, n_reported: int, n_decided: int, n_scored: int) -> TrialRecord:
@@ -39,13 +31,13 @@ def recorded(heard: int, n_reported: int, n_decided: int, n_scored: int) -> Tria
     for done in range(n_reported * N + 1, heard + 1):
         report = state(done)
         assert report is not None
-        unit = Unit("train", 0, report["epoch"], report["position"])
-        tally = trial.tallies.setdefault(unit.epoch, EpochTally(N))
-        tally.add(unit, {**report, "shard": report["visits"][-1]})
+        tally = trial.tallies.setdefault(report.epoch, EpochTally(N))
+        tally.update(report.position, report)
     if heard // N > n_reported:  # its last unit is done, so it may have been scored
         for shard in range(n_scored):
             unit = Unit("evaluate", 0, n_reported + 1, shard)
-            trial.tallies[n_reported + 1].add(unit, {"n_samples": 1, "metrics": {}})
+            score = UnitRecord(unit, "w", shard, 0.0, 1.0, False, n_samples=1, metrics={})
+            trial.tallies[n_reported + 1].add(score)
     return trial
 
 

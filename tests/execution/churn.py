@@ -15,10 +15,12 @@ import dask
 from distributed import Client, LocalCluster
 
 from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.events import Drained, DrainRequested, FailRun
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import RESOURCE, RunSpec, plugin_name
+from dagsel.execution.run_spec import RESOURCE, RunSpec, plugin_name
+from dagsel.messages import TrialReport, UnitRecord
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -33,7 +35,7 @@ class Outcome:
     visits: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     n_started: int = 0
     n_kills: int = 0
-    failed: list[dict[str, Any]] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     @property
     def n_needed(self) -> int:
@@ -93,17 +95,17 @@ def run_search(
             heard = list(engine.messages(timeout_s=60))
             if not heard:
                 stalled = {"left": sorted(wanted - done), "bound": bindings(client, spec.run)}
-                outcome.failed.append({"op": "stalled", **stalled})
+                outcome.failed.append(f"stalled: {stalled}")
                 return
             for message in heard:
-                if message["op"] == "done":
-                    done.add(Unit(*message["unit"]))
+                if isinstance(message, UnitRecord):
+                    done.add(message.unit)
                     due -= 1
-                elif message["op"] in ("failed", "fatal"):
-                    outcome.failed.append(message)
+                elif isinstance(message, TrialReport | FailRun):
+                    outcome.failed.append(repr(message))
                     return
-                elif message["op"] == "drained":
-                    client.retire_workers([message["worker"]], close_workers=True)
+                elif isinstance(message, Drained):
+                    client.retire_workers([message.worker], close_workers=True)
                     # Never fewer than there are: `scale` would close a worker in its unit.
                     cluster.scale(4)
             if due <= 0 and outcome.n_kills < 4 and done < wanted:
@@ -133,7 +135,7 @@ def disturb(
                 outcome.n_kills += 1
                 os.kill(pid, signal.SIGKILL)
         case "drain" if len(workers) > 1:
-            engine.drain(victim)
+            engine.tell(DrainRequested(victim))
         case "add":
             cluster.scale(4)
 
@@ -153,7 +155,7 @@ def started_units(client: Client, run: str) -> int:
 
     def count(dask_scheduler: Any) -> int:
         events = dask_scheduler.get_events(f"dagsel-{run}-workers")
-        return sum(1 for _, message in events if message["op"] == "trains")
+        return sum(1 for _, message in events if message["is"] == "UnitTrains")
 
     return int(client.run_on_scheduler(count))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import dask
@@ -16,9 +16,12 @@ from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import Unit
 from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import RESOURCE, RunSpec
+from dagsel.execution.run_spec import RESOURCE, RunSpec
+from dagsel.messages import Message, UnitRecord
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -68,9 +71,9 @@ def engine_for(
         yield engine
 
 
-def listen(engine: DaskEngine, until: Any) -> list[dict[str, Any]]:
+def listen(engine: DaskEngine, until: Any) -> list[Message]:
     """Collect messages until a function of all of them says that it is enough."""
-    heard: list[dict[str, Any]] = []
+    heard: list[Message] = []
     while not until(heard):
         new = list(engine.messages(timeout_s=60))
         assert new, f"nothing was heard for 60 s after {heard[-3:]}"
@@ -78,8 +81,13 @@ def listen(engine: DaskEngine, until: Any) -> list[dict[str, Any]]:
     return heard
 
 
-def done(heard: list[dict[str, Any]]) -> list[Unit]:
-    return [Unit(*message["unit"]) for message in heard if message["op"] == "done"]
+def of(kind: type[T], heard: list[Message]) -> list[T]:
+    """List the messages of a kind."""
+    return [message for message in heard if isinstance(message, kind)]
+
+
+def done(heard: list[Message]) -> list[Unit]:
+    return [record.unit for record in of(UnitRecord, heard)]
 
 
 def there(client: Client) -> list[str]:

@@ -14,11 +14,13 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
-from helpers import done, engine_for, final_state, listen
+from helpers import done, engine_for, final_state, listen, of
 
+from dagsel.dispatch.events import ShardLoaded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import DaskEngine
+from dagsel.messages import Message, TrialReport, UnitRecord
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -61,11 +63,13 @@ def run_trials(engine: DaskEngine, n_shards: int, *, evaluate: bool) -> list[dic
     return listen(engine, until=lambda heard: len(done(heard)) == n_units)
 
 
-def check_hops(client: Client, engine: DaskEngine, heard: list[dict[str, Any]]) -> int:
+def check_hops(client: Client, engine: DaskEngine, heard: list[Message]) -> int:
     """Compare our counters with Dask's log of transfers; give the bytes that hopped."""
     logs = client.run(transfers, engine.spec.run)
-    hops = [m for m in heard if m["op"] == "done" and m["hop"]]
-    assert Counter(m["worker"] for m in hops) == Counter({w: len(log) for w, log in logs.items()})
+    hops = [record for record in of(UnitRecord, heard) if record.hop]
+    assert Counter(record.worker for record in hops) == Counter(
+        {w: len(log) for w, log in logs.items()}
+    )
     for log in logs.values():
         sent = Counter(key for key, _ in log)
         assert max(sent.values()) <= 2, "once to be trained, once to be scored"
@@ -74,8 +78,8 @@ def check_hops(client: Client, engine: DaskEngine, heard: list[dict[str, Any]]) 
     return sum(fetched)
 
 
-def largest_state(heard: list[dict[str, Any]]) -> int:
-    return max(m["state_bytes"] for m in heard if m["op"] == "done" and m["unit"][0] == "train")
+def largest_state(heard: list[Message]) -> int:
+    return max(record.state_bytes for record in of(UnitRecord, heard))
 
 
 @pytest.mark.parametrize("evaluate", [False, True])
@@ -125,8 +129,8 @@ def test_replicas_are_read_once_each_and_save_hops(
     assert sum(n_bytes for n_bytes, _, _ in counted.values()) == 2 * digits.nbytes
 
 
-def loaded(heard: list[dict[str, Any]]) -> int:
-    return sum(message["op"] == "loaded" for message in heard)
+def loaded(heard: list[Message]) -> int:
+    return len(of(ShardLoaded, heard))
 
 
 def test_states_wait_in_the_store_where_memory_is_short(
@@ -176,14 +180,14 @@ def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(
     ):
         chains = tuple(Chain(t, range(1, 2), digits.n_shards) for t in range(n_trials))
         engine.submit(Round(1, chains), {t: {} for t in range(n_trials)})
-        heard: list[dict[str, Any]] = []
+        heard: list[Message] = []
         while len(done(heard)) < n_trials * digits.n_shards * 2:
             heard += listen(engine, until=bool)
             n_notes = max(n_notes, client.run_on_scheduler(count_notes, engine.spec.run))
         for trial in range(n_trials):
             assert len(seen(final_state(engine, trial, 1, digits.n_shards))) == digits.n_shards
     assert n_notes > 0
-    assert not [message for message in heard if message["op"] in ("left", "failed")]
+    assert not [*of(WorkerRemoved, heard), *of(TrialReport, heard)]
 
 
 class Wasteful(SyntheticWorkload):
@@ -204,7 +208,7 @@ def test_a_worker_that_dask_pauses_goes_on(digits: ShardedDataset, run_dir: str)
     ):
         engine.submit(Round(1, (Chain(0, range(1, 3), digits.n_shards),)), {0: {}})
         heard = listen(engine, until=lambda heard: len(done(heard)) == 4 * digits.n_shards)
-    assert not [message for message in heard if message["op"] in ("left", "failed")]
+    assert not [*of(WorkerRemoved, heard), *of(TrialReport, heard)]
 
 
 class Watch(SchedulerPlugin):

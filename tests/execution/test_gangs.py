@@ -19,15 +19,17 @@ import torch
 from distributed import Client
 
 import dagsel
+from dagsel.dispatch.events import FailRun, TrialAllowed, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.errors import SearchError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
 from dagsel.history.script import read_turns
+from dagsel.messages import Message, PieceRecord, TrialReport, UnitRecord, WorkerJoined
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from tests.driver.scripted import Scripted
 
-from .helpers import client_of, done, engine_for, final_state, listen
+from .helpers import client_of, done, engine_for, final_state, listen, of
 
 N_GANGS, N_SHARDS = 200, 4
 
@@ -47,24 +49,24 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
     pids = three.run(os.getpid)
     n_done, n_killed, n_restarts = 0, 0, 0
     with engine_for(three, digits, workload, run_dir) as engine:
-        engine.allow(0, 2, None, 1)
+        engine.tell(TrialAllowed(0, 2, None, 1))
         chain = Chain(0, range(1, n_epochs + 1), N_SHARDS, evaluate=False)
         engine.submit(Round(1, (chain,)), {0: {}})
         while n_done < N_GANGS:
             heard = list(engine.messages(timeout_s=60))
             assert heard, f"nothing was heard for 60 s after {n_done} gangs, {n_killed} kills"
             for message in heard:
-                assert message["op"] not in ("failed", "fatal"), message
-                if message["op"] == "joined" and message["worker"] not in pids:
+                assert not isinstance(message, TrialReport | FailRun), message
+                if isinstance(message, WorkerJoined) and message.worker not in pids:
                     n_restarts += 1
-                    pids |= three.run(os.getpid, workers=[message["worker"]])
-                if message["op"] != "done" or message["recovered"]:
+                    pids |= three.run(os.getpid, workers=[message.worker])
+                if not isinstance(message, UnitRecord) or message.recovered:
                     continue
                 n_done += 1
-                assert len(message["members"]) == 1
+                assert len(message.members) == 1
                 if n_done % 10 == 0 and n_done < N_GANGS:
                     # Its gang goes on with the next unit: the leader and the other in turn.
-                    gang = [message["worker"], *message["members"]]
+                    gang = [message.worker, *message.members]
                     os.kill(pids[gang[n_killed % 2]], signal.SIGKILL)
                     n_killed += 1
         state = final_state(engine, 0, n_epochs, N_SHARDS)
@@ -75,8 +77,8 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
     assert len(counts) == N_GANGS * 3
 
 
-def is_over(heard: list[dict[str, Any]]) -> bool:
-    return len(done(heard)) == N_SHARDS or any(message["op"] == "failed" for message in heard)
+def is_over(heard: list[Message]) -> bool:
+    return len(done(heard)) == N_SHARDS or bool(of(TrialReport, heard))
 
 
 class LeavesOnce(SyntheticWorkload):
@@ -94,21 +96,21 @@ def test_notice_to_a_member_costs_no_more_than_a_batch(
 ) -> None:
     workload = LeavesOnce(seconds=2.0, n_batches=40)
     with engine_for(three, digits, workload, run_dir, dispatch={"max_strikes": 1}) as engine:
-        engine.allow(0, 2, None, 1)
+        engine.tell(TrialAllowed(0, 2, None, 1))
         engine.submit(
             Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)),
             {0: {"told": str(tmp_path / "told")}},
         )
         heard = listen(engine, until=is_over)
-        assert [message for message in heard if message["op"] == "failed"] == []
+        assert of(TrialReport, heard) == []
         state = final_state(engine, 0, 1, N_SHARDS)
-    pieces = [message for message in heard if message["op"] == "preempted"]
-    assert [0 < piece["share"] < 1 for piece in pieces] == [True]
+    pieces = of(PieceRecord, heard)
+    assert [0 < piece.share < 1 for piece in pieces] == [True]
     counts = Counter(seen(state))
     assert set(counts.values()) == {1}
     assert len(counts) == N_SHARDS * 40
-    last = [message for message in heard if message["op"] == "done"][-1]
-    assert not {last["worker"], *last["members"]} & {*pieces[0]["members"]}
+    last = of(UnitRecord, heard)[-1]
+    assert not {last.worker, *last.members} & {*pieces[0].members}
 
 
 class LosesTheOther(SyntheticWorkload):
@@ -132,12 +134,12 @@ def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
     with client_of(2) as two:
         config |= {"pids": [*two.run(os.getpid).values()]}
         with engine_for(two, digits, LosesTheOther(), run_dir, spec=patience) as engine:
-            engine.allow(0, 2, None, 1)
+            engine.tell(TrialAllowed(0, 2, None, 1))
             engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: config})
-            listen(engine, until=lambda heard: any(m["op"] == "left" for m in heard))
+            listen(engine, until=lambda heard: of(WorkerRemoved, heard))
             Path(config["go"]).touch()
             heard = listen(engine, until=is_over)
-            assert [message for message in heard if message["op"] == "failed"] == []
+            assert of(TrialReport, heard) == []
 
 
 def net(config: dict[str, Any]) -> torch.nn.Module:

@@ -25,8 +25,9 @@ from dagsel.errors import SearchError, WorkloadError
 from dagsel.execution.cluster import why_no_room
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Flow, Reported, Stop, Train
 from dagsel.flows import ASHA
-from dagsel.history.record import Record, UnitRecord
+from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import UnitRecord
 from dagsel.planning.small_population import RESTART_S
 from dagsel.profiling import Profile, architecture_of
 from dagsel.storage import ShardedDataset
@@ -309,10 +310,8 @@ def test_a_trial_that_is_scored_is_not_gone() -> None:
     settled, record = IdleWorkers("gang"), record_of(2)
     (change,) = settled.settle(record, 4, 0.0)
     assert change.trials == (0, 1)
-    record.add({
-        "is": "unit", "unit": ["train", 0, 1, 0], "shard": 0, "worker": "w", "start": 0.0,
-        "stop": 9.0, "hop": False, "n_samples": 1, "loss": 0.5,
-    })  # fmt: skip
+    unit = Unit("train", 0, 1, 0)
+    record.add(UnitRecord(unit, "w", 0, 0.0, 9.0, hop=False, n_samples=1, loss=0.5))
     assert not record.trials[0].has_work
     assert settled.settle(record, 4, 9.0) == []
     assert settled.gang_of(1) == 2

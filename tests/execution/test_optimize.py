@@ -24,10 +24,12 @@ from distributed import Client, LocalCluster, Scheduler
 
 import dagsel
 from dagsel import errors
-from dagsel.dispatch.units import Chain, Round
+from dagsel.dispatch.events import TrialAllowed
+from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import local_cluster
-from dagsel.execution.messages import CHANNEL
+from dagsel.execution.run_spec import CHANNEL
 from dagsel.flows import Grid, RandomSearch
+from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
@@ -422,8 +424,8 @@ def test_what_a_worker_hears_after_the_end_of_its_run_does_no_harm(
     before = client.run(os.getpid)
 
     def tell(dask_scheduler: Scheduler, worker: str) -> None:
-        late = {"unit": ["train", 0, 1, 0]}
-        told = {"op": CHANNEL, "run": "ended", "verb": "cool", "message": late}
+        order = ORDERS.encode(ForgetState(Unit("train", 0, 1, 0)))
+        told = {"op": CHANNEL, "run": "ended", "order": order}
         dask_scheduler.worker_send(worker, told)
 
     for worker in before:
@@ -456,7 +458,7 @@ def test_a_cluster_of_ours_listens_on_loopback_only(
         opened = _listening(*_family()) - before
         port = urlsplit(cluster.scheduler_address).port
         with engine_for(client, digits, Watched(), run_dir) as engine:
-            engine.allow(0, 2, None, 1)
+            engine.tell(TrialAllowed(0, 2, None, 1))
             engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
             listen(engine, until=lambda heard: len(done(heard)) == 4)
     leads, follows = (

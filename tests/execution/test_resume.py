@@ -35,6 +35,7 @@ from dagsel.errors import DatasetNotFoundError, RunDirError, RunDirLockedError, 
 from dagsel.execution.cluster import local_cluster
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.history.record import Record
+from dagsel.messages import ENTRIES
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -46,7 +47,7 @@ def folded(run_dir: str) -> Record:
     folder = RunDir(run_dir)
     record = Record(folder.about()["run"], N_SHARDS, folder.about()["direction"])
     for entry in folder.journal.read():
-        record.add(entry)
+        record.add(ENTRIES.decode(entry))
     return record
 
 

@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from distributed import Client, Status
 
+from dagsel.dispatch.events import FailRun
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.sigterm import SigtermHandler
+from dagsel.messages import PieceRecord, TrialReport, UnitRecord
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import Visit
 
-from .helpers import client_of, done, engine_for, final_state, listen
+from .helpers import client_of, done, engine_for, final_state, listen, of
 
 
 @pytest.fixture
@@ -62,16 +64,16 @@ def test_notice_costs_no_more_than_a_batch(
         engine.submit(Round(1, chains), configs)
         heard = listen(engine, until=lambda heard: len(done(heard)) == 16)
         states = [final_state(engine, trial, 1, 4) for trial in range(4)]
-    assert not [message for message in heard if message["op"] in ("failed", "fatal")]
-    (piece,) = (message for message in heard if message["op"] == "preempted")
+    assert not [*of(TrialReport, heard), *of(FailRun, heard)]
+    (piece,) = of(PieceRecord, heard)
     pid, n_batches = map(int, told.read_text().split())
-    assert piece["worker"] == workers[pid]
-    assert piece["n_samples"] == len(digits.shard(piece["shard"])["x"]) * n_batches // 40
+    assert piece.worker == workers[pid]
+    assert piece.n_samples == len(digits.shard(piece.shard)["x"]) * n_batches // 40
     for state in states:
         assert set(Counter(seen(state)).values()) == {1}
         assert len(seen(state)) == 4 * 40
-    last = [message for message in heard if message["op"] == "done"][-1]
-    assert last["worker"] != piece["worker"]
+    last = of(UnitRecord, heard)[-1]
+    assert last.worker != piece.worker
 
 
 def test_runs_that_overlap_leave_the_handler_of_before() -> None:

@@ -20,15 +20,34 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler, Worker
-from helpers import done, engine_for, final_state, listen
+from helpers import done, engine_for, final_state, listen, of
 
 import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
+from dagsel.dispatch.events import (
+    RestartWorker,
+    ShardLoaded,
+    TrialAllowed,
+    TrialHeld,
+    TrialRests,
+    WorkerRemoved,
+)
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import CHANNEL
-from dagsel.history.trial import Place
+from dagsel.execution.run_spec import CHANNEL
+from dagsel.messages import (
+    ORDERS,
+    REPORTS,
+    Message,
+    Note,
+    PieceRecord,
+    PreemptTrial,
+    StatePlace,
+    TrialReport,
+    WorkerJoined,
+    WorkerLost,
+)
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -63,11 +82,11 @@ def train_all(
     chains = tuple(Chain(t, range(1, 3), 4, order=ORDER, evaluate=False) for t in configs)
     with engine_for(client, data, torch_workload(), folder, **bounds) as engine:
         engine.submit(Round(1, chains), configs)
-        heard: list[dict[str, Any]] = []
+        heard: list[Message] = []
         while len(done(heard)) < 24:
             heard += listen(engine, until=bool)
             if nudge:
-                engine.preempt(len(heard) % 3)
+                engine.tell(PreemptTrial(len(heard) % 3))
         return {trial: final_state(engine, trial, 2, 4) for trial in configs}
 
 
@@ -95,7 +114,7 @@ def test_a_call_to_a_worker_that_was_lost_is_given_up(
 
     def tell(dask_scheduler: Scheduler, run: str) -> None:
         for worker in dask_scheduler.workers:
-            told = {"op": CHANNEL, "run": run, "verb": "lost", "message": {"address": lost}}
+            told = {"op": CHANNEL, "run": run, "order": ORDERS.encode(WorkerLost(lost))}
             dask_scheduler.worker_send(worker, told)
 
     with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
@@ -113,10 +132,11 @@ def test_a_cut_unit_says_how_far_it_has_come(
     with engine_for(client, digits, torch_workload(), run_dir, max_unit_batches=2) as engine:
         engine.submit(Round(1, (chain,)), {0: {"lr": 0.01}})
         heard = listen(engine, until=lambda heard: len(done(heard)) == 4)
-    cuts = [m for m in heard if m["op"] == "preempted" and m["unit"][3] == 0]
+    cuts = [piece for piece in of(PieceRecord, heard) if piece.unit.position == 0]
     assert len(cuts) > 1
-    assert all(math.isfinite(cut["loss"]) for cut in cuts)
-    samples = [cut["n_samples"] for cut in cuts]
+    assert all(math.isfinite(cut.loss) for cut in cuts if cut.loss is not None)
+    assert all(cut.loss is not None for cut in cuts)
+    samples = [cut.n_samples or 0 for cut in cuts]
     assert samples == [(k + 1) * samples[0] for k in range(len(cuts))]
 
 
@@ -140,12 +160,12 @@ def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
     spec: Any = SimpleNamespace(run="0")
     engine = DaskEngine(client, spec, DispatchConfig(n_shards=1))
     for worker, threads in (("a", 1), ("b", 2)):
-        joined = {"op": "joined", "worker": worker, "name": worker, "threads": threads}
-        engine._hear((0.0, joined))
-    engine._hear((0.0, {"op": "left", "worker": "b"}))
+        engine._hear((0.0, REPORTS.encode(WorkerJoined(worker, worker, threads))))
+    engine._hear((0.0, REPORTS.encode(WorkerRemoved("b"))))
     engine._wait_for_workers()
     (note,) = engine.messages(timeout_s=0.0)
-    assert "train with 1 and 2 threads" in note["reason"]
+    assert isinstance(note, Note)
+    assert "train with 1 and 2 threads" in note.text
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -159,15 +179,15 @@ def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
     with engine_for(client, digits, workload, run_dir) as engine:
         engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
         listen(engine, until=done)
-        engine.hold(0, 1)
-        listen(engine, until=lambda heard: any(m["op"] == "rests" for m in heard))
-        engine.check(0, 1, Place(1, 0), {0: {}})
+        engine.tell(TrialHeld(0, 1))
+        listen(engine, until=lambda heard: of(TrialRests, heard))
+        engine.check(0, 1, StatePlace(1, 0), {0: {}})
         while not client.run_on_scheduler(checks):
             pass
         if goes_on:
-            engine.allow(0, 1, None, 2)
+            engine.tell(TrialAllowed(0, 1, None, 2))
         else:
-            engine.hold(0, 2)
+            engine.tell(TrialHeld(0, 2))
         while client.run_on_scheduler(checks):
             pass
 
@@ -181,7 +201,7 @@ def test_a_stopped_trial_lets_go_at_its_next_batch(
     configs = {0: {"s": 1000.0}, 1: {"s": 1000.0}, 2: {"s": 0.0}}
     with engine_for(client, digits, endless, run_dir) as engine:
         engine.submit(Round(1, tuple(Chain(t, range(1, 2), 4) for t in (0, 1))), configs)
-        listen(engine, until=lambda heard: sum(m["op"] == "loaded" for m in heard) == 4)
+        listen(engine, until=lambda heard: len(of(ShardLoaded, heard)) == 4)
         engine.submit(Round(2, (Chain(2, range(1, 2), 4, evaluate=False),)), configs)
         engine.stop(0)
         engine.stop(1)
@@ -263,12 +283,12 @@ def test_a_bad_unit_fails_its_trial_and_no_other(
         with engine_for(client, digits, workload, run_dir) as engine:
             engine.submit(Round(1, tuple(Chain(t, range(1, 3), 4) for t in configs)), configs)
 
-            def over(heard: list[dict[str, Any]]) -> bool:
+            def over(heard: list[Message]) -> bool:
                 good = {unit for unit in done(heard) if unit.trial}
-                return len(good) == 3 * 16 and any(m["op"] == "failed" for m in heard)
+                return len(good) == 3 * 16 and bool(of(TrialReport, heard))
 
             heard = listen(engine, until=over)
-            failed = {m["trial"]: m["reason"] for m in heard if m["op"] == "failed"}
+            failed = {report.trial: report.reason for report in of(TrialReport, heard)}
             assert set(failed) == {0}
             assert REASONS[does] in failed[0]
             for trial in (1, 2, 3):
@@ -286,15 +306,15 @@ def test_a_hung_unit_is_bounded(
         with engine_for(client, digits, Hostile(), run_dir, dispatch=limits) as engine:
             engine.submit(Round(1, tuple(Chain(t, range(1, 2), 4) for t in configs)), configs)
 
-            def over(heard: list[dict[str, Any]]) -> bool:
+            def over(heard: list[Message]) -> bool:
                 good = {unit for unit in done(heard) if unit.trial == 1}
-                return len(good) == 8 and any(m["op"] == "failed" for m in heard)
+                return len(good) == 8 and bool(of(TrialReport, heard))
 
             heard = listen(engine, until=over)
-            failed = [m for m in heard if m["op"] == "failed"]
-            assert [m["trial"] for m in failed] == [0]
-            assert "ran longer than 1 s" in failed[0]["reason"]
-            assert any(m["op"] == "restarted" for m in heard)
+            (failed,) = of(TrialReport, heard)
+            assert failed.trial == 0
+            assert "ran longer than 1 s" in failed.reason
+            assert of(RestartWorker, heard)
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -18,14 +18,16 @@ import numpy as np
 import pytest
 from distributed import Client
 
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.messages import plugin_name
+from dagsel.execution.run_spec import plugin_name
 from dagsel.execution.unit_runner import UnitRunner
+from dagsel.messages import PieceRecord
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import client_of, done, engine_for, listen
+from .helpers import client_of, done, engine_for, listen, of
 
 T = TypeVar("T")
 
@@ -53,13 +55,13 @@ class Pauses:
         self.engine.submit(Round(trial, (chain,)), {trial: config})
         self.await_bound(trial)
 
-    def pause(self, trial: int) -> dict[str, Any]:
+    def pause(self, trial: int) -> PieceRecord:
         """Give the message of the piece that it has trained."""
         self.number += 1
-        self.engine.hold(trial, self.number)
-        rests = {"op": "rests", "trial": trial, "number": self.number}
+        self.engine.tell(TrialHeld(trial, self.number))
+        rests = TrialRests(trial, self.number)
         heard = listen(self.engine, until=lambda heard: rests in heard)
-        cuts = [m for m in heard if m["op"] == "preempted" and m["unit"][1] == trial]
+        cuts = [piece for piece in of(PieceRecord, heard) if piece.unit.trial == trial]
         if cuts:
             return cuts[-1]
         self.go_on(trial)  # it was told to rest before it had begun
@@ -67,7 +69,7 @@ class Pauses:
 
     def go_on(self, trial: int) -> None:
         self.number += 1
-        self.engine.allow(trial, 1, None, self.number)
+        self.engine.tell(TrialAllowed(trial, 1, None, self.number))
         self.await_bound(trial)
 
     def await_bound(self, trial: int) -> None:
@@ -81,7 +83,7 @@ class Pauses:
 
     def warm(self) -> dict[str, set[Unit]]:
         """Units that wait in memory, by worker."""
-        found = self._on_workers(lambda units: set(units.keeper.warm))
+        found = self._on_workers(lambda units: set(units.states.warm))
         return {worker: units for worker, units in found.items() if units}
 
     def is_idle(self) -> bool:
@@ -127,21 +129,21 @@ def pauses(client: Client, data: ShardedDataset, run_dir: str) -> Iterator[Pause
 def test_where_it_rested_it_goes_on_without_the_store(pauses: Pauses) -> None:
     pauses.begin(0)
     first = pauses.pause(0)
-    assert pauses.warm() == {first["worker"]: {UNIT}}
+    assert pauses.warm() == {first.worker: {UNIT}}
     pauses.engine.spec.run_dir.states.delete(0, 1, 0, partial=True)
     pauses.go_on(0)
     second = pauses.pause(0)
-    assert second["worker"] == first["worker"]
-    assert second["n_samples"] > first["n_samples"]
+    assert second.worker == first.worker
+    assert second.n_samples > first.n_samples
 
 
 def test_it_rests_and_goes_on_on_the_same_worker_while_that_is_free(pauses: Pauses) -> None:
     pauses.begin(0)
     pauses.begin(1)
-    homes = [pauses.pause(trial)["worker"] for trial in (0, 1)]
+    homes = [pauses.pause(trial).worker for trial in (0, 1)]
     for trial in (0, 1, 1, 0):
         pauses.go_on(trial)
-        assert pauses.pause(trial)["worker"] == homes[trial]
+        assert pauses.pause(trial).worker == homes[trial]
 
 
 def test_elsewhere_it_goes_on_from_the_store_and_nothing_old_is_used(pauses: Pauses) -> None:
@@ -150,14 +152,14 @@ def test_elsewhere_it_goes_on_from_the_store_and_nothing_old_is_used(pauses: Pau
     first = pauses.pause(0)
     pauses.swap()
     second = pauses.pause(0)
-    assert second["worker"] != first["worker"]
-    assert second["n_samples"] > first["n_samples"]
+    assert second.worker != first.worker
+    assert second.n_samples > first.n_samples
     pauses.go_on(1)  # on the free worker; trial 2 is where trial 0 rested first
     pauses.pause(2)
     pauses.go_on(0)
     third = pauses.pause(0)
-    assert third["worker"] == first["worker"]
-    assert third["n_samples"] > second["n_samples"]
+    assert third.worker == first.worker
+    assert third.n_samples > second.n_samples
 
 
 def test_what_waits_in_memory_goes_when_the_unit_is_done_elsewhere(pauses: Pauses) -> None:
@@ -192,7 +194,7 @@ def test_where_memory_is_short_it_goes_on_from_the_store(
         first = pauses.pause(0)
         assert pauses.warm() == {}
         pauses.go_on(0)
-        assert pauses.pause(0)["n_samples"] > first["n_samples"]
+        assert pauses.pause(0).n_samples > first.n_samples
 
 
 def test_after_the_loss_of_its_worker_it_goes_on_from_the_store(
@@ -201,10 +203,10 @@ def test_after_the_loss_of_its_worker_it_goes_on_from_the_store(
     with client_of(2) as client, pauses_on(client, data, str(tmp_path / "run")) as pauses:
         pauses.begin(0)
         first = pauses.pause(0)
-        (pid,) = client.run(os.getpid, workers=[first["worker"]]).values()
+        (pid,) = client.run(os.getpid, workers=[first.worker]).values()
         os.kill(pid, signal.SIGKILL)
-        listen(pauses.engine, until=lambda heard: any(m["op"] == "left" for m in heard))
+        listen(pauses.engine, until=lambda heard: of(WorkerRemoved, heard))
         pauses.go_on(0)
         second = pauses.pause(0)
-    assert second["worker"] != first["worker"]
-    assert second["n_samples"] > first["n_samples"]
+    assert second.worker != first.worker
+    assert second.n_samples > first.n_samples

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
 from dagsel.history.makespans import bound_of, makespans, relative_speeds
-from dagsel.history.record import Record, RoundRecord, UnitRecord
+from dagsel.history.record import Record, RoundRecord
+from dagsel.messages import UnitRecord
 
 
 def scheduled(

@@ -14,6 +14,7 @@ from distributed import Client
 
 import dagsel
 from dagsel.history.record import Record
+from dagsel.messages import read_entries
 from dagsel.storage import RunDir
 
 HERE = Path(searches.__file__).parent
@@ -41,7 +42,7 @@ def parts(folder: str) -> dict[str, Any]:
 
 def read(folder: str) -> Record:
     about = RunDir(folder).about()
-    entries = RunDir(folder).journal.read()
+    entries = read_entries(RunDir(folder).journal.read(), folder, about["dagsel"])
     return Record.read(about["run"], N_SHARDS, about["direction"], entries)
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.codec import to_json
+from dagsel.dispatch.events import ShardLoaded
+from dagsel.dispatch.units import Unit
 from dagsel.errors import SearchError
 from dagsel.flow import (
     Ask,
@@ -28,62 +30,65 @@ from dagsel.flow import (
     Train,
     TrialFailed,
     WorkersChanged,
-    encode,
 )
 from dagsel.history import tables
 from dagsel.history.record import Best, Record
-from dagsel.history.trial import EpochRecord, Place
+from dagsel.history.trial import EpochRecord
+from dagsel.messages import (
+    ENTRIES,
+    Entry,
+    FlowState,
+    Note,
+    PartFound,
+    PieceRecord,
+    RoundSent,
+    SessionBegun,
+    StatePlace,
+    StatesFound,
+    StoredState,
+    Turn,
+    UnitRecord,
+)
 
 N_SHARDS = 2
 
 
-def turn(event: Event | Context | None, *decisions: Decision, **about: Any) -> dict[str, Any]:
-    encoded = [encode(decision) for decision in decisions]
-    entry = {"is": "turn", "seconds": 1.0, "decisions": encoded, **about}
-    if isinstance(event, Context):
-        entry["context"] = to_json(event)
-    elif event is not None:
-        entry["event"] = encode(event)
-    return entry
+def turn(event: Event | Context | None, *decisions: Decision, **about: Any) -> Turn:
+    context = event if isinstance(event, Context) else None
+    told = None if isinstance(event, Context) else event
+    return Turn(told, decisions, seconds=1.0, context=context, **about)
 
 
-def asked(*trials: int, decisions: Sequence[Decision] = ()) -> dict[str, Any]:
-    params = [[trial, {"lr": 0.1 * trial}] for trial in trials]
-    return turn(Asked(trials), *decisions, params=params)
+def asked(*trials: int, decisions: Sequence[Decision] = ()) -> Turn:
+    return turn(Asked(trials), *decisions, params={trial: {"lr": 0.1 * trial} for trial in trials})
 
 
-def trained(trial: int, epoch: int, position: int, shard: int, **about: Any) -> dict[str, Any]:
-    return {
-        "is": "unit", "unit": ["train", trial, epoch, position], "shard": shard, "worker": "w",
-        "start": 1.0, "stop": 2.0, "hop": True, "state_bytes": 9, "n_samples": 4, "loss": 0.5,
-        "digest": f"{epoch}{position}", **about,
-    }  # fmt: skip
+def trained(trial: int, epoch: int, position: int, shard: int, **about: Any) -> UnitRecord:
+    told = {"state_bytes": 9, "n_samples": 4, "loss": 0.5, "digest": f"{epoch}{position}"}
+    unit = Unit("train", trial, epoch, position)
+    return UnitRecord(unit, "w", shard, 1.0, 2.0, True, **told | about)
 
 
-def scored(trial: int, epoch: int, shard: int, value: float) -> dict[str, Any]:
-    return {
-        "is": "unit", "unit": ["evaluate", trial, epoch, shard], "shard": shard, "worker": "w",
-        "start": 2.0, "stop": 3.0, "hop": False, "n_samples": 2, "metrics": {"f1": value},
-    }  # fmt: skip
+def scored(trial: int, epoch: int, shard: int, value: float) -> UnitRecord:
+    unit = Unit("evaluate", trial, epoch, shard)
+    return UnitRecord(unit, "w", shard, 2.0, 3.0, False, n_samples=2, metrics={"f1": value})
 
 
-def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list[dict[str, Any]]:
+def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list[Entry]:
     """List all that a journal says of an epoch."""
     units = [trained(trial, epoch, p, N_SHARDS - 1 - p) for p in range(N_SHARDS)]
     scores = [scored(trial, epoch, shard, value) for shard in range(N_SHARDS)]
     return [*units, *scores, turn(Reported(trial, epoch, value, {"f1": value}, 2.0), *decisions)]
 
 
-def fold(*entries: dict[str, Any], direction: Any = "maximize") -> Record:
-    record = Record("3f9a", N_SHARDS, direction)
-    for entry in json.loads(json.dumps(entries)):
-        record.add(entry)
-    return record
+def fold(*entries: Entry, direction: Any = "maximize") -> Record:
+    written = json.loads(json.dumps([ENTRIES.encode(entry) for entry in entries]))
+    return Record.read("3f9a", N_SHARDS, direction, map(ENTRIES.decode, written))
 
 
 def searched(n_trials: int, n_epochs: int) -> Record:
     trials = range(n_trials)
-    entries = [turn(Context(2), Ask(n_trials))]
+    entries: list[Entry] = [turn(Context(2), Ask(n_trials))]
     entries.append(asked(*trials, decisions=[Train(trial, n_epochs) for trial in trials]))
     for trial in trials:
         for epoch in range(1, n_epochs + 1):
@@ -197,9 +202,9 @@ def test_a_trial_without_an_epoch_is_not_complete_and_what_it_never_trained_is_n
     assert (record.trials[0].state, record.best, record.n_epochs_decided) == ("pruned", None, 0)
 
 
-def paused(trial: int, epochs: float, value: float | None, *decisions: Decision) -> dict[str, Any]:
+def paused(trial: int, epochs: float, value: float | None, *decisions: Decision) -> Turn:
     event = Paused(trial, epochs, 3.0, 1.0, value=value, metrics={} if value is None else {"f1": 1})
-    return turn(event, *decisions, place=[int(epochs) + 1, 0, True])
+    return turn(event, *decisions, place=StatePlace(int(epochs) + 1, 0, True))
 
 
 @pytest.mark.parametrize("again", [(), (Pause(0, evaluate=True),)])
@@ -226,11 +231,10 @@ def test_what_a_run_has_spent_is_known_as_of_its_last_unit() -> None:
 
 def test_what_the_store_holds_of_a_unit_is_trained() -> None:
     begun = [asked(0, decisions=[Train(0, 2)]), *epoch_of(0, 1, 0.2)]
-    state = {"epoch": 1, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 0.5}
-    stored = {"is": "stored", "trial": 0, "states": [state]}
-    record = fold(*begun, stored, {"is": "partial", "trial": 0, "share": 0.25})
+    stored = StatesFound(0, (StoredState(1, 1, 0, (1, 0), 4, 0.5),))
+    record = fold(*begun, stored, PartFound(0, 0.25))
     assert record.trials[0].progress(N_SHARDS) == 1.125
-    assert record.trials[0].place(N_SHARDS) == Place(2, 0, is_partial=True)
+    assert record.trials[0].place(N_SHARDS) == StatePlace(2, 0, is_partial=True)
 
 
 def test_a_clone_goes_on_from_the_sources_configuration() -> None:
@@ -268,10 +272,9 @@ def test_what_cannot_be_is_refused(decision: Decision) -> None:
 def test_orders_of_visits_are_those_of_epochs_that_came_to_their_end() -> None:
     record = fold(
         asked(0, decisions=[Train(0, 3)]), *epoch_of(0, 1, 0.5), trained(0, 2, 0, 1),
-        {"is": "stored", "trial": 0, "states": [
-            {"epoch": 2, "position": 1, "shard": 0, "visits": [1, 0], "n_samples": 4, "loss": 1.5,
-             "digest": "ab"},
-            {"epoch": 3, "position": 0, "shard": 0, "visits": [0], "n_samples": 4, "loss": 1.0}]},
+        StatesFound(0, (
+            StoredState(2, 1, 0, (1, 0), 4, 1.5, digest="ab"), StoredState(3, 0, 0, (0,), 4, 1.0),
+        )),
     )  # fmt: skip
     assert record.visits() == {(0, 1): (1, 0), (0, 2): (1, 0)}
     assert record.order(0, 3) is None
@@ -283,8 +286,7 @@ def test_orders_of_visits_are_those_of_epochs_that_came_to_their_end() -> None:
 def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
     entries = epoch_of(0, 1, 0.5)[:-2]  # all but one score and the report
     record = fold(asked(0, decisions=[Train(0, 1)]), *entries)
-    state = {"epoch": 1, "position": 0, "shard": 1, "visits": [1], "n_samples": 4, "loss": 0.5}
-    record.add({"is": "stored", "trial": 0, "states": [state]})
+    record.add(StatesFound(0, (StoredState(1, 0, 1, (1,), 4, 0.5),)))
     begun = record.trials[0].tallies[1].begun
     assert (begun.visits, begun.scored) == ((1,), {0})
     assert record.order(0, 1) == (1, 0), "what was scored came of this order"
@@ -313,25 +315,25 @@ def test_nan_is_no_difference() -> None:
 
 def test_sessions_rounds_loads_and_notes_are_kept() -> None:
     record = fold(
-        {"is": "session", "at": 5.0, "seconds": 0.0},
-        {"is": "round", "number": 1, "start": 6.0, "epochs": [[0, 1, 3], [4, 2, 3]]},
-        {"is": "load", "worker": "w", "shard": 1},
-        {"is": "note", "text": "look"},
-        {"is": "flow", "state": {}},
+        SessionBegun(5.0, 0.0),
+        RoundSent(1, 6.0, ((0, 1, 3), (4, 2, 3))),
+        ShardLoaded("w", 1),
+        Note("look"),
+        FlowState({}),
     )
     assert (record.n_sessions, record.loads, record.notes) == (1, [("w", 1)], ["look"])
     assert record.rounds[0].epochs == {(0, 1), (0, 2), (4, 2)}
 
 
-def piece(share: float, start: float, stop: float, **about: Any) -> dict[str, Any]:
-    times = {"start": start, "stop": stop, "losses": [1, 0.5, 0.5], **about}
-    return trained(0, 1, 0, 0, share=share) | {"is": "piece"} | times
+def piece(share: float, start: float, stop: float, **about: Any) -> PieceRecord:
+    told = {"share": share, "losses": (1, 0.5, 0.5), **about}
+    return PieceRecord(Unit("train", 0, 1, 0), "w", 0, start, stop, True, **told)
 
 
-PAIR = {"members": ["v"]}
+PAIR = {"members": ("v",)}
 
 
-def switches(*entries: dict[str, Any]) -> list[float]:
+def switches(*entries: Entry) -> list[float]:
     began = [asked(0, decisions=[Train(0, 4)])]
     return Record.read("r", N_SHARDS, "minimize", [*began, *entries]).switches
 
@@ -339,7 +341,7 @@ def switches(*entries: dict[str, Any]) -> list[float]:
 def test_a_switch_costs_the_time_in_which_the_trial_did_not_train() -> None:
     first = piece(0.25, start=1.0, stop=5.0, save_seconds=0.5)
     second = piece(0.5, start=6.0, stop=9.0, ready_seconds=2.0, **PAIR)
-    last = trained(0, 1, 0, 0) | {"start": 9.5, "stop": 12.0, "ready_seconds": 0.25}
+    last = replace(trained(0, 1, 0, 0), start=9.5, stop=12.0, ready_seconds=0.25)
     # It ceased at 4.5 and trained again from 8.0 on; then from 9.0 to 9.75 it was idle.
     assert switches(first, second, last) == [3.5, 0.75]
 
@@ -350,7 +352,7 @@ def test_what_is_no_switch_is_not_counted_as_one() -> None:
     other = piece(0.5, start=60.0, stop=90.0, **PAIR)
     assert switches(first, alike) == []
     assert switches(piece(0.0, start=1.0, stop=5.0), other) == []  # it had not begun to train
-    assert switches(first, other | {"recovered": True}) == []
+    assert switches(first, replace(other, recovered=True)) == []
     pause, train = turn(None, Pause(0)), turn(None, Train(0, 0, gang=2))
     assert switches(pause, first, train, other) == []
     assert switches(first, pause, train, other) == []

@@ -21,9 +21,9 @@ from dagsel.flow import (
     Stop,
     Train,
     TrialFailed,
-    encode,
 )
-from dagsel.history.script import Script, Turn, read_turns
+from dagsel.history.script import Script, read_turns
+from dagsel.messages import ENTRIES, Note, SessionBegun, Turn
 
 
 def reported(trial: int, epoch: int) -> Reported:
@@ -181,9 +181,5 @@ def test_a_run_that_never_ended_ends_with_its_last_turn() -> None:
 
 def test_turns_are_read_from_a_journal() -> None:
     turns = [Turn(None, (Ask(2),)), Turn(reported(0, 1), (Stop(0, "x"), Finish()))]
-    entries = [
-        {"is": "turn", "seconds": 0.0, "decisions": [encode(d) for d in turn.decisions]}
-        | ({} if turn.event is None else {"event": encode(turn.event)})
-        for turn in turns
-    ]
-    assert read_turns([{"is": "session"}, entries[0], {"is": "unit"}, entries[1]]) == tuple(turns)
+    entries = [SessionBegun(0.0, 0.0), turns[0], Note("look"), turns[1]]
+    assert read_turns([ENTRIES.encode(entry) for entry in entries]) == tuple(turns)

@@ -10,17 +10,21 @@ from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Begun, Unit
 from dagsel.history.tally import EpochTally
+from dagsel.messages import UnitRecord
 
 N = 3
 
 
-def results(losses: list[float], n_samples: list[int]) -> list[tuple[Unit, dict[str, Any]]]:
-    found: list[tuple[Unit, dict[str, Any]]] = []
+def result(unit: Unit, shard: int, n_samples: int, **about: Any) -> UnitRecord:
+    return UnitRecord(unit, "w", shard, 0.0, 1.0, False, n_samples=n_samples, **about)
+
+
+def results(losses: list[float], n_samples: list[int]) -> list[UnitRecord]:
+    found: list[UnitRecord] = []
     for p, (loss, n) in enumerate(zip(losses, n_samples, strict=True)):
-        report = {"shard": N - 1 - p, "n_samples": n, "loss": loss, "digest": f"d{p}"}
-        found.append((Unit("train", 0, 1, p), report))
-        score = {"n_samples": n, "metrics": {"f1": loss, "loss": -loss}}
-        found.append((Unit("evaluate", 0, 1, p), score))
+        found.append(result(Unit("train", 0, 1, p), N - 1 - p, n, loss=loss, digest=f"d{p}"))
+        metrics = {"f1": loss, "loss": -loss}
+        found.append(result(Unit("evaluate", 0, 1, p), p, n, metrics=metrics))
     return found
 
 
@@ -37,15 +41,15 @@ def test_the_same_results_give_the_same_bits_in_any_order_and_twice(
 ) -> None:
     known = results(losses, n_samples)
     one, other = EpochTally(N), EpochTally(N)
-    for unit, result in known:
-        one.add(unit, result)
-    for unit, result in data.draw(st.permutations(known)):
+    for done in known:
+        one.add(done)
+    for done in data.draw(st.permutations(known)):
         assert not other.is_complete
-        other.add(unit, result)
-    late = {"shard": 0, "n_samples": 7, "loss": 1e9, "digest": "late", "metrics": {"f1": 1e9}}
-    for unit, _ in known[: data.draw(st.integers(0, 2 * N))]:
-        if unit != Unit("train", 0, 1, N - 1):
-            other.add(unit, late)
+        other.add(done)
+    late = {"loss": 1e9, "digest": "late", "metrics": {"f1": 1e9}}
+    for done in known[: data.draw(st.integers(0, 2 * N))]:
+        if done.unit != Unit("train", 0, 1, N - 1):
+            other.add(result(done.unit, 0, 7, **late))
     assert one.is_complete
     assert one == other
     assert (one.metrics, one.train_loss) == (other.metrics, other.train_loss)
@@ -62,8 +66,8 @@ def test_it_follows_other_visits_and_keeps_what_agrees(
     visits: list[int], n: int, n_known: int
 ) -> None:
     tally = EpochTally(N)
-    for unit, result in results([0.1, 0.2, 0.3], [1, 2, 3])[: 2 * n_known]:
-        tally.add(unit, result)
+    for done in results([0.1, 0.2, 0.3], [1, 2, 3])[: 2 * n_known]:
+        tally.add(done)
     before = dict(tally.trained)
     tally.follow(visits[:n])
     assert tally.begun == Begun(tuple(visits[:n]), frozenset(range(n_known)))
@@ -79,5 +83,5 @@ def test_unknown_losses_do_not_count() -> None:
     assert math.isnan(tally.train_loss)
     tally.follow([1])
     assert math.isnan(tally.train_loss)
-    tally.update(Unit("train", 0, 1, 1), {"shard": 0, "n_samples": 3, "loss": 0.5, "digest": "d"})
+    tally.update(1, result(Unit("train", 0, 1, 1), 0, 3, loss=0.5, digest="d"))
     assert (tally.train_loss, tally.digest) == (0.5, "d")

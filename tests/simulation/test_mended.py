@@ -20,6 +20,7 @@ from dagsel.flow import (
     Train,
     Wake,
 )
+from dagsel.messages import TrialReport
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.simulation.engine import VirtualEngine
 from tests.driver.scripted import Scripted
@@ -29,7 +30,7 @@ from tests.driver.scripted import Scripted
 def damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trial 0's first state cannot be read."""
     messages = VirtualEngine.messages
-    left = [{"op": "failed", "trial": 0, "reason": "CheckpointCorruptError: it", "traceback": ""}]
+    left = [TrialReport(0, "CheckpointCorruptError: it")]
 
     def first_the_damage(engine: VirtualEngine, *, timeout_s: float) -> Iterator[Any]:
         if engine.now() > 0 and left:

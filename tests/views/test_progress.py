@@ -9,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from dagsel.dispatch.units import Unit
-from dagsel.history.record import Best, Record, UnitRecord
+from dagsel.history.record import Best, Record
 from dagsel.history.trial import EpochRecord, TrialRecord
+from dagsel.messages import UnitRecord
 from dagsel.views.progress import SearchProgress, describe
 
 

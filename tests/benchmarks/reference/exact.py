@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from reference.bounds import lower_bound
 from reference.open_shop import Plan, Visit, plan
 
 from dagsel.errors import DagselError
-from dagsel.history.makespans import Times, lower_bound
+from dagsel.history.makespans import Times
 
 GRID = 100_000  # CP-SAT counts in integers: times that are not are scaled to so many steps a bound
 

@@ -14,9 +14,10 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
+from reference.bounds import lower_bound
 
 from dagsel.dispatch.list_scheduler import ListScheduler
-from dagsel.history.makespans import Times, lower_bound
+from dagsel.history.makespans import Times
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.bounds import lower_bound
 from reference.exact import SolverMissingError, solve
 from reference.open_shop import plan, randomized
 
-from dagsel.history.makespans import lower_bound, round_bound
+from dagsel.history.makespans import round_bound
 from tests.dispatch.families import (
     FIGURE_5,
     careless,

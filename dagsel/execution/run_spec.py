@@ -1,0 +1,70 @@
+"""What every worker of a run is given, and the names under which its processes meet."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dagsel.storage import RunDir, ShardedDataset
+
+#: The one resource that a unit takes, so that a worker runs one unit at a time.
+RESOURCE = "TRAIN"
+#: Under this name a worker's stream handler gets the orders of all runs.
+CHANNEL = "dagsel"
+
+
+def plugin_name(run: str) -> str:
+    """Name of a run's plugins on scheduler and workers."""
+    return f"dagsel-{run}"
+
+
+def worker_topic(run: str) -> str:
+    """Topic of `dagsel.messages.NOTICES`."""
+    return f"dagsel-{run}-workers"
+
+
+def command_topic(run: str) -> str:
+    """Topic of `dagsel.messages.COMMANDS`."""
+    return f"dagsel-{run}-commands"
+
+
+def report_topic(run: str) -> str:
+    """Topic of `dagsel.messages.REPORTS`."""
+    return f"dagsel-{run}-reports"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """What every worker of a run is given, once."""
+
+    run: str  # identifier of the run; what follows a dot tells its sessions apart: ``3f9a.77aa``
+    workload: bytes  # the workload, pickled by cloudpickle
+    data: ShardedDataset  # the data set
+    run_dir: RunDir  # where states are stored
+    seed: int  # seed of the run
+    # Versions that a worker must have, by package.
+    versions: Mapping[str, str] = field(default_factory=dict)
+    # Threads that PyTorch trains with; None leaves them as they are. Sums of another number of
+    # threads differ in their last bits.
+    threads: int | None = None
+    shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
+    # Share of a worker's memory limit past which states wait in the store alone.
+    state_share: float = 0.65
+    # A gang breaks when one of its workers is not heard of for so long.
+    gang_timeout_s: float = 60.0
+    # Known to the run's workers alone: who does not know it cannot join a gang.
+    secret: str = field(default_factory=secrets.token_hex, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResult:
+    """Stands for a state that waits in the store: the one after the unit, or a later one.
+
+    A partial one is that of a unit which was stopped before its end.
+    """
+
+    trial: int
+    epoch: int
+    position: int
+    is_partial: bool = False

@@ -1,0 +1,452 @@
+"""What worker, scheduler and driver tell each other, and the entries of a run's journal.
+
+Each is a frozen dataclass, written and read by one of five unions:
+
+- `COMMANDS`: driver to scheduler; `REPORTS`: scheduler to driver;
+- `ORDERS`: scheduler to worker; `NOTICES`: worker to scheduler;
+- `ENTRIES`: the driver to its journal, and to the session that goes on with the run.
+
+What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
+
+from dagsel.codec import Json, Tagged, from_json, to_json
+from dagsel.dispatch import events
+from dagsel.dispatch.units import Unit
+from dagsel.errors import RunDirError
+from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
+
+# ---- a unit, from the worker to the journal
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the dispatcher has decided for a unit; travels in the task's annotations."""
+
+    shard: int  # the shard to visit
+    attempt: int = 1  # from 1; a unit that was begun before looks for its stored result first
+    # What the unit may take before it stops at a batch boundary and waits for its turn again; None
+    # for no bound.
+    max_seconds: float | None = None
+    max_batches: int | None = None
+    # Of a training unit: the shards that its trial has visited before in this epoch, in order.
+    visits: tuple[int, ...] = ()
+    n_pieces: int = 0  # how often the unit was stopped before its end
+    gang: int = 1  # workers that train it together, of which this one leads
+
+
+@dataclass(frozen=True, slots=True)
+class UnitWork:
+    """What a worker has done of a unit. Fields that a kind of unit does not have are None."""
+
+    unit: Unit  # which one
+    worker: str  # address of the worker
+    shard: int  # the shard it visited
+    # Seconds since the epoch, by the worker's clock.
+    start: float
+    stop: float
+    hop: bool  # whether the state came from another worker
+    recovered: bool | None = None  # whether a stored result was found instead of training again
+    state_bytes: int = 0  # size of the state after it
+    # How long storing that state took; the time before `stop` includes it.
+    save_seconds: float = 0.0
+    members: tuple[str, ...] = ()  # the other workers of its gang
+    share: float = 1.0  # how much of the unit is done after it: 1, or less where it was stopped
+    # How long after `start` it began to train: with its state there and its gang formed.
+    ready_seconds: float = 0.0
+    # Samples that were trained on or scored; None if a later state of the trial was found.
+    n_samples: int | None = None
+    loss: float | None = None  # mean training loss
+    # Number of batches, and the least and the largest mean loss of a batch.
+    losses: tuple[int, float, float] | None = None
+    digest: str = ""  # checksum of the state after it
+    metrics: Mapping[str, Any] | None = None  # mean of each validation metric
+    # What the run has taken until now; the driver writes it down.
+    seconds: float | None = None
+    worker_seconds: float | None = None
+
+    @property
+    def gang(self) -> int:
+        """How many workers it was on."""
+        return 1 + len(self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRecord(UnitWork):
+    """A unit that is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRecord(UnitWork):
+    """What was trained of a unit until it was stopped."""
+
+
+class StatePlace(NamedTuple):
+    """Where a state is in the store: after a unit, or in the middle of it."""
+
+    epoch: int
+    position: int
+    is_partial: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """A state in the store: its place, and what is stored with it."""
+
+    # The unit after which it is.
+    epoch: int
+    position: int
+    shard: int  # the shard that the unit visited
+    visits: tuple[int, ...]  # the shards that were visited in the epoch, in order
+    # What the unit was trained on, and its mean loss.
+    n_samples: int | None = None
+    loss: float | None = None
+    state_bytes: int = 0  # size of the state
+    share: float = 0.0  # how much of the unit is trained; 0 of one that was trained to its end
+    adoptions: int = 0  # how many states of other trials the trial had gone on from
+    digest: str = ""  # checksum of the state
+
+    @classmethod
+    def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
+        """Read what the store keeps with a state at a place."""
+        stored: StoredState = from_json(cls, {**meta, "epoch": place[0], "position": place[1]})
+        return stored
+
+    @property
+    def meta(self) -> dict[str, Json]:
+        """What the store keeps with it."""
+        kept = {name: to_json(getattr(self, name)) for name in _META}
+        return kept | ({"share": self.share} if self.share else {})
+
+
+_META = ("shard", "visits", "n_samples", "loss", "state_bytes")
+
+# ---- driver to scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptTrial:
+    """Stop a trial's running unit at its next batch; it goes on when it is its turn again."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class LimitTime:
+    """Begin no unit that is expected to end in more than so many seconds from now."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shrink:
+    """Release the workers whose loss costs least, until no more than so many stay."""
+
+    n_workers: int  # how many stay
+    nodes: Mapping[str, str]  # the node that each worker is on; only whole nodes are released
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Leave the scheduler as it was."""
+
+
+Command: TypeAlias = (
+    events.RoundAdded
+    | events.TrialStopped
+    | events.TrialAllowed
+    | events.TrialHeld
+    | events.PriorityChanged
+    | events.CheckAdded
+    | events.DrainRequested
+    | PreemptTrial
+    | LimitTime
+    | Shrink
+    | EndRun
+)
+
+# ---- worker to scheduler, and on to the driver
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    """A worker is ready for units."""
+
+    # Its address and its name.
+    worker: str
+    name: str
+    threads: int | None = None  # threads that PyTorch trains with; None if there is no PyTorch
+    max_shards: int | None = None  # how many shards its memory takes; None for no limit
+    speed: float = 1.0  # in GFLOP/s
+    # Whether it has been given the resource that units take for this run.
+    owns_resource: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRefused:
+    """A worker cannot be one of the run's, and why."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLeaves:
+    """A worker was told to end, and stores what it runs."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitTrains:
+    """A unit has its state and begins to train."""
+
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class GangGathers:
+    """The leader of a unit's gang waits for the others at a port."""
+
+    unit: Unit
+    worker: str
+    attempt: int
+    port: int
+
+
+Notice: TypeAlias = (
+    WorkerJoined
+    | WorkerRefused
+    | WorkerLeaves
+    | events.UnitStarted
+    | UnitTrains
+    | PieceRecord
+    | GangGathers
+    | events.GangBroke
+)
+
+# ---- scheduler to worker
+
+
+@dataclass(frozen=True, slots=True)
+class StopUnit:
+    """Stop an attempt at a unit at its next batch, or before its first."""
+
+    unit: Unit
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetState:
+    """Forget the state that a stopped unit has left in memory."""
+
+    unit: Unit
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGang:
+    """Train a unit in the gang that another worker leads."""
+
+    # What is trained.
+    unit: Unit
+    attempt: int
+    shard: int
+    # The worker's number in the gang, and how many it has.
+    rank: int
+    size: int
+    # Where the leader waits.
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonGang:
+    """Wait no longer for the other workers of a unit's gang: one will not come."""
+
+    unit: Unit
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """Another worker is gone; calls to it are to be ended."""
+
+    worker: str
+
+
+Order: TypeAlias = StopUnit | ForgetState | JoinGang | AbandonGang | WorkerLost | events.DropShard
+
+# ---- scheduler to driver
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDrains:
+    """A worker gets no new units."""
+
+    worker: str  # its address
+    retire: bool  # whether the cluster shall close it when it is drained; if not, it ends by itself
+
+
+@dataclass(frozen=True, slots=True)
+class TrialReport:
+    """A trial cannot be trained, and why."""
+
+    trial: int
+    reason: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know."""
+
+    text: str
+
+
+Message: TypeAlias = (
+    WorkerJoined
+    | WorkerRefused
+    | WorkerDrains
+    | events.Drained
+    | events.WorkerRemoved
+    | events.RestartWorker
+    | events.LoadShard
+    | events.ShardLoaded
+    | UnitRecord
+    | PieceRecord
+    | events.TrialRests
+    | TrialReport
+    | events.FailRun
+    | Note
+)
+
+# ---- the journal
+
+
+@dataclass(frozen=True, slots=True)
+class SessionBegun:
+    """A driver has begun ``at`` (seconds since the epoch), after ``seconds`` of others."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the flow was told, and what it decided."""
+
+    event: Annotated[Event, EVENTS] | None  # what has happened; None at the start
+    decisions: tuple[Annotated[Decision, DECISIONS], ...]  # what the flow decided on it
+    # Turns with the same number were taken before any of their decisions was performed.
+    pass_: int | None = None
+    # What the run has taken until now.
+    seconds: float | None = None
+    worker_seconds: float | None = None
+    context: Context | None = None  # what the flow was told at its start
+    # Of `Asked`: the parameters that were drawn, by trial.
+    params: Mapping[int, Mapping[str, Any]] | None = None
+    place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
+    traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
+
+
+@dataclass(frozen=True, slots=True)
+class FlowState:
+    """The flow's state at this moment, so that a resume repeats fewer turns."""
+
+    state: Json
+
+
+@dataclass(frozen=True, slots=True)
+class StatesFound:
+    """What a session that goes on has found in the store of a trial's unreported epochs."""
+
+    trial: int
+    states: tuple[StoredState, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartFound:
+    """What share of a trial's next unit is trained, as that session has found."""
+
+    trial: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSent:
+    """Chains were sent at a moment: each a trial, its first epoch, and the one after its last."""
+
+    number: int
+    start: float
+    epochs: tuple[tuple[int, int, int], ...]
+
+
+Entry: TypeAlias = (
+    SessionBegun
+    | Turn
+    | FlowState
+    | UnitRecord
+    | PieceRecord
+    | StatesFound
+    | PartFound
+    | RoundSent
+    | events.ShardLoaded
+    | Note
+)
+
+
+def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Entry]:
+    """Read a journal.
+
+    Parameters
+    ----------
+    entries
+        What it holds.
+    url
+        Where it is, for the error.
+    begun_with
+        The version of dagsel that the run began with, for the error.
+
+    Raises
+    ------
+    RunDirError
+        If it holds what this version does not know.
+    """
+    read: list[Entry] = []
+    for entry in entries:
+        # Units that found their state stored once said of whom a clone had it.
+        entry = {key: item for key, item in entry.items() if key != "adoptions"}
+        try:
+            read.append(ENTRIES.decode(entry))
+        except ValueError as error:
+            raise RunDirError(
+                f"the journal of {url} cannot be read by dagsel {version('dagsel')} (entry "
+                f"{len(read)}: {error}): the run began with dagsel {begun_with}, or a newer one "
+                "has gone on with it; install the newer of these"
+            ) from error
+    return read
+
+
+COMMANDS: Tagged[Command] = Tagged(*get_args(Command), brief=True)
+NOTICES: Tagged[Notice] = Tagged(*get_args(Notice), brief=True)
+ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
+REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
+ENTRIES: Tagged[Entry] = Tagged(
+    session=SessionBegun,
+    turn=Turn,
+    flow=FlowState,
+    unit=UnitRecord,
+    piece=PieceRecord,
+    stored=StatesFound,
+    partial=PartFound,
+    round=RoundSent,
+    load=events.ShardLoaded,
+    note=Note,
+    brief=True,
+)
