@@ -26,7 +26,7 @@ def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 
 
 @dataclass
-class Lsf(Allocator):
+class LSF(Allocator):
     """Let each trial of a search have all workers, one after another, in the order of the queue.
 
     This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
@@ -46,7 +46,7 @@ class Lsf(Allocator):
     --------
     >>> from dagsel.flow import Asked, Context
     >>> from dagsel.flows import RandomSearch
-    >>> flow = Lsf(RandomSearch(max_epochs=5, n_trials=8))
+    >>> flow = LSF(RandomSearch(max_epochs=5, n_trials=8))
     >>> flow.start(Context(n_workers=2))
     [Ask(n=8, sampling='random')]
     >>> flow.handle(Asked((0, 1)))
