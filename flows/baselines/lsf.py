@@ -1,15 +1,17 @@
-"""The node as a batch system gives it away: whole, to one job after another."""
+"""A node as a batch system assigns it: whole, to one job after another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from dagsel.flows.allocation import Allocator, Job, keep
+from dagsel.planning.scaling import ScalingModel
 
 
 def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-    """Give all workers to the job that has some, or to the first one that waits.
+    """Return all workers for the job that has some, or else for the first one that waits.
 
     Examples
     --------
@@ -27,7 +29,7 @@ def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 
 @dataclass
 class LSF(Allocator):
-    """Let each trial of a search have all workers, one after another, in the order of the queue.
+    """Train one trial of a search after another, each on all workers, in the order of the queue.
 
     This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
     is compared with (Han et al., CCGRID 2020).
@@ -40,7 +42,7 @@ class LSF(Allocator):
     Raises
     ------
     SearchError
-        If the search is none.
+        If `flow` is not a search.
 
     Examples
     --------
@@ -53,6 +55,11 @@ class LSF(Allocator):
     [Train(trial=0, epochs=5, gang=2)]
     """
 
+    scaling: Mapping[str, ScalingModel] = field(default_factory=dict, init=False, repr=False)
+    by: str = field(default="", init=False, repr=False)
+
+    needs_profiles: ClassVar[bool] = False
+
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-        """Divide the workers as `lsf` does."""
+        """Return how `lsf` divides the workers."""
         return lsf(jobs, n_workers)
