@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, get_args
 
 from dagsel.flows.rung_search import check_choice
-from dagsel.flows.stages import StagedSearch, StagedState, check_staged
-from dagsel.planning.brackets import Brackets, Mode, StagePlan, seer_plan, solve_brackets
+from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
 
 
@@ -61,37 +60,32 @@ class SEER(StagedSearch):
     [Scale(n_workers=16), Wake(seconds=1.428...), Ask(n=12, sampling='study')]
     """
 
-    deadline: float | str
-    budget: float | str
-    reduction_factor: int = field(default=4, kw_only=True)
-    parallelism_factor: int = field(default=2, kw_only=True)
-    min_workers: int = field(default=1, kw_only=True)
-    max_workers: int | None = field(default=None, kw_only=True)
-    min_stage: float | str | None = field(default=None, kw_only=True)
-    mode: Mode = field(default="fill", kw_only=True)
-    max_epochs: int | None = field(default=None, kw_only=True)
-    price_per_worker_hour: float | None = field(default=None, kw_only=True)
-    state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
+    _: KW_ONLY
+    reduction_factor: int = 4
+    parallelism_factor: int = 2
+    min_workers: int = 1
+    max_workers: int | None = None
+    min_stage: float | str | None = None
+    mode: SeerMode = "fill"
 
     across: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("mode", self.mode, get_args(SeerMode))
         check_staged(
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
             min_workers=self.min_workers,
             max_workers=self.max_workers,
-            max_epochs=self.max_epochs,
         )
-        _ = self.plan  # refuses what cannot be planned
+        super().__post_init__()
 
-    @cached_property
+    @property
     def brackets(self) -> Brackets:
-        """The paper's quantities."""
+        """The paper's quantities: Algorithms 1 and 2."""
         return solve_brackets(
             self.deadline_s,
-            self.budget_worker_s,
+            self.cost.worker_seconds,
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
             min_workers=self.min_workers,
@@ -99,10 +93,9 @@ class SEER(StagedSearch):
             min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
         )
 
-    @cached_property
-    def plan(self) -> StagePlan:
-        """What is done if nothing fails and every worker comes at once."""
-        return seer_plan(self.brackets, self.deadline_s, self.budget_worker_s, self.mode)
+    def make_plan(self) -> StagePlan:
+        """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
+        return seer_plan(self.brackets, self.deadline_s, self.cost.worker_seconds, self.mode)
 
 
 def min_stage_of(min_stage: float | str | None, deadline_s: float) -> float:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from dagsel.flows.seer import min_stage_of
-from dagsel.flows.stages import StagedSearch, StagedState, check_staged
+from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import StagePlan, hyperband_plan
 
 
@@ -42,24 +41,15 @@ class ElasticHyperband(StagedSearch):
     [(60.0, 31), (180.0, 15), (720.0, 5)]
     """
 
-    deadline: float | str
-    budget: float | str
     reduction_factor: int = field(default=4, kw_only=True)
     min_stage: float | str | None = field(default=None, kw_only=True)
-    max_epochs: int | None = field(default=None, kw_only=True)
-    price_per_worker_hour: float | None = field(default=None, kw_only=True)
-    state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        check_staged(reduction_factor=self.reduction_factor, max_epochs=self.max_epochs)
-        _ = self.plan  # refuses what cannot be planned
-
-    @cached_property
-    def plan(self) -> StagePlan:
-        """What is done if nothing fails and every worker comes at once."""
+    def make_plan(self) -> StagePlan:
+        """Return the stages of all brackets."""
+        check_staged(reduction_factor=self.reduction_factor)
         return hyperband_plan(
             self.deadline_s,
-            self.budget_worker_s,
+            self.cost.worker_seconds,
             reduction_factor=self.reduction_factor,
             min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
         )

@@ -335,9 +335,9 @@ def test_bad_input_is_refused(make: Callable[[], Any], says: str) -> None:
 
 def test_what_the_study_reads_off_a_search_is_read_through() -> None:
     flow = Marble(LSF(JobQueue()), SCALING)
-    assert flow.sampling == "grid"
-    assert not hasattr(flow, "pruner")
-    assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).max_epochs == 9
+    assert flow.traits.sampling == "grid"
+    assert flow.traits.pruner is None
+    assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).traits.max_epochs == 9
 
 
 def test_what_a_switch_costs_is_measured() -> None:
