@@ -17,21 +17,7 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
     far as workers are free and the time saved is above what a switch costs; then jobs that wait
     begin on their best number, or on what is left. Both in the order of the jobs. If switches cost
     nothing, as in the paper, or nothing is known of the time that a job has left, every promotion
-    is made.
-
-    Parameters
-    ----------
-    jobs
-        In the order of their service.
-    n_workers
-        Workers that there are.
-    switch_s
-        Seconds that it takes to suspend and resume a job; None for each job's own.
-
-    Returns
-    -------
-    gangs
-        Workers of each job from now on; 0 if it waits on.
+    is made. A switch takes `switch_s`; with None as long as the job itself says.
 
     Examples
     --------
@@ -94,7 +80,7 @@ class Marble(Allocator):
     Raises
     ------
     SearchError
-        If the search, the profiles or `switch_s` are none; or, when a trial is drawn, if its
+        If the search, the profiles or `switch_s` are wrong; or, when a trial is drawn, if its
         configuration names no architecture or one without a profile.
 
     Examples

@@ -13,12 +13,12 @@ from dagsel.planning.budget import to_seconds
 
 @dataclass
 class SEER(StagedSearch):
-    """Search for so long, and for so much, on a cluster that grows and shrinks.
+    """Search until a deadline, within a budget, on a cluster that grows and shrinks.
 
     The search has stages by the clock, each η times as long as the one before, and brackets whose
     trials have 1, ν, ν², … workers. At the end of a stage every trial stops at its next batch and
     is evaluated; the best 1/η of each bracket go on, and the best of all go to the brackets with
-    the most workers. `plan` says what will be done, before anything is.
+    the most workers. `plan` has the stages before anything is started.
 
     Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3.
 
@@ -41,14 +41,14 @@ class SEER(StagedSearch):
         ``"paper"`` is the paper's arithmetic. ``"fill"`` also spends what its rounding leaves over:
         on more trials of the first bracket, and on a longer last stage.
     max_epochs
-        Where a trial is complete, however much time is left; None for no limit.
+        A trial that has trained so many is complete, even if time is left; None for no limit.
     price_per_worker_hour
         What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
 
     Raises
     ------
     SearchError
-        If a value is none, or nothing can be trained within the deadline and the budget.
+        If a value is wrong, or nothing can be trained within the deadline and the budget.
 
     Examples
     --------

@@ -121,11 +121,10 @@ def solve_brackets(
 ) -> Brackets:
     """Return the brackets, stages and trials that a deadline and a budget pay for.
 
-    Algorithms 1 and 2 of the paper.
-
-    R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and ``t_min·p_min·R·K <= B``,
-    where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump up where K does, so what
-    is feasible is an interval, and its end lies in the last piece that has a feasible point.
+    These are Algorithms 1 and 2. R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and
+    ``t_min·p_min·R·K <= B``, where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump
+    where K does. So the feasible R are an interval, and its end lies in the last piece between two
+    jumps that has a feasible point.
 
     Parameters
     ----------

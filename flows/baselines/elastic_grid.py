@@ -13,24 +13,24 @@ from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
 class ElasticGrid(StagedSearch):
     """Train all trials from the beginning to the deadline, or to their last epoch.
 
-    The comparison partner of `SEER` in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud,
-    SoCC 2021. The paper leaves open how large the grid is and who trains on what. Here, so is
-    assumed: unless the grid has a size, it has a trial for each worker; the workers are shared
-    equally; and those of a trial that ends are released.
+    `SEER` is compared with it in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC
+    2021. The paper leaves open how large the grid is and which trial has which workers. Here a grid
+    has a trial for each worker if it has no size of its own; the workers are shared equally; and
+    those of a trial that ends are released.
 
     Parameters
     ----------
     deadline, budget, max_epochs, price_per_worker_hour
         In seconds, worker-seconds, epochs and money; see `SEER`.
     n_trials
-        How many; None for one a worker.
+        How many trials; None for one a worker.
     sampling
         Who draws them: ``"grid"`` takes the points of a finite space in their order.
 
     Raises
     ------
     SearchError
-        If a value is none, or the budget is less than a worker until the deadline.
+        If a value is wrong, or the budget is less than a worker until the deadline.
 
     Examples
     --------

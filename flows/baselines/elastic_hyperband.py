@@ -13,26 +13,25 @@ from dagsel.planning.brackets import StagePlan, hyperband_plan
 class ElasticHyperband(StagedSearch):
     """Run Hyperband's brackets side by side in training time, a worker for each trial.
 
-    The comparison partner of `SEER` in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud,
-    SoCC 2021; the brackets are those of `Hyperband`. The paper leaves open how they share deadline
-    and budget. Here, so is assumed: the resource is training time, and the largest one the
-    deadline; all brackets run side by side, each trial on one worker; and their sizes grow in
-    proportion until the budget is used.
+    `SEER` is compared with it in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC
+    2021; the brackets are those of `Hyperband`. The paper leaves open how they share deadline and
+    budget. Here the resource is training time, at most the deadline; all brackets run side by side,
+    each trial on one worker; and their sizes grow in proportion until the budget is used.
 
     Parameters
     ----------
     deadline, budget, max_epochs, price_per_worker_hour
         In seconds, worker-seconds, epochs and money; see `SEER`.
     reduction_factor
-        η: one of so many trials goes on.
+        η: one of η trials goes on.
     min_stage
-        The shortest time after which a trial may be judged; None for a 64th of the deadline. A
+        The shortest time after which a trial may be stopped; None for a 64th of the deadline. A
         small budget makes it longer.
 
     Raises
     ------
     SearchError
-        If a value is none, or the budget is less than a worker until the deadline.
+        If a value is wrong, or the budget is less than a worker until the deadline.
 
     Examples
     --------

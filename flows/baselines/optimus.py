@@ -79,7 +79,7 @@ class Optimus(Allocator):
     Raises
     ------
     SearchError
-        If the search, the profiles or `interval_s` are none; or, when a trial is drawn, if its
+        If the search, the profiles or `interval_s` are wrong; or, when a trial is drawn, if its
         configuration names no architecture or one without a profile.
 
     Examples
