@@ -27,20 +27,16 @@ def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
     """
     known = [job.left_s for job in jobs if job.left_s is not None]
     usual_s = sum(known) / len(known) if known else 1.0
+    jobs = [replace(job, left_s=usual_s if job.left_s is None else job.left_s) for job in jobs]
     gangs = {job.trial: job.least for job in jobs}
     free = n_workers - sum(gangs.values())
     for job in sorted(jobs, key=lambda job: not job.gang):
         if free > 0 and not gangs[job.trial]:
             gangs[job.trial] = 1
             free -= 1
-    sharing = [
-        replace(job, left_s=usual_s if job.left_s is None else job.left_s)
-        for job in jobs
-        if gangs[job.trial]
-    ]
     while free > 0:
-        open_to_more = [job for job in sharing if gangs[job.trial] < job.most]
-        won = {job.trial: job.won_s(gangs[job.trial], gangs[job.trial] + 1) for job in open_to_more}
+        now = [(job, gangs[job.trial]) for job in jobs if gangs[job.trial] < job.most]
+        won = {job.trial: job.won_s(gang, gang + 1) for job, gang in now}
         trial = max(won, key=won.__getitem__, default=None)  # of equal ones the first
         if trial is None or won[trial] <= 0:
             break
