@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, get_args
+from typing import get_args
 
 from dagsel.flows.rung_search import check_choice
 from dagsel.flows.stages import StagedSearch, check_staged
@@ -68,8 +68,6 @@ class SEER(StagedSearch):
     min_stage: float | str | None = None
     mode: SeerMode = "fill"
 
-    across: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         check_choice("mode", self.mode, get_args(SeerMode))
         check_staged(
@@ -96,6 +94,14 @@ class SEER(StagedSearch):
     def make_plan(self) -> StagePlan:
         """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
         return seer_plan(self.brackets, self.deadline_s, self.cost.worker_seconds, self.mode)
+
+    def is_ranked(self, bracket: int) -> bool:
+        """Return True: all trials are ranked after each stage."""
+        return True
+
+    def assign(self, survivors: list[int]) -> dict[int, int]:
+        """Return the brackets with the most workers for the best of all trials."""
+        return dict(zip(survivors, self.places(), strict=False))
 
 
 def min_stage_of(min_stage: float | str | None, deadline_s: float) -> float:

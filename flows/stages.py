@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from dagsel.errors import SearchError
 from dagsel.flow import (
@@ -47,7 +47,6 @@ class StagedTrial:
     """A trial of a search in stages."""
 
     bracket: int
-    wanted: int  # workers that the plan gives it
     gang: int = 0  # workers that it was given
     epochs: int = 0
     n_given: int = 0
@@ -99,10 +98,7 @@ class StagedSearch(Flow):
     cost: Budget = field(init=False, repr=False, compare=False)
     #: What is done if nothing fails and every worker comes at once.
     plan: StagePlan = field(init=False, repr=False, compare=False)
-
     sampling: Sampling = field(default="study", init=False, repr=False)
-    #: Whether the best of all brackets get the most workers, or each stays in its bracket.
-    across: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_staged(max_epochs=self.max_epochs)
@@ -125,9 +121,34 @@ class StagedSearch(Flow):
         """Return the stages; raise if there is no room for one."""
         raise NotImplementedError
 
+    def is_ranked(self, bracket: int) -> bool:
+        """Whether the trials of a bracket are ranked after this stage; if not, they train on."""
+        later = self.next_stage
+        return later is None or later.n_trials[bracket] < self.stage.n_trials[bracket]
+
+    def assign(self, survivors: list[int]) -> dict[int, int]:
+        """Return in which bracket each survivor goes on; the best comes first."""
+        return {trial: self.state.trials[trial].bracket for trial in survivors}
+
+    @property
+    def stage(self) -> Stage:
+        """The present stage."""
+        return self.plan.stages[self.state.stage]
+
+    @property
+    def next_stage(self) -> Stage | None:
+        """The stage after it, if it is not the last one."""
+        return next(iter(self.plan.stages[self.state.stage + 1 :]), None)
+
+    def places(self) -> list[int]:
+        """Return the bracket of each place of the stage, those with the most workers first."""
+        workers, n_trials = self.plan.workers, self.stage.n_trials
+        order = sorted(range(len(workers)), key=lambda bracket: -workers[bracket])
+        return [bracket for bracket in order for _ in range(n_trials[bracket])]
+
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers and the trials of the first stage."""
-        state, stage = self.state, self._stage
+        state, stage = self.state, self.stage
         state.context, state.n_workers = context, context.n_workers
         ask = Ask(sum(stage.n_trials), self.sampling)
         return [*self._scale(stage.n_workers), Wake(self._end()), ask]
@@ -149,8 +170,8 @@ class StagedSearch(Flow):
         state = self.state
         match event:
             case Asked(trials):
-                for trial, bracket in zip(trials, self._places(), strict=False):
-                    state.trials[trial] = StagedTrial(bracket, self.plan.workers[bracket])
+                places = zip(trials, self.places(), strict=False)
+                state.trials |= {trial: StagedTrial(bracket) for trial, bracket in places}
                 if not trials:
                     return self._finish("no trial can be drawn")
                 return [*self._release(), *self._train()]
@@ -174,14 +195,6 @@ class StagedSearch(Flow):
             case _:
                 return []
 
-    @property
-    def _stage(self) -> Stage:
-        return self.plan.stages[self.state.stage]
-
-    @property
-    def _next_stage(self) -> Stage | None:
-        return next(iter(self.plan.stages[self.state.stage + 1 :]), None)
-
     def _training(self) -> dict[int, StagedTrial]:
         return {trial: one for trial, one in self.state.trials.items() if not one.is_done}
 
@@ -192,7 +205,7 @@ class StagedSearch(Flow):
         state = self.state
         end, n_trials = self.plan.ends[state.stage], len(self._training())
         pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
-        if self._next_stage is None:  # the last stage pays for what the others cost too much
+        if self.next_stage is None:  # the last stage pays for what the others cost too much
             left = self.cost.worker_seconds - state.spent
             end = min(end, state.seconds + left / max(1, state.n_wanted))
             if state.paused_at is None:  # how long a pause takes is not known yet
@@ -209,14 +222,8 @@ class StagedSearch(Flow):
         return [Scale(n_workers)]
 
     def _release(self) -> list[Decision]:
-        wanted = sum(one.wanted for one in self._training().values())
-        return self._scale(min(self._stage.n_workers, wanted))
-
-    def _places(self) -> list[int]:
-        """Return the bracket of each place of the stage, those with the most workers first."""
-        workers, n_trials = self.plan.workers, self._stage.n_trials
-        order = sorted(range(len(workers)), key=lambda bracket: -workers[bracket])
-        return [bracket for bracket in order for _ in range(n_trials[bracket])]
+        wanted = sum(self.plan.workers[one.bracket] for one in self._training().values())
+        return self._scale(min(self.stage.n_workers, wanted))
 
     def _train(self) -> list[Decision]:
         """Divide the workers that are there among all that train, the first ones first."""
@@ -226,7 +233,7 @@ class StagedSearch(Flow):
         free = max(0, n_workers - least * len(training))
         decisions: list[Decision] = []
         for trial, one in training.items():
-            more = min(free, one.wanted - least)
+            more = min(free, self.plan.workers[one.bracket] - least)
             free -= more
             decisions += self._train_on(trial, least + more)
         return decisions
@@ -270,14 +277,10 @@ class StagedSearch(Flow):
 
     def _pause(self) -> list[Decision]:
         """Evaluate the trials of the brackets that are to be ranked."""
-        state, now, later = self.state, self._stage.n_trials, self._next_stage
-        state.is_halfway = later is None and state.paused_at is None
+        state, training = self.state, self._training()
+        state.is_halfway = self.next_stage is None and state.paused_at is None
         state.paused_at = state.seconds
-        state.pausing = {
-            trial
-            for trial, one in self._training().items()
-            if self.across or later is None or later.n_trials[one.bracket] < now[one.bracket]
-        }
+        state.pausing = {trial for trial, one in training.items() if self.is_ranked(one.bracket)}
         state.n_pausing = len(state.pausing)
         pauses: list[Decision] = [Pause(trial, evaluate=True) for trial in sorted(state.pausing)]
         return pauses or self._rank()
@@ -293,7 +296,7 @@ class StagedSearch(Flow):
 
     def _rank(self) -> list[Decision]:
         """End a stage; begin the next one with the best of each bracket."""
-        state, later = self.state, self._next_stage
+        state, later = self.state, self.next_stage
         self._time_pause()
         if state.is_halfway and self._training() and self._end() > state.seconds:
             return [*self._train(), Wake(self._end())]
@@ -316,9 +319,8 @@ class StagedSearch(Flow):
         order = [trial for trial in ranked if trial in survivors]
         order.sort(key=lambda trial: state.trials[trial].is_done)
         state.trials = {trial: state.trials[trial] for trial in order}
-        if self.across:
-            for one, bracket in zip(state.trials.values(), self._places(), strict=False):
-                one.bracket, one.wanted = bracket, self.plan.workers[bracket]
+        for trial, bracket in self.assign(order).items():
+            state.trials[trial].bracket = bracket
         if not self._training():
             return [*decisions, *self._finish("no trial is left to train")]
         return [*decisions, *self._release(), *self._train(), Wake(self._end())]
