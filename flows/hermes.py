@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 
 from dagsel.errors import SearchError
-from dagsel.flow import Decision, Event, Losses, Paused, Reported, TrialFailed
-from dagsel.flows.drawing import check_counts
+from dagsel.flow import Event, Losses, Paused, Reported, TrialFailed
 from dagsel.flows.time_sharing import SharedWorkers, TimeSharing
 from dagsel.planning.budget import to_seconds
 
@@ -165,7 +164,6 @@ class Hermes(TimeSharing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(**({} if self.aging is None else {"aging": self.aging}))
         shares = (0.0, *self.milestones)
         if not shares[-1] <= 1 or not all(one < later for one, later in pairwise(shares)):
             raise SearchError(
@@ -175,19 +173,12 @@ class Hermes(TimeSharing):
         if not 1 <= self.growth < math.inf:
             raise SearchError(f"growth must be 1 or more, got {self.growth!r}")
 
-    def handle(self, event: Event) -> list[Decision]:
-        """End the turn that is over, and begin the turn of the trial that converges fastest."""
-        if not self.state.finished:
-            self.state.learn(event, "Hermes")
-        return super().handle(event)
+    def learn(self, event: Event) -> None:
+        """Note the losses of a turn."""
+        self.state.learn(event, "Hermes")
 
-    def next_trial(self, trials: list[int]) -> int:
-        """Choose the trial with the largest C; one that has waited for too long goes first."""
-        overdue = self.state.overdue(trials, self.aging)
-        # Of equal ones max takes the first: it has waited longest.
-        return max(trials, key=self._convergence) if overdue is None else overdue
-
-    def _convergence(self, trial: int) -> float:
+    def urgency(self, trial: int) -> float:
+        """Return C of the trial's latest turn."""
         losses = self.state.losses.get(trial)
         if losses is None:
             return math.inf

@@ -59,19 +59,13 @@ class SharedWorkers(Drawing):
     workers: list[SharedWorker] = field(default_factory=list)
     has_warned: bool = False
 
-    def overdue(self, trials: list[int], aging: int | None) -> int | None:
-        """Return the trial that waited longest, if it waited for `aging` turns of others."""
-        longest = max(trials, key=lambda trial: self.trials[trial].n_waited)
-        is_overdue = aging is not None and self.trials[longest].n_waited >= aging
-        return longest if is_overdue else None
-
 
 @dataclass
 class TimeSharing(Flow):
     """Train every trial to the end, one at a time on each worker.
 
-    A subclass chooses which trial runs next, and for how long. Which machine a turn runs on is
-    decided by the engine, by where the trial's state and its shards are.
+    A subclass says how urgent a trial is, and how long its turn lasts. Which machine a turn runs on
+    is decided by the engine, by where the trial's state and its shards are.
     """
 
     max_epochs: int
@@ -80,6 +74,7 @@ class TimeSharing(Flow):
     quantum: float | str = "10 s"
     max_trials_per_worker: int = 4
     migrate: bool = True
+    aging: int | None = field(default=None, init=False, repr=False)
     state: SharedWorkers = field(
         default_factory=SharedWorkers, init=False, repr=False, compare=False
     )
@@ -89,6 +84,7 @@ class TimeSharing(Flow):
             max_epochs=self.max_epochs,
             n_trials=self.n_trials,
             max_trials_per_worker=self.max_trials_per_worker,
+            aging=1 if self.aging is None else self.aging,
         )
         to_seconds("quantum", self.quantum)
 
@@ -97,17 +93,19 @@ class TimeSharing(Flow):
         """What the search says of itself."""
         return Traits(self.max_epochs)
 
-    def next_trial(self, trials: list[int]) -> int:
-        """Choose which of a worker's trials runs next; the first one has waited longest."""
-        return trials[0]
+    def urgency(self, trial: int) -> float:
+        """Return how soon a trial is to run; of equals the one that has waited longest is next."""
+        return 0.0
 
     def quantum_s(self, trial: int) -> float | None:
         """Return how long the next turn of a trial lasts; None if it lasts to its end."""
         return to_seconds("quantum", self.quantum)
 
+    def learn(self, event: Event) -> None:
+        """Note what an event says of a trial."""
+
     def start(self, context: Context) -> list[Decision]:
         """Ask for as many trials as the workers have room for."""
-        self.state.context = context
         return [*self._resize(context.n_workers), *self._go_on()]
 
     def handle(self, event: Event) -> list[Decision]:
@@ -115,6 +113,7 @@ class TimeSharing(Flow):
         state = self.state
         if state.finished:
             return []
+        self.learn(event)
         decisions: list[Decision] = []
         match event:
             case Asked(trials):
@@ -176,7 +175,7 @@ class TimeSharing(Flow):
             fullest = max(others, key=lambda w: len(w.trials))
             if self._ready(worker) and len(fullest.trials) - len(worker.trials) < 2:
                 return
-            moved = self.next_trial(self._ready(fullest))
+            moved = self._next(self._ready(fullest))
             fullest.trials.remove(moved)
             worker.trials.append(moved)
 
@@ -202,11 +201,17 @@ class TimeSharing(Flow):
         trials = self.state.trials
         return [t for t in worker.trials if t != worker.turn and not trials[t].leaves]
 
+    def _next(self, ready: list[int]) -> int:
+        n_waited = {trial: self.state.trials[trial].n_waited for trial in ready}
+        if self.aging is not None and max(n_waited.values()) >= self.aging:
+            return max(n_waited, key=n_waited.__getitem__)
+        return max(ready, key=self.urgency)
+
     def _begin_turn(self, worker: SharedWorker) -> list[Decision]:
         ready = self._ready(worker)
         if not ready:
             return []
-        worker.turn = self.next_trial(ready)
+        worker.turn = self._next(ready)
         trial = self.state.trials[worker.turn]
         epochs = 0 if trial.begun else self.max_epochs
         trial.begun, trial.quantum_s = True, self.quantum_s(worker.turn)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import KW_ONLY, dataclass, field
 
-from dagsel.flow import Decision, Event
-from dagsel.flows.drawing import check_counts
+from dagsel.flow import Event
 from dagsel.flows.hermes import SharedByLoss
 from dagsel.flows.time_sharing import TimeSharing
 
@@ -50,22 +49,12 @@ class SLAQ(TimeSharing):
     aging: int | None = None
     state: SharedByLoss = field(default_factory=SharedByLoss, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(**({} if self.aging is None else {"aging": self.aging}))
+    def learn(self, event: Event) -> None:
+        """Note the losses of a turn."""
+        self.state.learn(event, "SLAQ")
 
-    def handle(self, event: Event) -> list[Decision]:
-        """End the turn that is over, and begin the turn of the trial with the largest loss."""
-        if not self.state.finished:
-            self.state.learn(event, "SLAQ")
-        return super().handle(event)
-
-    def next_trial(self, trials: list[int]) -> int:
-        """Choose the trial with the largest loss; one that has waited for too long goes first."""
-        overdue = self.state.overdue(trials, self.aging)
-        return max(trials, key=self._loss) if overdue is None else overdue
-
-    def _loss(self, trial: int) -> float:
+    def urgency(self, trial: int) -> float:
+        """Return the loss of the trial's latest turn."""
         if trial not in self.state.losses:
             return math.inf
         loss = self.state.losses[trial].latest
