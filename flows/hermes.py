@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 
 from dagsel.errors import SearchError
-from dagsel.flow import Event, Losses, Paused, Reported, TrialFailed
+from dagsel.flow import Event, Losses, Paused, Reported
 from dagsel.flows.time_sharing import SharedWorkers, TimeSharing
 from dagsel.planning.budget import to_seconds
 
@@ -75,6 +75,7 @@ class SharedByLoss(SharedWorkers):
         SearchError
             If the workload reports no loss.
         """
+        self.losses = {trial: x for trial, x in self.losses.items() if trial in self.trials}
         match event:
             case Paused(trial, losses=losses) if losses.n or event.trained_s:
                 if not losses.n and not self.has_losses:
@@ -88,8 +89,6 @@ class SharedByLoss(SharedWorkers):
             case Reported(trial, _, value) if trial in self.losses and not self.has_losses:
                 if math.isfinite(value):
                     raise _no_loss(scheduler, trial)
-            case TrialFailed(trial):
-                self.losses.pop(trial, None)
 
 
 def _no_loss(scheduler: str, trial: int) -> SearchError:
