@@ -2,47 +2,37 @@
 
 from dagsel.flows.asha import ASHA
 from dagsel.flows.by_convergence import ByConvergence
-from dagsel.flows.elastic_grid import ElasticGrid
-from dagsel.flows.elastic_hyperband import ElasticHyperband
 from dagsel.flows.grid import Grid
-from dagsel.flows.hermes import Hermes, Slaq
+from dagsel.flows.hermes import Hermes
 from dagsel.flows.hyperband import Hyperband
 from dagsel.flows.hyperopt import HyperOpt
 from dagsel.flows.hypersched import HyperSched
 from dagsel.flows.job_queue import JobQueue
-from dagsel.flows.lsf import Lsf
 from dagsel.flows.marble import Marble
 from dagsel.flows.median_stopping import MedianStopping
-from dagsel.flows.optimus import Optimus
 from dagsel.flows.optuna_pruner import OptunaPruner
 from dagsel.flows.pbt import PBT, Range
 from dagsel.flows.random_search import RandomSearch
 from dagsel.flows.seer import SEER
 from dagsel.flows.successive_halving import SuccessiveHalving
-from dagsel.flows.time_sharing import Fifo, RoundRobin
+from dagsel.flows.time_sharing import RoundRobin
 
 __all__ = [
     "ASHA",
     "PBT",
     "SEER",
     "ByConvergence",
-    "ElasticGrid",
-    "ElasticHyperband",
-    "Fifo",
     "Grid",
     "Hermes",
     "HyperOpt",
     "HyperSched",
     "Hyperband",
     "JobQueue",
-    "Lsf",
     "Marble",
     "MedianStopping",
-    "Optimus",
     "OptunaPruner",
     "RandomSearch",
     "Range",
     "RoundRobin",
-    "Slaq",
     "SuccessiveHalving",
 ]

@@ -1,6 +1,6 @@
-"""How the workers are divided among the trials that want to train: what all policies share.
+"""How workers are divided among the trials that want to train: what all policies share.
 
-A policy is a pure function of the jobs in the order of their service; `Job` is what it sees.
+A policy is a pure function of jobs in the order in which they are served.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 from dagsel.errors import SearchError
 from dagsel.flow import (
@@ -33,7 +33,7 @@ from dagsel.flows.wrapper import Wrapper
 from dagsel.planning.scaling import Scaling, ScalingModel
 from dagsel.planning.small_population import SWITCH_S
 
-#: Of each architecture so many switches, the last ones, say what the next will cost.
+#: The median of an architecture's last switches is taken as the cost of its next one.
 N_SWITCHES = 20
 #: No worker makes a trial any faster.
 FLAT = Scaling({})
@@ -50,14 +50,15 @@ class Job:
     gang
         Workers that it has now; 0 while it waits.
     least, most
-        It may not have fewer, nor more: a job that has begun keeps a worker, and one that is about
-        to stop, or trains for a stated time, is not disturbed; the latter unless workers were lost.
+        It may not have fewer, nor more. A job that has begun keeps one worker at least. The number
+        of one that is about to pause, or trains for a stated time, does not change; the latter's
+        does if workers were lost.
     scaling
         λ of its architecture.
     left_s
         Seconds that one worker would need for what it has left; None if nothing is known.
     switch_s
-        Seconds that it costs to suspend and resume it: as measured so far, else assumed.
+        Seconds that it takes to suspend and resume it, as measured so far; else an assumption.
     """
 
     trial: int
@@ -69,7 +70,7 @@ class Job:
     switch_s: float = SWITCH_S
 
     def won_s(self, gang: int, more: int) -> float:
-        """Time that is won by more workers; infinite if nothing is known of what is left.
+        """Return the time that more workers save; infinite if nothing is known of what is left.
 
         Examples
         --------
@@ -82,9 +83,9 @@ class Job:
 
 
 def keep(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-    """Give what each job keeps of its workers: all of them unless there are too few now.
+    """Return how many workers each job keeps: all of its own unless there are too few now.
 
-    Where workers were lost, those that were served last give theirs up first, down to one each.
+    Where workers were lost, jobs that are served last give theirs up first, down to one each.
 
     Examples
     --------
@@ -103,48 +104,24 @@ def keep(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Work:
-    """What is known of a live trial.
-
-    Attributes
-    ----------
-    architecture
-        Whose scaling profile counts.
-    left
-        Epochs that the search has given it and that it has not reported.
-    owed
-        Of these, how many were not passed on.
-    wants
-        Whether it is to train; without it, it is paused or about to be.
-    gang
-        Workers that it has.
-    is_told
-        Whether all that the search has decided was passed on.
-    place
-        In the queue.
-    priority, seconds
-        Of its last `Train`.
-    epochs
-        Reported so far.
-    worked_s, reported_s
-        What it has trained, in seconds of one worker, and how much of that is reported.
-    """
+    """What is known of a live trial."""
 
     architecture: str
-    left: int = 0
-    owed: int = 0
-    wants: bool = False
-    gang: int = 0
-    is_told: bool = True
-    place: int = 0
-    priority: float = 0.0
-    seconds: float | None = None
-    epochs: int = 0
-    worked_s: float = 0.0
-    reported_s: float = 0.0
+    left: int = 0  # epochs that the search has given it and that it has not reported
+    owed: int = 0  # of these, how many were not passed on
+    wants: bool = False  # to train; else it is paused, or about to be
+    gang: int = 0  # workers that it has
+    is_told: bool = True  # all that the search has decided was passed on
+    place: int = 0  # in the queue
+    priority: float = 0.0  # of its last Train
+    seconds: float | None = None  # of its last Train
+    epochs: int = 0  # reported so far
+    worked_s: float = 0.0  # what it has trained, in seconds of one worker
+    reported_s: float = 0.0  # how much of that is reported
 
 
 @dataclass(slots=True)
-class Allotment:
+class WorkBook:
     """The state of an `Allocator`."""
 
     n_workers: int = 1
@@ -154,97 +131,125 @@ class Allotment:
     trained: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and epochs
     switched: dict[str, list[float]] = field(default_factory=dict)  # what the last switches cost
 
+    def pass_time(self, now_s: float, scaling: Mapping[str, ScalingModel]) -> None:
+        """Count what the trials have trained since the last event."""
+        for work in self.live.values():
+            if work.gang:
+                speed = scaling.get(work.architecture, FLAT).speedup(work.gang)
+                work.worked_s += max(0.0, now_s - self.now_s) * speed
+        self.now_s = max(now_s, self.now_s)
+
+    def count(self, report: Reported) -> None:
+        """Count an epoch, and what the changes of the trial's number of workers have cost."""
+        work = self.live[report.trial]
+        trained_s, epochs = self.trained.get(work.architecture, (0.0, 0))
+        trained_s += work.worked_s - work.reported_s
+        self.trained[work.architecture] = trained_s, epochs + 1
+        work.left -= 1
+        work.epochs += 1
+        work.reported_s = work.worked_s
+        if report.switches:
+            known = [*self.switched.get(work.architecture, []), *report.switches]
+            self.switched[work.architecture] = known[-N_SWITCHES:]
+
+    def left_s(self, work: Work) -> float | None:
+        """Return the time on one worker that a trial has left; None if no epoch was timed."""
+        known_s, epochs = work.reported_s, work.epochs
+        if not epochs:
+            known_s, epochs = self.trained.get(work.architecture, (0.0, 0))
+        if not epochs:
+            return None
+        return max(0.0, work.left * known_s / epochs - (work.worked_s - work.reported_s))
+
+    def switch_s(self, architecture: str) -> float:
+        """Return what a switch costs: of this architecture, of others, or an assumption."""
+        everywhere = [seconds for known in self.switched.values() for seconds in known]
+        return median(self.switched.get(architecture) or everywhere or [SWITCH_S])
+
 
 @dataclass
 class Allocator(Wrapper):
-    """Give the trials of a search their workers, and let those wait for whom there are none.
+    """Divide the workers among the trials of a search; trials that get none wait.
 
-    What the search decides is passed on, but for `Train`: that comes when the trial gets workers,
+    What the search decides is passed on, but for `Train`: that is sent when the trial gets workers,
     and again when it gets another number of them. Trials are served by their priority, then in the
-    order in which the search let them train; one that is told to train on when its epochs end keeps
-    its place and its workers. The number of workers is never above those that are there, unless
-    so many were lost that the trials that train outnumber them: these keep one each, and the engine
-    lets them wait for each other. A ``gang`` that the search names is replaced.
+    order in which the search told them to train; one that is told to train on when its epochs end
+    keeps its place and its workers. A ``gang`` that the search names is replaced. No more workers
+    are given than there are; but when so many are lost that more trials train, each keeps one, and
+    the engine lets them wait for each other.
 
-    A subclass gives `divide`.
+    A subclass implements `divide`. The fields are those of `Marble`.
+
+    Raises
+    ------
+    SearchError
+        If there is no profile at all, or something else in its place; or, when a trial is drawn, if
+        its configuration names no architecture or one without a profile.
     """
 
-    own: Allotment = field(default_factory=Allotment, init=False, repr=False, compare=False)
+    scaling: Mapping[str, ScalingModel] = field(default_factory=dict)
+    by: str = field(default="architecture", kw_only=True)
+    own: WorkBook = field(default_factory=WorkBook, init=False, repr=False, compare=False)
+
+    #: Whether it is to know how each architecture scales.
+    needs_profiles: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.needs_profiles and not self.scaling:
+            raise SearchError(
+                f"{type(self).__name__} needs a scaling profile of each architecture; measure "
+                "them with dagsel.profile or give them by hand, as Scaling({1: 1.0, 2: 1.8})"
+            )
+        for architecture, model in self.scaling.items():
+            if not isinstance(model, ScalingModel):
+                raise SearchError(
+                    f"scaling[{architecture!r}] must be a scaling profile such as "
+                    f"Scaling({{1: 1.0, 2: 1.8}}), got {model!r}"
+                )
+
+    @property
+    def traits(self) -> Traits:
+        """All that the search inside says of itself; and whether configurations are read."""
+        inner = self.flow.traits
+        reads = "reads the architecture off configurations"
+        return replace(inner, reads_configs=reads) if self.needs_profiles else inner
 
     def start(self, context: Context) -> list[Decision]:
         """Begin the search inside."""
         self.own.n_workers = max(1, context.n_workers)
-        return self._answer(self.flow.start(context))
+        return self.pass_on(self.flow.start(context))
 
     def handle(self, event: Event) -> list[Decision]:
-        """Let the search inside answer, and divide the workers anew."""
-        self._note(event)
-        return self._answer(self.flow.handle(event))
+        """Divide the workers anew after the answer of the search inside."""
+        self.note(event)
+        return self.pass_on(self.flow.handle(event))
 
     def divide(self, jobs: Sequence[Job], n_workers: int) -> Mapping[int, int]:
-        """Say how many workers each job gets; 0 for one that waits on."""
+        """Return how many workers each job gets; 0 for one that waits on."""
         raise NotImplementedError
 
-    def architecture(self, trial: int, config: Mapping[str, Any], source: str = "") -> str:
-        """Say whose profile counts for a configuration; where it does not say, its source's."""
-        return source
-
-    def profile(self, architecture: str) -> ScalingModel:
-        """Give λ of an architecture."""
-        return FLAT
-
-    # ---- what happens
-
-    def _note(self, event: Event) -> None:
+    def note(self, event: Event) -> None:
+        """Keep the book of what has happened."""
         own = self.own
-        match event:
-            case Reported(seconds=now_s) | Paused(seconds=now_s) | Tick(now_s):
-                self._pass_time(now_s)
+        if isinstance(event, Reported | Paused | Tick):
+            own.pass_time(event.seconds, self.scaling)
         match event:
             case Asked(trials, _, configs):
-                told = dict(zip(trials, configs, strict=False))
+                known = dict(zip(trials, configs, strict=False))
                 for trial in trials:
-                    own.live[trial] = Work(self.architecture(trial, told.get(trial, {})))
-            case Reported(trial):
-                self._count(own.live[trial])
-                self._learn_switches(own.live[trial].architecture, event.switches)
+                    own.live[trial] = Work(self._architecture(trial, known.get(trial, {})))
+            case Reported():
+                own.count(event)
             case Paused(trial):
                 own.live[trial].wants, own.live[trial].gang = False, 0
             case TrialFailed(trial):
                 own.live.pop(trial, None)
             case WorkersChanged(n_workers):
-                own.n_workers = max(1, n_workers)  # on none the engine waits for one
+                own.n_workers = max(1, n_workers)  # with none the engine waits for one
 
-    def _pass_time(self, now_s: float) -> None:
-        own = self.own
-        for work in own.live.values():
-            if work.gang:
-                speed = self.profile(work.architecture).speedup(work.gang)
-                work.worked_s += max(0.0, now_s - own.now_s) * speed
-        own.now_s = max(now_s, own.now_s)
-
-    def _count(self, work: Work) -> None:
-        trained_s, epochs = self.own.trained.get(work.architecture, (0.0, 0))
-        trained_s += work.worked_s - work.reported_s
-        self.own.trained[work.architecture] = trained_s, epochs + 1
-        work.left -= 1
-        work.epochs += 1
-        work.reported_s = work.worked_s
-
-    def _learn_switches(self, architecture: str, switches: Sequence[float]) -> None:
-        if switches:
-            known = self.own.switched.setdefault(architecture, [])
-            known += switches
-            del known[:-N_SWITCHES]
-
-    def _switch_s(self, architecture: str) -> float:
-        switched = self.own.switched
-        everywhere = [seconds for known in switched.values() for seconds in known]
-        return median(switched.get(architecture) or everywhere or [SWITCH_S])
-
-    # ---- what the search decides
-
-    def _answer(self, decided: Iterable[Decision]) -> list[Decision]:
+    def pass_on(self, decided: Iterable[Decision]) -> list[Decision]:
+        """Pass on what the search decides, and divide the workers anew."""
         passed = [decision for decision in decided if self._passes(decision)]
         if any(isinstance(decision, Finish) for decision in passed):
             return passed
@@ -273,7 +278,7 @@ class Allocator(Wrapper):
                 del own.live[trial]
             case Clone(source, target, config):
                 work, before = own.live[target], own.live[source].architecture
-                architecture = self.architecture(target, config, before)
+                architecture = self._architecture(target, config, before)
                 if architecture != work.architecture:  # its times say nothing of what comes
                     own.live[target] = replace(
                         work, architecture=architecture, epochs=0, worked_s=0.0, reported_s=0.0
@@ -281,83 +286,35 @@ class Allocator(Wrapper):
         return True
 
     def _allot(self) -> list[Decision]:
-        live = self.own.live
+        live, n_workers = self.own.live, self.own.n_workers
         queue = [trial for trial, work in live.items() if work.gang or work.wants]
         queue.sort(key=lambda trial: (-live[trial].priority, live[trial].place))
-        is_short = sum(work.gang for work in live.values()) > self.own.n_workers
-        gangs = self.divide([self._job(trial, is_short) for trial in queue], self.own.n_workers)
-        for trial, gang in gangs.items():
-            live[trial].is_told &= gang == live[trial].gang
-        # Who gives workers up comes before who gets them.
+        is_short = sum(work.gang for work in live.values()) > n_workers
+        gangs = self.divide([self._job(trial, is_short) for trial in queue], n_workers)
+        # Trials that give workers up come before those that get them.
         queue.sort(key=lambda trial: gangs[trial] >= live[trial].gang)
-        return [self._train(trial, gangs[trial]) for trial in queue if self._is_due(trial, gangs)]
-
-    def _is_due(self, trial: int, gangs: Mapping[int, int]) -> bool:
-        work = self.own.live[trial]
-        return work.wants and not work.is_told and gangs[trial] > 0
-
-    def _train(self, trial: int, gang: int) -> Train:
-        work = self.own.live[trial]
-        train = Train(trial, work.owed, work.priority, gang, work.seconds)
-        work.gang, work.owed, work.is_told = gang, 0, True
-        return train
+        decisions: list[Decision] = []
+        for trial in queue:
+            work, gang = live[trial], gangs[trial]
+            work.is_told &= gang == work.gang
+            if work.wants and not work.is_told and gang:
+                decisions.append(Train(trial, work.owed, work.priority, gang, work.seconds))
+                work.gang, work.owed, work.is_told = gang, 0, True
+        return decisions
 
     def _job(self, trial: int, is_short: bool) -> Job:
-        own = self.own
-        work = own.live[trial]
+        own, work = self.own, self.own.live[trial]
         is_timed = work.seconds is not None
         least = min(work.gang, 1) if work.wants and (is_short or not is_timed) else work.gang
         is_fixed = work.gang and (is_timed or not work.wants)
         most = work.gang if is_fixed else own.n_workers
-        architecture = work.architecture
-        known = (self.profile(architecture), self._left_s(work), self._switch_s(architecture))
-        return Job(trial, work.gang, least, most, *known)
+        scaling = self.scaling.get(work.architecture, FLAT)
+        rest = own.left_s(work), own.switch_s(work.architecture)
+        return Job(trial, work.gang, least, most, scaling, *rest)
 
-    def _left_s(self, work: Work) -> float | None:
-        known_s, epochs = work.reported_s, work.epochs
-        if not epochs:
-            known_s, epochs = self.own.trained.get(work.architecture, (0.0, 0))
-        if not epochs:
-            return None
-        return max(0.0, work.left * known_s / epochs - (work.worked_s - work.reported_s))
-
-
-@dataclass
-class ProfiledAllocator(Allocator):
-    """An `Allocator` that knows how each architecture scales; the fields are those of `Marble`.
-
-    Raises
-    ------
-    SearchError
-        If there is no profile at all, or something else in its place; or, when a trial is drawn, if
-        its configuration names no architecture or one without a profile.
-    """
-
-    scaling: Mapping[str, ScalingModel] = field(default_factory=dict)
-    by: str = field(default="architecture", kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.scaling:
-            raise SearchError(
-                f"{type(self).__name__} needs a scaling profile of each architecture; measure "
-                "them with dagsel.profile or give them by hand, as Scaling({1: 1.0, 2: 1.8})"
-            )
-        for architecture, model in self.scaling.items():
-            if not isinstance(model, ScalingModel):
-                raise SearchError(
-                    f"scaling[{architecture!r}] must be a scaling profile such as "
-                    f"Scaling({{1: 1.0, 2: 1.8}}), got {model!r}"
-                )
-
-    @property
-    def traits(self) -> Traits:
-        """All that the search inside says of itself; and its configurations are read."""
-        return replace(self.flow.traits, reads_configs="reads the architecture off configurations")
-
-    def architecture(self, trial: int, config: Mapping[str, Any], source: str = "") -> str:
-        """Read the architecture off the configuration."""
-        if self.by not in config and source:
+    def _architecture(self, trial: int, config: Mapping[str, Any], source: str = "") -> str:
+        # Whose profile counts; where a clone's configuration does not say, its source's.
+        if not self.needs_profiles or (self.by not in config and source):
             return source
         if self.by not in config:
             raise SearchError(
@@ -373,7 +330,3 @@ class ProfiledAllocator(Allocator):
                 "dagsel.profile or give one by hand"
             )
         return architecture
-
-    def profile(self, architecture: str) -> ScalingModel:
-        """Look up λ of an architecture."""
-        return self.scaling[architecture]

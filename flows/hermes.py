@@ -1,19 +1,19 @@
-"""Hermes: the worker's next turn goes to the trial that converges fastest. And SLAQ beside it."""
+"""Hermes: a worker's next turn goes to the trial that converges fastest."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 
 from dagsel.errors import SearchError
-from dagsel.flow import Losses, Paused, Reported
-from dagsel.flows.drawing import check_counts
-from dagsel.flows.time_sharing import Job, RoundRobin
+from dagsel.flow import Event, Losses, Paused, Reported
+from dagsel.flows.time_sharing import SharedWorkers, TimeSharing
+from dagsel.planning.budget import to_seconds
 
 
 def loss_of(losses: Losses) -> float:
-    """Give the loss of a quantum: the middle of its range; infinite if it is no number.
+    """Return the loss of a quantum: the middle of its range; infinite if it is no number.
 
     Examples
     --------
@@ -25,7 +25,7 @@ def loss_of(losses: Losses) -> float:
 
 
 def convergence(losses: Losses, before: float | None = None) -> float:
-    """Give C of a quantum, by the losses of its batches.
+    """Return C of a quantum, by the losses of its batches.
 
     C = (loss(i-1) - loss(i)) / |L(i)|, where |L(i)| is the number of losses; in the first quantum
     (max L - min L) / |L|.
@@ -50,115 +50,66 @@ def convergence(losses: Losses, before: float | None = None) -> float:
     return (before - loss) / losses.n
 
 
-@dataclass
-class ByLoss(RoundRobin):
-    """Share time by the training losses that a trial tells."""
+@dataclass(slots=True)
+class TurnLosses:
+    """The training losses of a trial's turns."""
 
-    _: KW_ONLY
-    aging: int | None = None
+    latest: float = math.inf  # infinite if it is no number
+    convergence: float = -math.inf  # C of the latest turn
+    first: float | None = None  # of the first turn whose loss is a number
+    lowest: float = math.inf
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.aging is not None:
-            check_counts(aging=self.aging)
 
-    def _next(self, trials: list[int]) -> int:
-        jobs = self.state.jobs
-        if self.aging is not None:
-            longest = max(trials, key=lambda trial: jobs[trial].n_waited)
-            if jobs[longest].n_waited >= self.aging:
-                return longest
-        # Of equals the first has waited longest.
-        return max(trials, key=lambda trial: self._urgency(jobs[trial]))
+@dataclass(slots=True)
+class SharedByLoss(SharedWorkers):
+    """The state of a scheduler that chooses by training losses."""
 
-    def _urgency(self, job: Job) -> float:
-        """Say how soon a trial is to run; what is greatest runs next."""
-        raise NotImplementedError
+    losses: dict[int, TurnLosses] = field(default_factory=dict)  # of trials that have had a turn
+    has_losses: bool = False  # whether any trial has reported a loss that is a number
 
-    def _scale(self, job: Job) -> float:
-        """Say what a trial's losses are divided by."""
-        return 1.0
+    def learn(self, event: Event, scheduler: str) -> None:
+        """Note the losses of a turn.
 
-    def _learn(self, paused: Paused) -> None:
-        super()._learn(paused)
-        job, losses = self.state.jobs[paused.trial], paused.losses
-        if not losses.n and not paused.trained_s:
-            return  # it was stopped before its first batch
-        if not losses.n and not self.state.has_losses:
-            raise SearchError(self._no_loss(paused.trial))
-        loss = loss_of(losses)
-        self.state.has_losses |= math.isfinite(loss)
-        if job.first_loss is None and math.isfinite(loss):
-            job.first_loss = loss
-        job.convergence = convergence(losses, job.loss) / self._scale(job)
-        job.loss = loss
+        Raises
+        ------
+        SearchError
+            If the workload reports no loss.
+        """
+        self.losses = {trial: x for trial, x in self.losses.items() if trial in self.trials}
+        match event:
+            case Paused(trial, losses=losses) if losses.n or event.trained_s:
+                if not losses.n and not self.has_losses:
+                    raise _no_loss(scheduler, trial)
+                known, loss = self.losses.setdefault(trial, TurnLosses()), loss_of(losses)
+                known.convergence = convergence(losses, known.latest)
+                known.latest, known.lowest = loss, min(known.lowest, loss)
+                if math.isfinite(loss):
+                    self.has_losses = True
+                    known.first = loss if known.first is None else known.first
+            case Reported(trial, _, value) if trial in self.losses and not self.has_losses:
+                if math.isfinite(value):
+                    raise _no_loss(scheduler, trial)
 
-    def _check_losses(self, report: Reported) -> None:
-        job = self.state.jobs[report.trial]
-        is_mute = job.loss is not None and not self.state.has_losses
-        if is_mute and math.isfinite(report.value):
-            raise SearchError(self._no_loss(report.trial))
 
-    def _no_loss(self, trial: int) -> str:
-        return (
-            f"{type(self).__name__} shares time by training losses, and the workload reports none "
-            f"for trial {trial}; report them (batches.log in a loop of your own, Trained.losses in "
-            "a workload of your own), or use RoundRobin"
-        )
+def _no_loss(scheduler: str, trial: int) -> SearchError:
+    return SearchError(
+        f"{scheduler} shares time by training losses, and the workload reports none "
+        f"for trial {trial}; report them (batches.log in a loop of your own, Trained.losses in "
+        "a workload of your own), or use RoundRobin"
+    )
 
 
 @dataclass
-class Slaq(ByLoss):
-    """The trial with the largest loss runs next, as it has the most to gain: SLAQ.
-
-    Zhang et al., SLAQ: Quality-Driven Scheduling for Distributed Machine Learning, SoCC 2017, as
-    Hermes' authors compare with it. Trials that have not run yet come first, those whose loss is no
-    number last.
-
-    Parameters
-    ----------
-    max_epochs, n_trials, quantum, max_trials_per_worker, migrate
-        Epochs, numbers of trials, and seconds of a turn; see `RoundRobin`.
-    aging
-        A trial that has waited for so many turns of others runs next; None for never. See `Hermes`.
-
-    Raises
-    ------
-    SearchError
-        If the quantum is no time, or a number is below 1; during the search, if the workload
-        reports no loss.
-
-    Examples
-    --------
-    >>> from dagsel.flow import Asked, Context, Losses, Paused
-    >>> flow = Slaq(max_epochs=5, n_trials=2, quantum="10 s")
-    >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0, 1)))
-    [Ask(n=2, sampling='study'), Train(trial=0, epochs=5, seconds=10.0)]
-    >>> flow.handle(Paused(0, 0.5, 10.0, 10.0, Losses(n=100, low=1.0, high=3.0)))
-    [Train(trial=1, epochs=5, seconds=10.0)]
-    >>> flow.handle(Paused(1, 0.5, 20.0, 10.0, Losses(n=100, low=0.5, high=1.5)))
-    [Train(trial=0, epochs=0, seconds=10.0)]
-    >>> flow.handle(Paused(0, 1.0, 30.0, 10.0, Losses(n=100, low=1.5, high=2.5)))
-    [Train(trial=0, epochs=0, seconds=10.0)]
-    """
-
-    def _urgency(self, job: Job) -> float:
-        if job.loss is None:
-            return math.inf
-        return job.loss if math.isfinite(job.loss) else -math.inf
-
-
-@dataclass
-class Hermes(ByLoss):
+class Hermes(TimeSharing):
     """The trial that converges fastest runs next.
 
     Trials are spread evenly over the workers, `max_trials_per_worker` at most on each (Algorithm
     1); further ones are drawn when there is room. A turn lasts for a quantum; then `convergence` of
     the trial that ran is computed, and of the worker's trials the one with the largest runs next
-    (Algorithm 2). Trials that have not run yet come first, in their order; a trial whose loss is no
+    (Algorithm 3). Trials that have not run yet come first, in their order; a trial whose loss is no
     number comes last.
 
-    A trial's quantum grows when its loss has decreased by a milestone (Algorithm 3). The paper
+    A trial's quantum grows when its loss has decreased by a milestone (Section 3.3). The paper
     leaves open how far and from where; here the decrease is relative to the loss of the trial's
     first quantum, and each milestone multiplies the quantum by `growth`, for good.
 
@@ -178,7 +129,7 @@ class Hermes(ByLoss):
     aging
         A trial that has waited for so many turns of others runs next, whatever it gained. So on
         workers that stay, none waits for more than ``aging + max_trials_per_worker - 2`` turns.
-        None, as in the paper, lets a trial starve until the faster ones are done.
+        With None, as in the paper, a trial may wait until the faster ones are done.
     normalize
         Divide C by the loss of the trial's first quantum, so that losses of different scale
         compare.
@@ -204,9 +155,11 @@ class Hermes(ByLoss):
     """
 
     _: KW_ONLY
+    aging: int | None = None
     milestones: tuple[float, ...] = (0.5, 0.75, 0.9)
     growth: float = 2.0
     normalize: bool = False
+    state: SharedByLoss = field(default_factory=SharedByLoss, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -219,19 +172,21 @@ class Hermes(ByLoss):
         if not 1 <= self.growth < math.inf:
             raise SearchError(f"growth must be 1 or more, got {self.growth!r}")
 
-    def _quantum_s(self, job: Job) -> float:
-        return super()._quantum_s(job) * self.growth**job.n_milestones
+    def learn(self, event: Event) -> None:
+        """Note the losses of a turn."""
+        self.state.learn(event, "Hermes")
 
-    def _urgency(self, job: Job) -> float:
-        return math.inf if job.convergence is None else job.convergence
+    def urgency(self, trial: int) -> float:
+        """Return C of the trial's latest turn."""
+        losses = self.state.losses.get(trial)
+        if losses is None:
+            return math.inf
+        return losses.convergence / (abs(losses.first or 1.0) if self.normalize else 1.0)
 
-    def _scale(self, job: Job) -> float:
-        return abs(job.first_loss or 1.0) if self.normalize else 1.0
-
-    def _learn(self, paused: Paused) -> None:
-        super()._learn(paused)
-        job = self.state.jobs[paused.trial]
-        if job.first_loss and job.loss is not None:
-            decrease = (job.first_loss - job.loss) / abs(job.first_loss)
-            passed = sum(decrease >= milestone for milestone in self.milestones)
-            job.n_milestones = max(job.n_milestones, passed)
+    def quantum_s(self, trial: int) -> float:
+        """Return how long the next turn of a trial lasts: longer with each milestone passed."""
+        quantum_s, losses = to_seconds("quantum", self.quantum), self.state.losses.get(trial)
+        if losses is None or not losses.first:
+            return quantum_s
+        decrease = (losses.first - losses.lowest) / abs(losses.first)
+        return quantum_s * self.growth ** sum(decrease >= share for share in self.milestones)

@@ -1,4 +1,4 @@
-"""MARBLE: to each job the number of workers that it makes good use of, and the rest to others."""
+"""MARBLE: each job gets the number of workers that it makes good use of."""
 
 from __future__ import annotations
 
@@ -7,32 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dagsel.errors import SearchError
-from dagsel.flows.allocation import Job, ProfiledAllocator, keep
+from dagsel.flows.allocation import Allocator, Job, keep
 
 
 def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -> dict[int, int]:
-    """Divide the workers as MARBLE does.
+    """Return how many workers each job gets by MARBLE's rule.
 
     First the jobs that run on fewer workers than are best for them (the *secondaries*) get more, as
-    far as workers are free and the time won is above what a suspension costs; then jobs that wait
-    begin on their best number, or on what is left. Both in the order of the jobs. A promotion that
-    costs nothing is always made, as in the paper, and so it is where nothing is known of the time
-    that a job has left.
-
-    Parameters
-    ----------
-    jobs
-        In the order of their service.
-    n_workers
-        Workers that there are.
-    switch_s
-        What it costs to suspend and resume a job, in seconds of its time; None for what each job
-        says.
-
-    Returns
-    -------
-    gangs
-        Workers of each job from now on; 0 if it waits on.
+    far as workers are free and the time saved is above what a switch costs; then jobs that wait
+    begin on their best number, or on what is left. Both in the order of the jobs. If switches cost
+    nothing, as in the paper, or nothing is known of the time that a job has left, every promotion
+    is made. A switch takes `switch_s`; with None as long as the job itself says.
 
     Examples
     --------
@@ -60,23 +45,21 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
 
 
 @dataclass
-class Marble(ProfiledAllocator):
-    """Give each trial of a search the number of workers that is best for it, the rest to others.
+class Marble(Allocator):
+    """Train each trial of a search on the number of workers that is best for it.
 
     A job is a `Train` of the inner search, until its epochs end, it is paused or it is stopped.
     Jobs are served in their order (`Allocator`). The one at the head of the queue becomes a
     *primary* when its best number of workers is free; otherwise it and those after it begin as
     *secondaries* on what is left. When workers come free, secondaries are promoted before new jobs
     begin: suspended, and resumed with more workers, up to their best number. That is the smallest
-    number whose λ is within 3% of the top (`Scaling.best`) among those that there are: a profile
-    for more workers does no harm.
+    number whose λ is within 3% of the best (`Scaling.best`), of the workers that there are.
 
-    What the paper leaves open is done so: a promotion may be partial, to fewer than the best
-    number; no job loses workers for another one's sake; one that trains for a stated time keeps its
-    number until that is over; where workers are lost, those give way that were served last. And
-    what the paper has not: a job is promoted only where the time that it wins, of what it has left
-    of its epochs by their times so far, is above what a switch costs; and below a search its trials
-    are the jobs.
+    The paper leaves open what follows. A promotion may be partial, to fewer than the best number;
+    no job loses workers to another one; one that trains for a stated time keeps its number until
+    that is over; where workers are lost, the jobs that were served last lose them first. Two things
+    are not in the paper: a job is promoted only if that saves more time than a switch costs, by the
+    times of its epochs so far; and the trials of a search are jobs.
 
     Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID
     2020, Algorithm 1.
@@ -88,16 +71,16 @@ class Marble(ProfiledAllocator):
     scaling
         λ by architecture: what `dagsel.profile` measures, or a `Scaling` by hand.
     by
-        What names the architecture in the configurations.
+        The architecture's key in the configurations.
     switch_s
-        Seconds that it costs to suspend and resume a job. By default as the run has measured it:
-        the median of the last `N_SWITCHES` of the job's architecture, of the others before its
-        first one, and 1 s before any. With 0 every promotion is made, as in the paper.
+        Seconds that it takes to suspend and resume a job. By default as the run has measured it:
+        the median of the last 20 of the job's architecture, of the others before its first one, and
+        1 s before any. With 0 every promotion is made, as in the paper.
 
     Raises
     ------
     SearchError
-        If the search, the profiles or `switch_s` are none; or, when a trial is drawn, if its
+        If the search, the profiles or `switch_s` are wrong; or, when a trial is drawn, if its
         configuration names no architecture or one without a profile.
 
     Examples
@@ -125,5 +108,5 @@ class Marble(ProfiledAllocator):
             raise SearchError(f"switch_s must be 0 or more seconds, got {self.switch_s!r}")
 
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-        """Divide the workers as `marble` does."""
+        """Return how `marble` divides the workers."""
         return marble(jobs, n_workers, self.switch_s)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import ClassVar, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import get_args
 
 from dagsel.flows.rung_search import check_choice
-from dagsel.flows.stages import StagedSearch, StagedState, check_staged
-from dagsel.planning.brackets import Brackets, Mode, StagePlan, seer_plan, solve_brackets
+from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
 
 
 @dataclass
 class SEER(StagedSearch):
-    """Search for so long, and for so much, on a cluster that grows and shrinks.
+    """Search until a deadline, within a budget, on a cluster that grows and shrinks.
 
     The search has stages by the clock, each η times as long as the one before, and brackets whose
     trials have 1, ν, ν², … workers. At the end of a stage every trial stops at its next batch and
     is evaluated; the best 1/η of each bracket go on, and the best of all go to the brackets with
-    the most workers. `plan` says what will be done, before anything is.
+    the most workers. `plan` has the stages before anything is started.
 
     Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3.
 
@@ -42,14 +41,14 @@ class SEER(StagedSearch):
         ``"paper"`` is the paper's arithmetic. ``"fill"`` also spends what its rounding leaves over:
         on more trials of the first bracket, and on a longer last stage.
     max_epochs
-        Where a trial is complete, however much time is left; None for no limit.
+        A trial that has trained so many is complete, even if time is left; None for no limit.
     price_per_worker_hour
         What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
 
     Raises
     ------
     SearchError
-        If a value is none, or nothing can be trained within the deadline and the budget.
+        If a value is wrong, or nothing can be trained within the deadline and the budget.
 
     Examples
     --------
@@ -61,37 +60,30 @@ class SEER(StagedSearch):
     [Scale(n_workers=16), Wake(seconds=1.428...), Ask(n=12, sampling='study')]
     """
 
-    deadline: float | str
-    budget: float | str
-    reduction_factor: int = field(default=4, kw_only=True)
-    parallelism_factor: int = field(default=2, kw_only=True)
-    min_workers: int = field(default=1, kw_only=True)
-    max_workers: int | None = field(default=None, kw_only=True)
-    min_stage: float | str | None = field(default=None, kw_only=True)
-    mode: Mode = field(default="fill", kw_only=True)
-    max_epochs: int | None = field(default=None, kw_only=True)
-    price_per_worker_hour: float | None = field(default=None, kw_only=True)
-    state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
-
-    across: ClassVar[bool] = True
+    _: KW_ONLY
+    reduction_factor: int = 4
+    parallelism_factor: int = 2
+    min_workers: int = 1
+    max_workers: int | None = None
+    min_stage: float | str | None = None
+    mode: SeerMode = "fill"
 
     def __post_init__(self) -> None:
-        check_choice("mode", self.mode, get_args(Mode))
+        check_choice("mode", self.mode, get_args(SeerMode))
         check_staged(
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
             min_workers=self.min_workers,
             max_workers=self.max_workers,
-            max_epochs=self.max_epochs,
         )
-        _ = self.plan  # refuses what cannot be planned
+        super().__post_init__()
 
-    @cached_property
+    @property
     def brackets(self) -> Brackets:
-        """The paper's quantities."""
+        """The paper's quantities: Algorithms 1 and 2."""
         return solve_brackets(
             self.deadline_s,
-            self.budget_worker_s,
+            self.cost.worker_seconds,
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
             min_workers=self.min_workers,
@@ -99,10 +91,17 @@ class SEER(StagedSearch):
             min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
         )
 
-    @cached_property
-    def plan(self) -> StagePlan:
-        """What is done if nothing fails and every worker comes at once."""
-        return seer_plan(self.brackets, self.deadline_s, self.budget_worker_s, self.mode)
+    def make_plan(self) -> StagePlan:
+        """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
+        return seer_plan(self.brackets, self.deadline_s, self.cost.worker_seconds, self.mode)
+
+    def is_ranked(self, bracket: int) -> bool:
+        """Return True: all trials are ranked after each stage."""
+        return True
+
+    def assign(self, survivors: list[int]) -> dict[int, int]:
+        """Return the brackets with the most workers for the best of all trials."""
+        return dict(zip(survivors, self.places(), strict=False))
 
 
 def min_stage_of(min_stage: float | str | None, deadline_s: float) -> float:

@@ -1,8 +1,7 @@
-"""Time-sharing: more trials than workers, each for a quantum at a time.
+"""Time-sharing: more trials than workers; each worker trains its trials in turn.
 
-The placement is Algorithm 1 of the paper of `Hermes`: trials are spread evenly, so many on each
-worker at most, and the rest waits. Which of a worker's trials runs next is what the schedulers
-differ in; `Fifo` and `RoundRobin` are here, `dagsel.flows.hermes` has the others.
+Trials are placed by Algorithm 1 of the paper of `Hermes`: evenly, so many on each worker at most,
+and the others wait. Schedulers differ in which of a worker's trials runs next, and for how long.
 """
 
 from __future__ import annotations
@@ -33,80 +32,99 @@ from dagsel.planning.budget import to_seconds
 
 
 @dataclass(slots=True)
-class Job:
-    """A live trial; a quantum is one turn of it, the paper's i."""
+class Turns:
+    """The turns of a live trial."""
 
     begun: bool = False
-    is_short: bool = False  # its last turn was one batch, longer than the quantum
-    leaves: bool = False  # it is to pause, for its worker is gone
+    quantum_s: float | None = None  # of the latest turn
+    was_short: bool = False  # the latest turn was one batch, longer than the quantum
+    leaves: bool = False  # it is about to pause, because its worker is gone
     n_waited: int = 0  # turns of others on its worker since its own
-    first_loss: float | None = None  # of its first quantum
-    loss: float | None = None  # of its latest quantum
-    convergence: float | None = None  # C of its latest quantum
-    n_milestones: int = 0  # passed
 
 
 @dataclass(slots=True)
-class Place:
-    """What shares a worker: the one that waits longest first, and whose turn it is."""
+class SharedWorker:
+    """The trials of a worker, the one that has waited longest first, and whose turn it is."""
 
-    residents: list[int] = field(default_factory=list)
+    trials: list[int] = field(default_factory=list)
     turn: int | None = None
 
 
 @dataclass(slots=True)
-class Sharing(Drawing):
-    """The state of a scheduler."""
+class SharedWorkers(Drawing):
+    """The state of a scheduler that shares workers."""
 
-    has_losses: bool = False  # whether any trial has told a loss that is a number
+    trials: dict[int, Turns] = field(default_factory=dict)
+    waiting: list[int] = field(default_factory=list)  # trials that are on no worker
+    workers: list[SharedWorker] = field(default_factory=list)
     has_warned: bool = False
-    jobs: dict[int, Job] = field(default_factory=dict)
-    waiting: list[int] = field(default_factory=list)  # trials that have no place
-    places: list[Place] = field(default_factory=list)
 
 
 @dataclass
 class TimeSharing(Flow):
     """Train every trial to the end, one at a time on each worker.
 
-    Places stand for workers: as many as there are, but which of them a trial runs on is the
-    engine's to say, by where its state and its shards lie. The fields are those of `Fifo`.
+    A subclass says how urgent a trial is, and how long its turn lasts. Which machine a turn runs on
+    is decided by the engine, by where the trial's state and its shards are.
     """
 
     max_epochs: int
     n_trials: int
-    state: Sharing = field(default_factory=Sharing, init=False, repr=False, compare=False)
+    _: KW_ONLY
+    quantum: float | str = "10 s"
+    max_trials_per_worker: int = 4
+    migrate: bool = True
+    aging: int | None = field(default=None, init=False, repr=False)
+    state: SharedWorkers = field(
+        default_factory=SharedWorkers, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        check_counts(max_epochs=self.max_epochs, n_trials=self.n_trials)
+        check_counts(
+            max_epochs=self.max_epochs,
+            n_trials=self.n_trials,
+            max_trials_per_worker=self.max_trials_per_worker,
+            aging=1 if self.aging is None else self.aging,
+        )
+        to_seconds("quantum", self.quantum)
 
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
         return Traits(self.max_epochs)
 
+    def urgency(self, trial: int) -> float:
+        """Return how soon a trial is to run; of equals the one that has waited longest is next."""
+        return 0.0
+
+    def quantum_s(self, trial: int) -> float | None:
+        """Return how long the next turn of a trial lasts; None if it lasts to its end."""
+        return to_seconds("quantum", self.quantum)
+
+    def learn(self, event: Event) -> None:
+        """Note what an event says of a trial."""
+
     def start(self, context: Context) -> list[Decision]:
-        """Ask for as many trials as have a place."""
-        self.state.context = context
-        return [*self._staff(context.n_workers), *self._go_on()]
+        """Ask for as many trials as the workers have room for."""
+        return [*self._resize(context.n_workers), *self._go_on()]
 
     def handle(self, event: Event) -> list[Decision]:
-        """End a turn, and give the next one."""
+        """End the turn that is over and begin the next one."""
         state = self.state
         if state.finished:
             return []
+        self.learn(event)
         decisions: list[Decision] = []
         match event:
             case Asked(trials):
                 state.receive(event)
-                state.jobs |= {trial: Job() for trial in trials}
+                state.trials |= {trial: Turns() for trial in trials}
                 state.waiting += trials
             case Paused(trial):
-                self._learn(event)
-                state.jobs[trial].leaves = False
+                self._warn_of_long_batches(event)
+                state.trials[trial].leaves = False
                 self._end_turn(trial)
             case Reported(trial, epoch):
-                self._check_losses(event)
                 if epoch < self.max_epochs:
                     return []
                 self._remove(trial)
@@ -114,157 +132,123 @@ class TimeSharing(Flow):
             case TrialFailed(trial):
                 self._remove(trial)
             case WorkersChanged(n_workers):
-                decisions += self._staff(n_workers)
+                decisions += self._resize(n_workers)
             case DeadlineReached():
                 state.finished = True
-                return stop_all(state.jobs)
+                return stop_all(state.trials)
             case Tick():
                 return []
         return [*decisions, *self._go_on()]
 
-    # ---- what a scheduler says
+    # ---- placement: Algorithm 1
 
-    def _n_residents(self) -> int:
-        """Say how many trials may share a worker."""
-        return 1
+    def _resize(self, n_workers: int) -> list[Decision]:
+        """Follow the number of workers; the trials of a worker that is gone wait for room."""
+        state, decisions = self.state, list[Decision]()
+        n_workers = max(1, n_workers)  # with none the engine waits for one
+        state.workers += [SharedWorker() for _ in range(n_workers - len(state.workers))]
+        while len(state.workers) > n_workers:
+            # The newest one of those with the fewest trials, and an idle one if there is any.
+            worker = min(reversed(state.workers), key=lambda w: (w.turn is not None, len(w.trials)))
+            state.workers.remove(worker)
+            state.waiting += worker.trials
+            if worker.turn is not None:
+                state.trials[worker.turn].leaves = True
+                decisions.append(Pause(worker.turn))
+        return decisions
 
-    def _quantum_s(self, job: Job) -> float | None:
-        """Say how long a trial's turn lasts; None for to its end."""
+    def _place(self) -> None:
+        """Place the trials that wait, each on the worker with the fewest."""
+        state = self.state
+        while state.waiting:
+            worker = min(state.workers, key=lambda w: len(w.trials))
+            if len(worker.trials) >= self.max_trials_per_worker:
+                return
+            worker.trials.append(state.waiting.pop(0))
 
-    def _next(self, trials: list[int]) -> int:
-        """Say which of a worker's trials runs next; the first has waited longest."""
-        return trials[0]
-
-    def _migrates(self) -> bool:
-        """Say whether trials may move to a worker that would idle."""
-        return False
-
-    def _learn(self, paused: Paused) -> None:
-        """Learn from what a trial did in its turn."""
-
-    def _check_losses(self, report: Reported) -> None:
-        """Refuse a workload that does not say what the scheduler needs."""
+    def _migrate_to(self, worker: SharedWorker) -> None:
+        """Move trials to an idle worker until no other has two more."""
+        while len(worker.trials) < self.max_trials_per_worker:
+            others = [w for w in self.state.workers if w is not worker and self._ready(w)]
+            if not others:
+                return
+            fullest = max(others, key=lambda w: len(w.trials))
+            if self._ready(worker) and len(fullest.trials) - len(worker.trials) < 2:
+                return
+            moved = self._next(self._ready(fullest))
+            fullest.trials.remove(moved)
+            worker.trials.append(moved)
 
     # ---- turns
 
     def _go_on(self) -> list[Decision]:
         state = self.state
-        self._settle()
-        decisions = self._ask()
-        for may_move in (False, self._migrates() and not state.n_awaited):
-            for place in state.places:
-                if place.turn is None:
-                    if may_move:
-                        self._level(place)
-                    decisions += self._give_turn(place)
-        if not state.jobs and not state.n_awaited:
+        self._place()
+        places = len(state.workers) * self.max_trials_per_worker
+        decisions = state.ask(places - len(state.trials) - state.n_awaited, n_trials=self.n_trials)
+        for may_migrate in (False, self.migrate and not state.n_awaited):
+            for worker in state.workers:
+                if worker.turn is None:
+                    if may_migrate:
+                        self._migrate_to(worker)
+                    decisions += self._begin_turn(worker)
+        if not state.trials and not state.n_awaited:
             state.finished = True
             decisions.append(Finish())
         return decisions
 
-    def _settle(self) -> None:
-        """Give places to those that wait, evenly."""
-        state = self.state
-        while state.waiting:
-            place = min(state.places, key=lambda place: len(place.residents))
-            if len(place.residents) >= self._n_residents():
-                return
-            place.residents.append(state.waiting.pop(0))
+    def _ready(self, worker: SharedWorker) -> list[int]:
+        trials = self.state.trials
+        return [t for t in worker.trials if t != worker.turn and not trials[t].leaves]
 
-    def _ask(self) -> list[Decision]:
-        state = self.state
-        room = len(state.places) * self._n_residents() - len(state.jobs) - state.n_awaited
-        return state.ask(room, n_trials=self.n_trials)
+    def _next(self, ready: list[int]) -> int:
+        n_waited = {trial: self.state.trials[trial].n_waited for trial in ready}
+        if self.aging is not None and max(n_waited.values()) >= self.aging:
+            return max(n_waited, key=n_waited.__getitem__)
+        return max(ready, key=self.urgency)
 
-    def _level(self, place: Place) -> None:
-        """Move trials to a place that idles, until none has two more."""
-        while len(place.residents) < self._n_residents():
-            others = [other for other in self.state.places if other is not place]
-            fullest = max(
-                (other for other in others if self._ready(other)),
-                key=lambda other: len(other.residents),
-                default=place,
-            )
-            is_level = len(fullest.residents) - len(place.residents) < 2
-            if fullest is place or (is_level and self._ready(place)):
-                return
-            moved = self._next(self._ready(fullest))
-            fullest.residents.remove(moved)
-            place.residents.append(moved)
-
-    def _ready(self, place: Place) -> list[int]:
-        jobs = self.state.jobs
-        return [t for t in place.residents if t != place.turn and not jobs[t].leaves]
-
-    def _give_turn(self, place: Place) -> list[Decision]:
-        ready = self._ready(place)
+    def _begin_turn(self, worker: SharedWorker) -> list[Decision]:
+        ready = self._ready(worker)
         if not ready:
             return []
-        place.turn = self._next(ready)
-        job = self.state.jobs[place.turn]
-        epochs, job.begun = 0 if job.begun else self.max_epochs, True
-        return [Train(place.turn, epochs, seconds=self._quantum_s(job))]
+        worker.turn = self._next(ready)
+        trial = self.state.trials[worker.turn]
+        epochs = 0 if trial.begun else self.max_epochs
+        trial.begun, trial.quantum_s = True, self.quantum_s(worker.turn)
+        return [Train(worker.turn, epochs, seconds=trial.quantum_s)]
 
     def _end_turn(self, trial: int) -> None:
-        for place in self.state.places:
-            if place.turn == trial:
-                place.turn = None
-                place.residents.remove(trial)
-                for other in place.residents:
-                    self.state.jobs[other].n_waited += 1
-                place.residents.append(trial)
-                self.state.jobs[trial].n_waited = 0
+        for worker in self.state.workers:
+            if worker.turn == trial:
+                worker.turn = None
+                worker.trials.remove(trial)
+                for other in worker.trials:
+                    self.state.trials[other].n_waited += 1
+                worker.trials.append(trial)
+                self.state.trials[trial].n_waited = 0
 
     def _remove(self, trial: int) -> None:
         self._end_turn(trial)
-        self.state.jobs.pop(trial, None)
-        for trials in (self.state.waiting, *(place.residents for place in self.state.places)):
+        self.state.trials.pop(trial, None)
+        for trials in (self.state.waiting, *(worker.trials for worker in self.state.workers)):
             if trial in trials:
                 trials.remove(trial)
 
-    def _staff(self, n_workers: int) -> list[Decision]:
-        """Have a place for each worker; those of a place that goes wait for room."""
-        state, decisions = self.state, list[Decision]()
-        n_workers = max(1, n_workers)  # with none the engine waits for one
-        state.places += [Place() for _ in range(n_workers - len(state.places))]
-        while len(state.places) > n_workers:
-            # The newest of the emptiest: an idle one, if there is any.
-            place = min(
-                reversed(state.places), key=lambda p: (p.turn is not None, len(p.residents))
+    def _warn_of_long_batches(self, paused: Paused) -> None:
+        trial, took_s = self.state.trials[paused.trial], paused.trained_s
+        quantum_s, was_short = trial.quantum_s, trial.was_short
+        if quantum_s is None:
+            return
+        trial.was_short = paused.losses.n == 1 and took_s > quantum_s
+        # The first time it may have been something else than the batch: a shard was loaded.
+        is_sure = was_short or took_s > 2 * quantum_s
+        if trial.was_short and is_sure and not self.state.has_warned:
+            self.state.has_warned = True
+            warnings.warn(
+                f"a batch of trial {paused.trial} took {took_s:.3g} s, longer than the "
+                f"quantum of {quantum_s:g} s: its turns are one batch long; raise quantum",
+                stacklevel=3,
             )
-            state.places.remove(place)
-            state.waiting += place.residents
-            if place.turn is not None:
-                state.jobs[place.turn].leaves = True
-                decisions.append(Pause(place.turn))
-        return decisions
-
-
-@dataclass
-class Fifo(TimeSharing):
-    """First in, first out: a trial keeps its worker to the end.
-
-    With it the authors of `Hermes` compare theirs (Son et al., Electronics 2021, Section 4).
-
-    Parameters
-    ----------
-    max_epochs
-        Epochs of each trial.
-    n_trials
-        How many trials to draw.
-
-    Raises
-    ------
-    SearchError
-        If one of them is below 1.
-
-    Examples
-    --------
-    >>> from dagsel.flow import Asked, Context
-    >>> flow = Fifo(max_epochs=5, n_trials=3)
-    >>> flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
-    [Ask(n=1, sampling='study'), Train(trial=0, epochs=5)]
-    """
 
 
 @dataclass
@@ -280,12 +264,12 @@ class RoundRobin(TimeSharing):
     n_trials
         How many trials to draw.
     quantum
-        How long a turn lasts: seconds of training, or a text such as ``"10 s"``. Of a trial whose
-        batches take longer it is one batch.
+        How long a turn lasts: seconds of training, or a text such as ``"10 s"``. A turn is never
+        shorter than one batch.
     max_trials_per_worker
         G_thres: how many trials share a worker.
     migrate
-        Whether trials move to a worker that would idle, until no other has two more.
+        Whether trials move to a worker that would be idle, until no other has two more.
 
     Raises
     ------
@@ -305,36 +289,3 @@ class RoundRobin(TimeSharing):
     >>> flow.handle(Paused(1, 1.5, seconds=20.0, trained_s=10.0))
     [Train(trial=0, epochs=0, seconds=10.0)]
     """
-
-    _: KW_ONLY
-    quantum: float | str = "10 s"
-    max_trials_per_worker: int = 4
-    migrate: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(max_trials_per_worker=self.max_trials_per_worker)
-        to_seconds("quantum", self.quantum)
-
-    def _n_residents(self) -> int:
-        return self.max_trials_per_worker
-
-    def _quantum_s(self, job: Job) -> float:
-        return to_seconds("quantum", self.quantum)
-
-    def _migrates(self) -> bool:
-        return self.migrate
-
-    def _learn(self, paused: Paused) -> None:
-        job = self.state.jobs[paused.trial]
-        quantum_s, was_short = self._quantum_s(job), job.is_short
-        job.is_short = paused.losses.n == 1 and paused.trained_s > quantum_s
-        # Once, something else than the batch may have taken the time: a shard that was loaded.
-        is_sure = was_short or paused.trained_s > 2 * quantum_s
-        if job.is_short and is_sure and not self.state.has_warned:
-            self.state.has_warned = True
-            warnings.warn(
-                f"a batch of trial {paused.trial} took {paused.trained_s:.3g} s, longer than the "
-                f"quantum of {quantum_s:g} s: its turns are one batch long; raise quantum",
-                stacklevel=3,
-            )

@@ -1,65 +1,48 @@
 """The arithmetic of searches in stages of wall-clock time: SEER's brackets, and Hyperband's.
 
 Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3, with the
-misprints mended that `docs/elastic.md` lists. All is done in fractions: a logarithm in floating
+misprints mended that `docs/elastic.md` lists. Everything is a fraction: a logarithm in floating
 point gives the wrong number of stages where R is a power of the reduction factor.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from dagsel.errors import SearchError
 
-Mode: TypeAlias = Literal["fill", "paper"]
+SeerMode: TypeAlias = Literal["fill", "paper"]
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A span of wall-clock time in which a fixed set of trials trains.
-
-    Parameters
-    ----------
-    seconds
-        How long it is.
-    n_trials
-        Trials of each bracket.
-    n_workers
-        Workers of all of them together.
-    """
+    """A span of wall-clock time in which a fixed set of trials trains."""
 
     seconds: Fraction
-    n_trials: tuple[int, ...]
-    n_workers: int
+    n_trials: tuple[int, ...]  # of each bracket
+    n_workers: int  # of all of them together
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlan:
-    """What a search in stages will do if nothing fails and every worker comes at once.
+    """What a search in stages will do if nothing fails and every worker comes at once."""
 
-    Parameters
-    ----------
-    workers
-        Workers of a trial of each bracket.
-    stages
-        One after another.
-    """
-
-    workers: tuple[int, ...]
+    workers: tuple[int, ...]  # of a trial of each bracket
     stages: tuple[Stage, ...]
 
     @property
     def seconds(self) -> Fraction:
-        """How long it takes."""
+        """How long the search takes."""
         return sum((stage.seconds for stage in self.stages), Fraction())
 
     @property
     def cost(self) -> Fraction:
-        """Worker-seconds that it takes."""
+        """How many worker-seconds it takes."""
         return sum((stage.seconds * stage.n_workers for stage in self.stages), Fraction())
 
     @property
@@ -70,42 +53,20 @@ class StagePlan:
 
 @dataclass(frozen=True, slots=True)
 class Brackets:
-    """The quantities of SEER's algorithms, in the paper's order.
+    """The quantities of SEER's algorithms, in the paper's order."""
 
-    Parameters
-    ----------
-    resource
-        R*: stages' lengths are in its proportion; the last stage lasts ``t_min · R*``.
-    n_stages
-        K: how many stages.
-    first_stage_s
-        t₁: how long the first one lasts.
-    base_cost
-        B₀: worker-seconds of the cheapest bracket.
-    n_full
-        q*: how many brackets the budget pays in full.
-    workers
-        P: workers of a trial of each bracket.
-    budgets
-        B_i: worker-seconds of each bracket.
-    n_trials
-        N_i: trials of each bracket in the first stage.
-    reduction_factor
-        η.
-    """
-
-    resource: Fraction
-    n_stages: int
-    first_stage_s: Fraction
-    base_cost: Fraction
-    n_full: int
-    workers: tuple[int, ...]
-    budgets: tuple[Fraction, ...]
-    n_trials: tuple[int, ...]
-    reduction_factor: int
+    resource: Fraction  # R*: the last stage lasts t_min · R*
+    n_stages: int  # K
+    first_stage_s: Fraction  # t₁
+    base_cost: Fraction  # B₀: worker-seconds of the cheapest bracket
+    n_full: int  # q*: how many brackets the budget pays in full
+    workers: tuple[int, ...]  # P: of a trial of each bracket
+    budgets: tuple[Fraction, ...]  # B_i: worker-seconds of each bracket
+    n_trials: tuple[int, ...]  # N_i: trials of each bracket in the first stage
+    reduction_factor: int  # η
 
     def plan(self, n_trials: tuple[int, ...]) -> StagePlan:
-        """Give the stages of brackets that begin with so many trials."""
+        """Return the stages of brackets that begin with so many trials."""
         stages = []
         for k in range(self.n_stages):
             power = self.reduction_factor**k
@@ -116,7 +77,7 @@ class Brackets:
 
 
 def exactly(value: float) -> Fraction:
-    """Read a number as it was written, in decimals.
+    """Read a number as it is written in decimals.
 
     Examples
     --------
@@ -127,7 +88,7 @@ def exactly(value: float) -> Fraction:
 
 
 def n_workers_of(deadline_s: float, budget: float) -> int:
-    """Give how many workers a budget pays for until a deadline.
+    """Return how many workers a budget pays for until a deadline.
 
     Raises
     ------
@@ -158,11 +119,12 @@ def solve_brackets(
     max_workers: int | None = None,
     min_stage_s: float = 1.0,
 ) -> Brackets:
-    """Find stages, brackets and trials that a deadline and a budget pay for: Algorithms 1 and 2.
+    """Return the brackets, stages and trials that a deadline and a budget pay for.
 
-    R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and ``t_min·p_min·R·K <= B``,
-    where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump up where K does, so what
-    is feasible is an interval, and its end lies in the last piece that has a feasible point.
+    These are Algorithms 1 and 2. R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and
+    ``t_min·p_min·R·K <= B``, where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump
+    where K does. So the feasible R are an interval, and its end lies in the last piece between two
+    jumps that has a feasible point.
 
     Parameters
     ----------
@@ -171,13 +133,13 @@ def solve_brackets(
     budget
         B: worker-seconds that it may cost.
     reduction_factor
-        η: one of so many trials goes on to the next stage, which is so many times as long.
+        η: one of η trials goes on to the next stage, which is η times as long.
     parallelism_factor
-        ν: how many times as many workers a trial of the next bracket has.
+        ν: a trial of the next bracket has ν times as many workers.
     min_workers, max_workers
         p_min and p_max: workers of a trial; None for no limit.
     min_stage_s
-        t_min: the first stage is longer than this, or as long.
+        t_min: the first stage lasts as long, or longer.
 
     Raises
     ------
@@ -216,19 +178,14 @@ def solve_brackets(
     return Brackets(R, K, t_1, B_0, q, tuple(P), tuple(budgets), N, eta)
 
 
-def seer_plan(found: Brackets, deadline_s: float, budget: float, mode: Mode = "fill") -> StagePlan:
-    """Give SEER's stages.
+def seer_plan(
+    found: Brackets, deadline_s: float, budget: float, mode: SeerMode = "fill"
+) -> StagePlan:
+    """Return SEER's stages, of what `solve_brackets` found for a deadline and a budget.
 
-    Parameters
-    ----------
-    found
-        What `solve_brackets` found for this deadline and budget.
-    deadline_s, budget
-        T and B.
-    mode
-        ``"paper"`` is literal. ``"fill"`` spends what the rounding to whole trials left over: on as
-        many more trials of the first bracket as it pays for, and the rest on a longer last stage,
-        if there is time.
+    Mode ``"paper"`` is literal. ``"fill"`` also spends what the rounding to whole trials leaves
+    over: on as many more trials of the first bracket as it pays for, and the rest on a longer last
+    stage, if there is time.
 
     Examples
     --------
@@ -255,9 +212,9 @@ def seer_plan(found: Brackets, deadline_s: float, budget: float, mode: Mode = "f
 def hyperband_plan(
     deadline_s: float, budget: float, *, reduction_factor: int = 4, min_stage_s: float = 1.0
 ) -> StagePlan:
-    """Give the stages of Hyperband's brackets side by side, one worker a trial.
+    """Return the stages of Hyperband's brackets side by side, one worker a trial.
 
-    A trial's resource is its training time, T at most: bracket s halves after ``T·η^(-s)``,
+    A trial's resource is its training time, T at most: bracket s is ranked after ``T·η^(-s)``,
     ``T·η^(1-s)`` and so on, so the brackets share the ends of their stages. The sizes of the
     brackets are in the proportion of Li et al. 2018, and as large as the budget pays for.
 
@@ -269,33 +226,27 @@ def hyperband_plan(
     """
     T, B, eta = exactly(deadline_s), exactly(budget), reduction_factor
     _check(deadline_s, budget, min_stage_s, 1, None)
-    n_workers_of(deadline_s, budget)  # with one, a bracket that never halves can be paid
-    s_max = 0
-    while exactly(min_stage_s) * eta ** (s_max + 1) <= T:
-        s_max += 1
-    while _hyperband_stages(T, eta, _least(s_max, eta)).cost > B:
-        s_max -= 1
-    shares = [(s_max + 1) * eta**s // (s + 1) for s in range(s_max, -1, -1)]
+    n_workers_of(deadline_s, budget)  # one is enough for the bracket that is never ranked
+    least = [1]  # trials of each bracket, so that one is left in its last stage
+    while exactly(min_stage_s) * eta * least[0] <= T:
+        least.insert(0, eta * least[0])
+    while _side_by_side(T, eta, least).cost > B:
+        del least[0]
+    n = len(least)  # s_max + 1; bracket s stands at n - 1 - s
+    shares = [n * power // (n - i) for i, power in enumerate(least)]
 
     def sized(scale: int) -> StagePlan:
-        sizes = (share * scale // 1000 for share in shares)
-        least = _least(s_max, eta)
-        return _hyperband_stages(T, eta, [*map(max, least, sizes)])
+        return _side_by_side(T, eta, [*map(max, least, (n * scale // 1000 for n in shares))])
 
     return sized(_largest(lambda scale: sized(scale).cost <= B, 0))
 
 
-def _least(s_max: int, eta: int) -> list[int]:
-    # Of each bracket so many trials that one is left in its last stage.
-    return [eta**s for s in range(s_max, -1, -1)]
-
-
-def _hyperband_stages(T: Fraction, eta: int, sizes: list[int]) -> StagePlan:
-    s_max, before, stages = len(sizes) - 1, Fraction(), []
-    for k in range(s_max + 1):
-        # The bracket with s = s_max - i, the i-th, has halved k - i times.
+def _side_by_side(T: Fraction, eta: int, sizes: list[int]) -> StagePlan:
+    before, stages = Fraction(), []
+    for k in range(len(sizes)):
+        # The i-th bracket, with s = s_max - i, was ranked k - i times.
         counts = tuple(n // eta ** max(0, k - i) for i, n in enumerate(sizes))
-        end = T / eta ** (s_max - k)
+        end = T / eta ** (len(sizes) - 1 - k)
         stages.append(Stage(end - before, counts, sum(counts)))
         before = end
     return StagePlan((1,) * len(sizes), tuple(stages))
@@ -304,18 +255,15 @@ def _hyperband_stages(T: Fraction, eta: int, sizes: list[int]) -> StagePlan:
 def _check(
     deadline_s: float, budget: float, min_stage_s: float, p_min: int, p_max: int | None
 ) -> None:
-    for name, value in [
-        ("deadline", deadline_s),
-        ("budget", budget),
-        ("min_stage", min_stage_s),
-    ]:
+    given = {"deadline": deadline_s, "budget": budget, "min_stage": min_stage_s}
+    for name, value in given.items():
         if not value > 0:
             raise SearchError(f"{name} must be above 0, got {value!r}")
     if p_max is not None and p_max < p_min:
         raise SearchError(
             f"max_workers={p_max} is below min_workers={p_min}; raise the first or lower the second"
         )
-    if exactly(deadline_s) < exactly(min_stage_s):
+    if deadline_s < min_stage_s:
         raise SearchError(
             f"a deadline of {_told(deadline_s)} s has no room for one stage of min_stage="
             f"{_told(min_stage_s)} s; raise the first or lower the second"
@@ -336,23 +284,17 @@ def _told(value: float | Fraction) -> str:
 def _largest_resource(time: Fraction, cost: Fraction, eta: int) -> tuple[Fraction, int]:
     # R and K for a deadline in units of t_min and a budget in units of t_min·p_min, both 1 or more.
     R, K = Fraction(1), 1
-    k = 1
-    while True:
+    for k in count(1):
         ends = (Fraction(eta**k), time * (eta - 1) / eta / (1 - Fraction(1, eta**k)), cost / k)
         if min(ends) <= eta ** (k - 1):  # the piece is open there
-            return R, K
+            break
         R, K = min(ends), k
-        k += 1
+    return R, K
 
 
 def _largest(holds: Callable[[int], bool], n: int) -> int:
-    """Give the largest n for which it holds, if it holds for the given one and grows false."""
+    # The largest number for which it holds, if it does for n; above some number it never holds.
     step = 1
     while holds(n + step):
-        n += step
         step *= 2
-    while step:
-        if holds(n + step):
-            n += step
-        step //= 2
-    return n
+    return n + bisect_left(range(n + 1, n + step), True, key=lambda m: not holds(m))

@@ -38,7 +38,8 @@ from scipy.stats import t as student
 
 import dagsel
 from dagsel.flow import Flow, Losses
-from dagsel.flows import Fifo, Hermes, RoundRobin, Slaq
+from dagsel.flows import Hermes, RoundRobin
+from dagsel.flows.baselines import FIFO, SLAQ
 from dagsel.history.result import Result
 from dagsel.simulation import SimulatedCluster
 from dagsel.simulation.traces import Traces
@@ -114,9 +115,9 @@ def flows(
     }
     return {
         "Hermes": Hermes(max_epochs, N_JOBS, growth=growth, **sharing),
-        "FIFO": Fifo(max_epochs, N_JOBS),
+        "FIFO": FIFO(max_epochs, N_JOBS),
         "RR": RoundRobin(max_epochs, N_JOBS, **sharing),
-        "SLAQ": Slaq(max_epochs, N_JOBS, **sharing),
+        "SLAQ": SLAQ(max_epochs, N_JOBS, **sharing),
     }
 
 

@@ -26,7 +26,8 @@ import optuna
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from dagsel.flow import Flow
-from dagsel.flows import JobQueue, Lsf, Marble, Optimus
+from dagsel.flows import JobQueue, Marble
+from dagsel.flows.baselines import LSF, Optimus
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, SimulatedRun, simulate
 
@@ -84,7 +85,7 @@ def draw(
 def flows(scaling: Mapping[str, Scaling] = SCALING, switch_s: float = SWITCH_S) -> dict[str, Flow]:
     """Give the policies that are compared."""
     return {
-        "LSF": Lsf(JobQueue()),
+        "LSF": LSF(JobQueue()),
         "MARBLE": Marble(JobQueue(), scaling, switch_s=switch_s),
         "MARBLE, no switches": Marble(JobQueue(), scaling, switch_s=1e9),
         "Optimus": Optimus(JobQueue(), scaling),

@@ -30,12 +30,11 @@ from dagsel.flow import Flow
 from dagsel.flows import (
     ASHA,
     SEER,
-    ElasticGrid,
-    ElasticHyperband,
     Hyperband,
     HyperSched,
     RandomSearch,
 )
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.flows.rungs import Rung
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, SimulatedRun, simulate

@@ -29,7 +29,8 @@ from distributed import Client
 import dagsel
 from dagsel.execution.cluster import local_cluster
 from dagsel.flow import Flow, Losses
-from dagsel.flows import Fifo, RoundRobin
+from dagsel.flows import RoundRobin
+from dagsel.flows.baselines import FIFO
 from dagsel.storage import Journal, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
@@ -164,7 +165,7 @@ def measure(megabytes: int, *, use_torch: bool) -> float:
         data = ShardedDataset.write(f"{folder}/data", arrays, n_shards=N_SHARDS)
         with Client(cluster, set_as_default=False) as client:
             size = {"max_epochs": 1, "n_trials": N_TRIALS}
-            whole = search(client, data, workload, Fifo(**size))
+            whole = search(client, data, workload, FIFO(**size))
             cut = search(client, data, workload, RoundRobin(**size, quantum=QUANTUM_S))
     store, way, start, n_moved = switches(cut)
     medians = " ".join(f"{1e3 * statistics.median(times):7.1f}" for times in (store, way, start))

@@ -15,7 +15,8 @@ from distributed import Client, LocalCluster
 import dagsel
 from dagsel.execution.cluster import local_cluster
 from dagsel.flow import Flow
-from dagsel.flows import JobQueue, Lsf, Marble
+from dagsel.flows import JobQueue, Marble
+from dagsel.flows.baselines import LSF
 from dagsel.planning.scaling import Scaling
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -68,7 +69,7 @@ def node(data: ShardedDataset, tmp_path_factory: pytest.TempPathFactory) -> Iter
     with local_cluster(N_GPUS) as cluster:
         # The first gang of a worker imports torch.
         jobs = [{"architecture": "VGG-16", "epochs": 1, "epoch_s": 0.0}]
-        search(Lsf(JobQueue()), jobs, cluster, data, str(tmp_path_factory.mktemp("first") / "run"))
+        search(LSF(JobQueue()), jobs, cluster, data, str(tmp_path_factory.mktemp("first") / "run"))
         yield cluster
 
 
@@ -97,7 +98,7 @@ def test_the_makespan_is_the_simulators(
 ) -> None:
     jobs = draw(number, seed=1, n_jobs=5, epochs=(1, 3), epoch_s=10.0)
     queue = JobQueue()
-    flow: Flow = Lsf(queue) if name == "lsf" else Marble(queue, SCALING, switch_s=SWITCH_S)
+    flow: Flow = LSF(queue) if name == "lsf" else Marble(queue, SCALING, switch_s=SWITCH_S)
     run = search(flow, jobs, node, data, run_dir)
     simulated = play(jobs, flow, SCALING, SWITCH_S)
     print(f"set {number}, {name}: {run.record.seconds:.1f} s, simulated {simulated.seconds:.1f} s")

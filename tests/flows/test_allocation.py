@@ -1,6 +1,6 @@
 """Dividing workers: never more than there are, none idle while a job waits, first come first.
 
-And on the node on paper: Marble with a linear λ is Lsf, and with any other is no slower but for the
+And on the node on paper: Marble with a linear λ is LSF, and with any other is no slower but for the
 3% of speed that a best number may give up and for its switches.
 """
 
@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.flow import Flow
-from dagsel.flows import JobQueue, Lsf, Marble, Optimus
+from dagsel.flows import JobQueue, Marble
 from dagsel.flows.allocation import Job, keep
-from dagsel.flows.lsf import lsf
+from dagsel.flows.baselines import LSF, Optimus
+from dagsel.flows.baselines.lsf import lsf
+from dagsel.flows.baselines.optimus import optimus
 from dagsel.flows.marble import marble
-from dagsel.flows.optimus import optimus
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from tests.flows.node import Node, Piece
 
@@ -142,7 +143,7 @@ def test_marble_loses_to_lsf_only_what_it_gives_up(
     jobs, scaling = queue
     node = Node(jobs, scaling, n_workers, switch_s)
     seconds = node.run(Marble(JobQueue(), scaling, switch_s=switch_s))
-    whole = Node(jobs, scaling, n_workers).run(Lsf(JobQueue(n_concurrent=n_concurrent)))
+    whole = Node(jobs, scaling, n_workers).run(LSF(JobQueue(n_concurrent=n_concurrent)))
     # While all workers are busy, λ(p)/p that falls makes Marble no slower than the whole node for
     # each job in turn; when some are not, all jobs have their best number, or would not win more
     # than a switch costs.
@@ -161,7 +162,7 @@ def test_marble_is_lsf_where_speed_is_linear(
     linear = dict.fromkeys("abc", Scaling({n_workers: float(n_workers)}))
     marble_s, lsf_s = (
         Node(jobs, linear, n_workers).run(flow)
-        for flow in (Marble(JobQueue(), linear), Lsf(JobQueue()))
+        for flow in (Marble(JobQueue(), linear), LSF(JobQueue()))
     )
     assert marble_s == pytest.approx(lsf_s)
 
@@ -212,4 +213,4 @@ def test_a_queue_as_computed_by_hand() -> None:
     pieces = timeline(Marble(JobQueue(), scaling, switch_s=17.4), jobs, 17.4)
     assert [(piece.job, piece.gang) for piece in pieces] == [(0, 4), (1, 2), (1, 3), (2, 3)]
     # The whole node for each: 90 / 3, 150 / 2 and 60 / 3.
-    assert [piece.end_s for piece in timeline(Lsf(JobQueue()), jobs, 5.0)] == [30.0, 105.0, 125.0]
+    assert [piece.end_s for piece in timeline(LSF(JobQueue()), jobs, 5.0)] == [30.0, 105.0, 125.0]

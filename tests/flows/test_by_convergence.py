@@ -15,12 +15,12 @@ from dagsel.flows import (
     ASHA,
     PBT,
     ByConvergence,
-    Fifo,
     Hermes,
     MedianStopping,
     OptunaPruner,
     SuccessiveHalving,
 )
+from dagsel.flows.baselines import FIFO
 from dagsel.testing import FlowSuite
 from dagsel.testing.world import Tape, World, replay
 
@@ -51,7 +51,7 @@ class TestHermes(FlowSuite):
 
 class TestFifo(FlowSuite):
     def make_flow(self) -> Flow:
-        return ByConvergence(Fifo(max_epochs=3, n_trials=5))
+        return ByConvergence(FIFO(max_epochs=3, n_trials=5))
 
 
 class TestPruner(FlowSuite):

@@ -22,8 +22,8 @@ from dagsel.flow import (
     Train,
     Wake,
 )
-from dagsel.flows.elastic_grid import ElasticGrid
-from dagsel.flows.elastic_hyperband import ElasticHyperband
+from dagsel.flows.baselines.elastic_grid import ElasticGrid
+from dagsel.flows.baselines.elastic_hyperband import ElasticHyperband
 from dagsel.testing import FlowSuite
 
 

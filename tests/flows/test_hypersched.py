@@ -44,8 +44,8 @@ def begun(max_workers: int | None = None) -> HyperSched:
     return flow
 
 
-def rehearse(flow: HyperSched, at: float, until: float) -> Sequence[Decision]:
-    """Let all pause for the first time; nothing is told of what they are worth."""
+def pause_all(flow: HyperSched, at: float, until: float) -> Sequence[Decision]:
+    """Pause all for the first time; no pause brings a value."""
     pauses = flow.handle(Tick(at))
     trials = [d.trial for d in pauses if isinstance(d, Pause)]
     assert pauses == [Pause(trial, evaluate=True) for trial in trials]
@@ -77,7 +77,7 @@ def test_when_nothing_new_can_catch_up_the_workers_go_to_the_best() -> None:
             if isinstance(decision, Ask):
                 flow.handle(Asked((4 + trial,)))
     again = [Train(trial, 0) for trial in (1, 3, 4, 6)]
-    assert rehearse(flow, 49.95, 49.95) == [Wake(99.9), *again]
+    assert pause_all(flow, 49.95, 49.95) == [Wake(99.9), *again]
     # At 27.5 s an epoch a new trial cannot reach the second epoch of trial 1 by 100 s.
     decisions = flow.handle(Reported(1, 2, 0.3, {}, 90.0))
     stopped = [d.trial for d in decisions if isinstance(d, Stop)]
@@ -104,13 +104,13 @@ def test_no_trial_has_more_than_max_workers() -> None:
     flow = begun(max_workers=2)
     for trial in range(4):
         flow.handle(Reported(trial, 1, 0.1 * trial, {}, 60.0))
-    assert set(gangs(rehearse(flow, 80.0, 80.0)).values()) == {2}
+    assert set(gangs(pause_all(flow, 80.0, 80.0)).values()) == {2}
     assert set(gangs(flow.handle(Tick(90.0))).values()) <= {2}
 
 
 def test_what_the_last_pause_tells_counts_for_a_trial_without_a_whole_epoch() -> None:
     flow = begun()
-    rehearse(flow, 49.95, 49.95)
+    pause_all(flow, 49.95, 49.95)
     assert len(flow.handle(Tick(99.9))) == 4
     for trial, value in enumerate([0.5, 0.3, 0.4]):
         assert flow.handle(Paused(trial, 0.5, 99.95, value=value)) == []

@@ -1,4 +1,4 @@
-"""Marble, Lsf and Optimus pass a search on, keep its pauses and wakes, and refuse nonsense."""
+"""Marble, LSF and Optimus pass a search on, keep its pauses and wakes, and refuse nonsense."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows import ASHA, PBT, JobQueue, Lsf, Marble, Optimus, RandomSearch, Range
+from dagsel.flows import ASHA, PBT, JobQueue, Marble, RandomSearch, Range
 from dagsel.flows.allocation import Job
+from dagsel.flows.baselines import LSF, Optimus
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from dagsel.testing import FlowSuite
@@ -160,7 +161,7 @@ class TestLsf(Suite):
     n_concurrent = 1
 
     def make_flow(self) -> Flow:
-        return Lsf(RandomSearch(max_epochs=3, n_trials=7))
+        return LSF(RandomSearch(max_epochs=3, n_trials=7))
 
 
 class TestOptimus(Suite):
@@ -322,7 +323,7 @@ def test_optimus_wakes_the_search_inside() -> None:
             "trial 0 has the architecture 'vgg', which has no scaling profile .*; measure it with",
         ),
         (
-            lambda: begun(Lsf(JobQueue()), {"epochs": 2.5}),
+            lambda: begun(LSF(JobQueue()), {"epochs": 2.5}),
             "job 0 must say its epochs, 1 or more, under 'epochs', got 2.5",
         ),
     ],
@@ -333,10 +334,10 @@ def test_bad_input_is_refused(make: Callable[[], Any], says: str) -> None:
 
 
 def test_what_the_study_reads_off_a_search_is_read_through() -> None:
-    flow = Marble(Lsf(JobQueue()), SCALING)
-    assert flow.sampling == "grid"
-    assert not hasattr(flow, "pruner")
-    assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).max_epochs == 9
+    flow = Marble(LSF(JobQueue()), SCALING)
+    assert flow.traits.sampling == "grid"
+    assert flow.traits.pruner is None
+    assert Marble(ASHA(max_epochs=9, n_trials=9), SCALING).traits.max_epochs == 9
 
 
 def test_what_a_switch_costs_is_measured() -> None:

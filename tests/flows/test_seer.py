@@ -168,12 +168,12 @@ def test_a_complete_trial_counts_in_the_ranking_and_needs_no_workers() -> None:
     stop, scale = flow.handle(Reported(11, 1, 0.0, {}, 0.5))
     assert (stop, scale) == (Stop(11, "trained to the end, 1 epochs", "complete"), Scale(15))
     decisions = end_stage(flow, 10 / 7, [trial for trial in range(12) if trial != 11])
-    # It keeps one of the four places of its bracket, and the last seat.
+    # It keeps one of the four places of its bracket, and comes last.
     assert gangs(decisions) == {10: 2, 9: 2, 8: 1, 3: 1, 2: 1}
     assert Scale(7) in decisions
 
 
-def test_a_small_space_takes_the_best_seats() -> None:
+def test_a_small_space_takes_the_best_places() -> None:
     flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper")
     flow.start(Context(16))
     decisions = flow.handle(Asked((0, 1, 2), exhausted=True))

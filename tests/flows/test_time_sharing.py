@@ -28,8 +28,9 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows import Fifo, Hermes, RoundRobin, Slaq
-from dagsel.flows.hermes import ByLoss, convergence, loss_of
+from dagsel.flows import Hermes, RoundRobin
+from dagsel.flows.baselines import FIFO, SLAQ
+from dagsel.flows.hermes import convergence, loss_of
 from dagsel.flows.time_sharing import TimeSharing
 from dagsel.testing import FlowSuite
 from dagsel.testing.world import Step, Tape, World, replay
@@ -37,7 +38,7 @@ from dagsel.testing.world import Step, Tape, World, replay
 
 class TestFifo(FlowSuite):
     def make_flow(self) -> Flow:
-        return Fifo(max_epochs=2, n_trials=6)
+        return FIFO(max_epochs=2, n_trials=6)
 
 
 class TestRoundRobin(FlowSuite):
@@ -49,7 +50,7 @@ class TestSlaq(FlowSuite):
     direction: Direction = "maximize"
 
     def make_flow(self) -> Flow:
-        return Slaq(max_epochs=2, n_trials=6, aging=2, migrate=False)
+        return SLAQ(max_epochs=2, n_trials=6, aging=2, migrate=False)
 
 
 class TestHermes(FlowSuite):
@@ -130,7 +131,7 @@ def test_a_milestone_lengthens_the_quantum_for_good() -> None:
 
 
 def test_slaq_runs_the_largest_loss() -> None:
-    flow = Slaq(max_epochs=4, n_trials=3)
+    flow = SLAQ(max_epochs=4, n_trials=3)
     begun(flow)
     assert turn(flow, 0, 1.0, 2.0) == Train(1, 4, seconds=10.0)
     assert turn(flow, 1, math.nan, math.nan) == Train(2, 4, seconds=10.0)
@@ -151,7 +152,7 @@ def test_round_robin_goes_round() -> None:
 
 
 def test_first_in_first_out() -> None:
-    flow = Fifo(max_epochs=2, n_trials=3)
+    flow = FIFO(max_epochs=2, n_trials=3)
     assert begun(flow, n_workers=2) == [Train(0, 2), Train(1, 2)]
     assert flow.handle(Reported(1, 1, 0.5, {}, 1.0)) == []
     stop = Stop(1, "trained to the end", "complete")
@@ -172,11 +173,11 @@ def test_a_new_worker_takes_its_share() -> None:
     flow = RoundRobin(max_epochs=4, n_trials=4)
     begun(flow)
     assert flow.handle(WorkersChanged(2)) == [Train(1, 4, seconds=10.0)]
-    assert [len(place.residents) for place in flow.state.places] == [2, 2]
+    assert [len(worker.trials) for worker in flow.state.workers] == [2, 2]
 
 
 def test_what_lost_its_worker_first_is_the_first_to_go_on() -> None:
-    flow = Fifo(max_epochs=2, n_trials=3)
+    flow = FIFO(max_epochs=2, n_trials=3)
     begun(flow, n_workers=3)
     assert [flow.handle(WorkersChanged(n)) for n in (2, 1)] == [[Pause(2)], [Pause(1)]]
     assert [flow.handle(Paused(trial, 0.5, 1.0)) for trial in (1, 2)] == [[], []]
@@ -204,9 +205,9 @@ def schedulers(draw: st.DrawFn) -> TimeSharing:
     share = {"max_trials_per_worker": draw(st.integers(1, 3)), "migrate": draw(st.booleans())}
     aging = {"aging": draw(st.none() | st.integers(1, 3))}
     kinds: list[TimeSharing] = [
-        Fifo(**size),
+        FIFO(**size),
         RoundRobin(**size, **share),
-        Slaq(**size, **share, **aging),
+        SLAQ(**size, **share, **aging),
         Hermes(**size, **share, **aging, milestones=(0.01, 0.1)),
     ]
     return draw(st.sampled_from(kinds))
@@ -219,7 +220,7 @@ def test_turns_and_places_at_every_moment(flow: TimeSharing, choices: bytes, n: 
     world = World(flow, context, Tape(choices), lambda trial: {})
     world.run()
     fresh = type(flow)(**{k: v for k, v in vars(flow).items() if k not in ("state", "_")})
-    most = 1 if isinstance(flow, Fifo) else int(vars(flow)["max_trials_per_worker"])
+    most = 1 if isinstance(flow, FIFO) else int(vars(flow)["max_trials_per_worker"])
     running, leaving, quanta = set[int](), set[int](), dict[int, float]()
     for step, _ in replay(fresh, context, world.steps):
         over(step, running, leaving, flow.max_epochs)
@@ -238,11 +239,11 @@ def test_turns_and_places_at_every_moment(flow: TimeSharing, choices: bytes, n: 
         if Finish() in step.decisions:
             return
         state = fresh.state
-        assert len(state.places) == n
-        assert all(len(place.residents) <= most for place in state.places)
-        placed = [trial for place in state.places for trial in place.residents]
-        assert sorted(placed + state.waiting) == sorted(state.jobs)
-        assert sorted(p.turn for p in state.places if p.turn is not None) == sorted(running)
+        assert len(state.workers) == n
+        assert all(len(worker.trials) <= most for worker in state.workers)
+        placed = [trial for worker in state.workers for trial in worker.trials]
+        assert sorted(placed + state.waiting) == sorted(state.trials)
+        assert sorted(w.turn for w in state.workers if w.turn is not None) == sorted(running)
         asked = any(isinstance(decision, Ask) for decision in step.decisions)
         if vars(flow).get("migrate", True) and not state.n_awaited and not asked:
             ready = len(set(placed) - leaving)
@@ -262,20 +263,20 @@ def over(step: Step, running: set[int], leaving: set[int], max_epochs: int) -> N
 
 @settings(deadline=None)
 @given(
-    kind=st.sampled_from([Hermes, Slaq]),
+    kind=st.sampled_from([Hermes, SLAQ]),
     aging=st.integers(1, 5),
     share=st.integers(2, 4),
     losses=st.lists(st.integers(0, 20), min_size=30, max_size=60),
 )
 def test_with_aging_none_waits_longer_than_the_bound(
-    kind: type[Hermes | Slaq], aging: int, share: int, losses: list[int]
+    kind: type[Hermes | SLAQ], aging: int, share: int, losses: list[int]
 ) -> None:
     flow = kind(99, share, max_trials_per_worker=share, aging=aging)
     waited = longest_wait(flow, losses)
     assert waited <= aging + share - 2
 
 
-def longest_wait(flow: ByLoss, losses: list[int]) -> int:
+def longest_wait(flow: Hermes | SLAQ, losses: list[int]) -> int:
     """Play so many turns on a worker; say how many a trial had to wait for, at most."""
     (decision,) = begun(flow)
     waits, longest = dict.fromkeys(range(flow.n_trials), 0), 0
@@ -299,14 +300,14 @@ def test_without_aging_a_slow_trial_starves() -> None:
     [
         (Hermes, {"quantum": 0}, "quantum must be above 0"),
         (RoundRobin, {"quantum": "soon"}, "quantum='soon' is no time"),
-        (Slaq, {"max_trials_per_worker": 0}, "max_trials_per_worker must be a whole number of 1"),
+        (SLAQ, {"max_trials_per_worker": 0}, "max_trials_per_worker must be a whole number of 1"),
         (Hermes, {"milestones": (0.5, 0.2)}, r"ascending order, .* got \(0.5, 0.2\)"),
         (Hermes, {"milestones": (0.0, 0.5)}, "above 0"),
         (Hermes, {"milestones": (0.5, 50.0)}, "at most 1"),
         (Hermes, {"milestones": (math.nan,)}, "milestones must be"),
         (Hermes, {"growth": 0.5}, "growth must be 1 or more"),
         (Hermes, {"aging": 0}, "aging must be a whole number of 1"),
-        (Fifo, {"n_trials": 0}, "n_trials must be a whole number of 1"),
+        (FIFO, {"n_trials": 0}, "n_trials must be a whole number of 1"),
     ],
 )
 def test_bad_input_is_refused(kind: Any, bad: dict[str, Any], text: str) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dagsel.errors import SearchError, TrainingError
 from dagsel.flow import Flow
-from dagsel.flows import SEER, Grid, Lsf, RandomSearch, RoundRobin
+from dagsel.flows import SEER, Grid, RandomSearch, RoundRobin
+from dagsel.flows.baselines import LSF
 from dagsel.simulation import Curves, PowerLaw, Recorded, SimulatedCluster, decision_log, simulate
 from tests.simulation.test_simulate import CLUSTER, CURVES, search, small_space, space
 
@@ -123,10 +124,10 @@ def test_times_are_those_of_whole_units_however_often_a_trial_was_stopped(flow: 
 
 
 def test_a_gang_counts_as_many_times_as_fast_where_a_trial_never_trained_alone() -> None:
-    told = simulate(Lsf(RandomSearch(2, 2)), PowerLaw(epoch_s=60.0), CLUSTER, space=space)
+    told = simulate(LSF(RandomSearch(2, 2)), PowerLaw(epoch_s=60.0), CLUSTER, space=space)
     curves = Recorded.from_run(told)
     assert curves.epoch_s == pytest.approx({0: 60.0, 1: 60.0})
-    again = simulate(Lsf(RandomSearch(2, 2)), curves, CLUSTER)
+    again = simulate(LSF(RandomSearch(2, 2)), curves, CLUSTER)
     assert again.seconds == pytest.approx(told.seconds)
 
 

@@ -20,7 +20,8 @@ from dagsel.flow import (
     Train,
     Wake,
 )
-from dagsel.flows import SEER, ElasticGrid, ElasticHyperband, HyperSched, RandomSearch
+from dagsel.flows import SEER, HyperSched, RandomSearch
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from tests.driver.scripted import Scripted

@@ -18,14 +18,13 @@ from dagsel.flows import (
     PBT,
     SEER,
     ByConvergence,
-    ElasticGrid,
-    ElasticHyperband,
     Grid,
     HyperSched,
     Marble,
     RandomSearch,
     Range,
 )
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.views.preview import Preview

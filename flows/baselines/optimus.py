@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from dagsel.errors import SearchError
 from dagsel.flow import Context, Decision, Event, Finish, Tick, Wake, WorkersChanged
-from dagsel.flows.allocation import Allotment, Job, ProfiledAllocator, keep
+from dagsel.flows.allocation import Allocator, Job, WorkBook, keep
 
 
 def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-    """Divide the workers by marginal gain.
+    """Return how many workers each job gets by marginal gain.
 
     Each job gets one, those that run before those that wait; then each further worker goes to the
-    job whose remaining time it shortens most, until there is none left or it shortens no job's. A
-    job of which nothing is known is taken for an average one.
+    job whose remaining time it shortens most, as long as it shortens any. A job of which nothing is
+    known is taken for an average one.
 
     Examples
     --------
@@ -27,20 +27,16 @@ def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
     """
     known = [job.left_s for job in jobs if job.left_s is not None]
     usual_s = sum(known) / len(known) if known else 1.0
+    jobs = [replace(job, left_s=usual_s if job.left_s is None else job.left_s) for job in jobs]
     gangs = {job.trial: job.least for job in jobs}
     free = n_workers - sum(gangs.values())
     for job in sorted(jobs, key=lambda job: not job.gang):
         if free > 0 and not gangs[job.trial]:
             gangs[job.trial] = 1
             free -= 1
-    sharing = [
-        replace(job, left_s=usual_s if job.left_s is None else job.left_s)
-        for job in jobs
-        if gangs[job.trial]
-    ]
     while free > 0:
-        open_to_more = [job for job in sharing if gangs[job.trial] < job.most]
-        won = {job.trial: job.won_s(gangs[job.trial], gangs[job.trial] + 1) for job in open_to_more}
+        now = [(job, gangs[job.trial]) for job in jobs if gangs[job.trial] < job.most]
+        won = {job.trial: job.won_s(gang, gang + 1) for job, gang in now}
         trial = max(won, key=won.__getitem__, default=None)  # of equal ones the first
         if trial is None or won[trial] <= 0:
             break
@@ -50,23 +46,23 @@ def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 
 
 @dataclass(slots=True)
-class Rounds(Allotment):
-    """The state of `Optimus`: what is shared out next, and when."""
+class Intervals(WorkBook):
+    """The state of `Optimus`: when the workers are divided next."""
 
     is_due: bool = True
-    n_rounds: int = 0
+    n_over: int = 0  # intervals that are over
     inner_s: float | None = None  # when the search inside wants to wake
 
 
 @dataclass
-class Optimus(ProfiledAllocator):
+class Optimus(Allocator):
     """Divide the workers anew at fixed intervals, each to the trial that gains most by it.
 
-    Between two intervals nothing begins and nothing is resized, so workers that come free idle;
-    but when no trial trains, or workers have come or gone, they are divided at once.
+    Within an interval no trial begins and none changes its size, so workers that come free are
+    idle. But when no trial trains, or workers have come or gone, they are divided at once.
 
     Peng et al., Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters,
-    EuroSys 2018, Section 4.1, as MARBLE's paper compares with it: workers alone, no parameter
+    EuroSys 2018, Section 4.1, as MARBLE's paper compares with it: only workers, no parameter
     servers.
 
     Parameters
@@ -79,7 +75,7 @@ class Optimus(ProfiledAllocator):
     Raises
     ------
     SearchError
-        If the search, the profiles or `interval_s` are none; or, when a trial is drawn, if its
+        If the search, the profiles or `interval_s` are wrong; or, when a trial is drawn, if its
         configuration names no architecture or one without a profile.
 
     Examples
@@ -95,7 +91,7 @@ class Optimus(ProfiledAllocator):
     [Train(trial=0, epochs=5, gang=2), Train(trial=1, epochs=5, gang=2)]
     """
 
-    own: Rounds = field(default_factory=Rounds, init=False, repr=False, compare=False)
+    own: Intervals = field(default_factory=Intervals, init=False, repr=False, compare=False)
     interval_s: float = field(default=600.0, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -105,42 +101,42 @@ class Optimus(ProfiledAllocator):
 
     def start(self, context: Context) -> list[Decision]:
         """Begin the search inside, and the first interval."""
-        return self._wake(super().start(context), is_over=True)
+        return self._with_wake(super().start(context), is_due=True)
 
     def handle(self, event: Event) -> list[Decision]:
-        """Let the search inside answer; divide the workers when it is time."""
-        own = self.own
+        """Pass the event to the search inside; divide the workers when it is time."""
+        own, is_inner = self.own, True
         own.is_due |= isinstance(event, WorkersChanged)
-        if not isinstance(event, Tick):
-            return self._wake(super().handle(event))
-        if event.seconds >= self._next_s:
-            own.is_due = True
-            own.n_rounds = max(own.n_rounds + 1, int(event.seconds / self.interval_s))
-        if own.inner_s is None or event.seconds < own.inner_s:  # the tick is ours alone
-            self._note(event)
-            return self._wake(self._answer([]), is_over=True)
-        own.inner_s = None
-        return self._wake(super().handle(event), is_over=True)
-
-    def _wake(self, decided: Iterable[Decision], *, is_over: bool = False) -> list[Decision]:
-        passed: list[Decision] = []
-        for decision in decided:
-            if isinstance(decision, Wake):
-                self.own.inner_s, is_over = decision.seconds, True
-            else:
-                passed.append(decision)
-        if not is_over or any(isinstance(decision, Finish) for decision in passed):
-            return passed
-        inner_s = math.inf if self.own.inner_s is None else self.own.inner_s
-        return [*passed, Wake(min(self._next_s, inner_s))]
-
-    @property
-    def _next_s(self) -> float:
-        return (self.own.n_rounds + 1) * self.interval_s
+        if isinstance(event, Tick):
+            if event.seconds >= self._next_s:
+                own.is_due = True
+                own.n_over = max(own.n_over + 1, int(event.seconds / self.interval_s))
+            is_inner = own.inner_s is not None and event.seconds >= own.inner_s
+            own.inner_s = None if is_inner else own.inner_s
+        self.note(event)
+        decided = self.pass_on(self.flow.handle(event) if is_inner else [])
+        return self._with_wake(decided, is_due=isinstance(event, Tick))
 
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-        """Divide the workers as `optimus` does, if it is time."""
+        """Return how `optimus` divides the workers, if it is time."""
         if not jobs or not (self.own.is_due or all(not job.gang for job in jobs)):
             return keep(jobs, n_workers)
         self.own.is_due = False
         return optimus(jobs, n_workers)
+
+    @property
+    def _next_s(self) -> float:
+        return (self.own.n_over + 1) * self.interval_s
+
+    def _with_wake(self, decided: Iterable[Decision], *, is_due: bool) -> list[Decision]:
+        # The next wake is the end of the interval, or what the search inside wants if it is sooner.
+        passed: list[Decision] = []
+        for decision in decided:
+            if isinstance(decision, Wake):
+                self.own.inner_s, is_due = decision.seconds, True
+            else:
+                passed.append(decision)
+        if not is_due or Finish() in passed:
+            return passed
+        inner_s = math.inf if self.own.inner_s is None else self.own.inner_s
+        return [*passed, Wake(min(self._next_s, inner_s))]

@@ -1,15 +1,17 @@
-"""The node as a batch system gives it away: whole, to one job after another."""
+"""A node as a batch system assigns it: whole, to one job after another."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from dagsel.flows.allocation import Allocator, Job, keep
+from dagsel.planning.scaling import ScalingModel
 
 
 def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-    """Give all workers to the job that has some, or to the first one that waits.
+    """Return all workers for the job that has some, or else for the first one that waits.
 
     Examples
     --------
@@ -26,8 +28,8 @@ def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 
 
 @dataclass
-class Lsf(Allocator):
-    """Let each trial of a search have all workers, one after another, in the order of the queue.
+class LSF(Allocator):
+    """Train one trial of a search after another, each on all workers, in the order of the queue.
 
     This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
     is compared with (Han et al., CCGRID 2020).
@@ -40,19 +42,24 @@ class Lsf(Allocator):
     Raises
     ------
     SearchError
-        If the search is none.
+        If `flow` is not a search.
 
     Examples
     --------
     >>> from dagsel.flow import Asked, Context
     >>> from dagsel.flows import RandomSearch
-    >>> flow = Lsf(RandomSearch(max_epochs=5, n_trials=8))
+    >>> flow = LSF(RandomSearch(max_epochs=5, n_trials=8))
     >>> flow.start(Context(n_workers=2))
     [Ask(n=8, sampling='random')]
     >>> flow.handle(Asked((0, 1)))
     [Train(trial=0, epochs=5, gang=2)]
     """
 
+    scaling: Mapping[str, ScalingModel] = field(default_factory=dict, init=False, repr=False)
+    by: str = field(default="", init=False, repr=False)
+
+    needs_profiles: ClassVar[bool] = False
+
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-        """Divide the workers as `lsf` does."""
+        """Return how `lsf` divides the workers."""
         return lsf(jobs, n_workers)

@@ -1,0 +1,10 @@
+"""Search procedures and schedulers that papers compare theirs with."""
+
+from dagsel.flows.baselines.elastic_grid import ElasticGrid
+from dagsel.flows.baselines.elastic_hyperband import ElasticHyperband
+from dagsel.flows.baselines.fifo import FIFO
+from dagsel.flows.baselines.lsf import LSF
+from dagsel.flows.baselines.optimus import Optimus
+from dagsel.flows.baselines.slaq import SLAQ
+
+__all__ = ["FIFO", "LSF", "SLAQ", "ElasticGrid", "ElasticHyperband", "Optimus"]

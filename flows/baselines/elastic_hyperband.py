@@ -1,0 +1,54 @@
+"""Hyperband on a cluster that shrinks as the brackets halve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dagsel.flows.seer import min_stage_of
+from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.planning.brackets import StagePlan, hyperband_plan
+
+
+@dataclass
+class ElasticHyperband(StagedSearch):
+    """Run Hyperband's brackets side by side in training time, a worker for each trial.
+
+    `SEER` is compared with it in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC
+    2021; the brackets are those of `Hyperband`. The paper leaves open how they share deadline and
+    budget. Here the resource is training time, at most the deadline; all brackets run side by side,
+    each trial on one worker; and their sizes grow in proportion until the budget is used.
+
+    Parameters
+    ----------
+    deadline, budget, max_epochs, price_per_worker_hour
+        In seconds, worker-seconds, epochs and money; see `SEER`.
+    reduction_factor
+        η: one of η trials goes on.
+    min_stage
+        The shortest time after which a trial may be stopped; None for a 64th of the deadline. A
+        small budget makes it longer.
+
+    Raises
+    ------
+    SearchError
+        If a value is wrong, or the budget is less than a worker until the deadline.
+
+    Examples
+    --------
+    >>> flow = ElasticHyperband(deadline="16 min", budget="160 worker-minutes", min_stage="1 min")
+    >>> [(float(stage.seconds), stage.n_workers) for stage in flow.plan.stages]
+    [(60.0, 31), (180.0, 15), (720.0, 5)]
+    """
+
+    reduction_factor: int = field(default=4, kw_only=True)
+    min_stage: float | str | None = field(default=None, kw_only=True)
+
+    def make_plan(self) -> StagePlan:
+        """Return the stages of all brackets."""
+        check_staged(reduction_factor=self.reduction_factor)
+        return hyperband_plan(
+            self.deadline_s,
+            self.cost.worker_seconds,
+            reduction_factor=self.reduction_factor,
+            min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
+        )
