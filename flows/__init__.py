@@ -7,7 +7,6 @@ from dagsel.flows.elastic_hyperband import ElasticHyperband
 from dagsel.flows.grid import Grid
 from dagsel.flows.hermes import Hermes, Slaq
 from dagsel.flows.hyperband import Hyperband
-from dagsel.flows.hyperopt import HyperOpt
 from dagsel.flows.hypersched import HyperSched
 from dagsel.flows.job_queue import JobQueue
 from dagsel.flows.lsf import Lsf
@@ -17,6 +16,7 @@ from dagsel.flows.optimus import Optimus
 from dagsel.flows.optuna_pruner import OptunaPruner
 from dagsel.flows.pbt import PBT, Range
 from dagsel.flows.random_search import RandomSearch
+from dagsel.flows.sampler_search import SamplerSearch
 from dagsel.flows.seer import SEER
 from dagsel.flows.successive_halving import SuccessiveHalving
 from dagsel.flows.time_sharing import Fifo, RoundRobin
@@ -31,7 +31,6 @@ __all__ = [
     "Fifo",
     "Grid",
     "Hermes",
-    "HyperOpt",
     "HyperSched",
     "Hyperband",
     "JobQueue",
@@ -43,6 +42,7 @@ __all__ = [
     "RandomSearch",
     "Range",
     "RoundRobin",
+    "SamplerSearch",
     "Slaq",
     "SuccessiveHalving",
 ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Reported, Stop, Traits
+from dagsel.flow import Decision, Event, Reported, Stop, Traits
 from dagsel.flows.full_training import FullTraining
 
 
@@ -63,10 +63,11 @@ class OptunaPruner(FullTraining):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return replace(super().traits, uses_pruner=True, pruner=self.pruner)
+        return Traits(self.max_epochs, uses_pruner=True, pruner=self.pruner)
 
-    def _judge(self, report: Reported) -> Stop | None:
-        stop = super()._judge(report)
-        if stop is None and report.prune:
-            return Stop(report.trial, f"the pruner ended it after epoch {report.epoch}")
-        return stop
+    def handle(self, event: Event) -> list[Decision]:
+        """Stop a trial where the pruner says so; draw another one for each that ended."""
+        if isinstance(event, Reported) and event.prune and event.epoch < self.max_epochs:
+            reason = f"the pruner ended it after epoch {event.epoch}"
+            return self.state.end(Stop(event.trial, reason))
+        return super().handle(event)

@@ -27,7 +27,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.drawing import TRIALS_PER_WORKER, check_counts, stop_all
+from dagsel.flows.drawing import check_counts, n_places, stop_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Population:
     """The state of population based training."""
 
     context: Context = field(default_factory=lambda: Context(n_workers=1))
-    n_concurrent: int = 0
+    n_places: int = 0
     epoch: int = 0  # at its end the generation is complete
     n_draws: int = 0
     configs: dict[int, dict[str, Any]] = field(default_factory=dict)  # live: what may mutate
@@ -198,7 +198,7 @@ class PBT(Flow):
     def start(self, context: Context) -> list[Decision]:
         """Ask for the population."""
         self.state.context = context
-        self._staff(context.n_workers)
+        self.state.n_places = n_places(self.n_concurrent, context.n_workers)
         return [Ask(self.n_trials)]
 
     def handle(self, event: Event) -> list[Decision]:
@@ -221,16 +221,13 @@ class PBT(Flow):
                 state.waiting = [other for other in state.waiting if other != trial]
                 return self._go_on()
             case WorkersChanged(n_workers):
-                self._staff(n_workers)
+                state.n_places = n_places(self.n_concurrent, n_workers)
                 return self._train()
             case DeadlineReached():
                 live, state.configs, state.waiting = sorted(state.configs), {}, []
                 return stop_all(live)
             case _:
                 return []
-
-    def _staff(self, n_workers: int) -> None:
-        self.state.n_concurrent = self.n_concurrent or TRIALS_PER_WORKER * max(n_workers, 1)
 
     def _mutable(self, trial: int, config: Mapping[str, Any]) -> dict[str, Any]:
         for key, values in self.mutations.items():
@@ -265,7 +262,7 @@ class PBT(Flow):
 
     def _train(self) -> list[Decision]:
         state = self.state
-        room = max(state.n_concurrent - len(state.training), 0)
+        room = max(state.n_places - len(state.training), 0)
         chosen, state.waiting = state.waiting[:room], state.waiting[room:]
         state.training.update(chosen)
         begun = (state.epoch - 1) // self.perturbation_interval * self.perturbation_interval

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, get_args
 
-from dagsel.flows.rung_search import check_choice
+from dagsel.flows.drawing import check_choice
 from dagsel.flows.stages import StagedSearch, StagedState, check_staged
 from dagsel.planning.brackets import Brackets, Mode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds

@@ -457,7 +457,7 @@ class Runner:
             self._fail(trial.number, f"DivergedError: {self.metric} is NaN after epoch {epoch}")
             return
         self.study.report(trial.number, epoch, value)
-        prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
+        prune = self.flow.traits.uses_pruner and self.study.should_prune(trial.number)
         switches = tuple(trial.switches[trial.n_switches_told :])
         told = (self._limits.seconds, prune, switches)
         event = Reported(trial.number, epoch, value, metrics, *told)
