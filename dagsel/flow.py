@@ -468,8 +468,8 @@ def check_flow(flow: Any) -> None:
     ...
     dagsel.errors.SearchError: flow must be a search procedure such as RandomSearch, got 'asha'
     """
-    missing = [name for name in ("start", "handle", "state", "traits", "fresh")
-               if not hasattr(flow, name)]  # fmt: skip
+    members = ("start", "handle", "state", "traits", "fresh")
+    missing = [name for name in members if not hasattr(flow, name)]
     if isinstance(flow, type) or {"start", "handle"} <= set(missing):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
     if missing:

@@ -141,9 +141,9 @@ def optimize(
     ClusterError
         If the cluster cannot run it.
     """
+    check_flow(flow)
     if isinstance(data, str):
         data = ShardedDataset.open(data)
-    check_flow(flow)
     deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     run = uuid.uuid4().hex[:8]
     driver = _driver(study, space, metric, seed, callbacks, run, flow)
