@@ -456,7 +456,9 @@ def limits_of(
         price = own.price_per_worker_hour
     if budget is not None:
         return deadline_s, read_budget(budget, price)
-    return deadline_s, None if own is None else replace(own, price_per_worker_hour=price)
+    if own is None:
+        return deadline_s, None
+    return deadline_s, replace(read_budget(own.worker_seconds, price), currency=own.currency)
 
 
 def encode(value: Decision | Event) -> Json:

@@ -65,13 +65,7 @@ def n_places(
 
 
 def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
-    """Refuse what is not a whole number of 1 or more; an `n_concurrent` of None is a default.
-
-    Raises
-    ------
-    SearchError
-        If one of them is none.
-    """
+    """Raise a `SearchError` if one is no whole number of 1 or more; `n_concurrent` may be None."""
     if n_concurrent is not None:
         counts["n_concurrent"] = n_concurrent
     for name, value in counts.items():
@@ -86,13 +80,7 @@ def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
 
 
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse what is none of the known words.
-
-    Raises
-    ------
-    SearchError
-        Naming them.
-    """
+    """Raise a `SearchError` if a value is none of the known ones."""
     if value not in known:
         raise SearchError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 

@@ -12,10 +12,10 @@ from dagsel.flows.full_training import FullTraining
 
 @dataclass
 class OptunaPruner(FullTraining):
-    """Let a pruner decide after each epoch whether a trial trains on.
+    """Ask a pruner of Optuna's after each epoch whether a trial trains on.
 
-    An Optuna set-up with ``trial.report`` and ``trial.should_prune`` moves over as it is: sampler
-    and pruner are the study's. Each epoch is a step, counted from 1.
+    It does what ``trial.report`` and ``trial.should_prune`` do in an Optuna objective, with the
+    study's own sampler and pruner. Each epoch is a step, counted from 1.
 
     Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, KDD 2019.
 
@@ -33,7 +33,7 @@ class OptunaPruner(FullTraining):
     Raises
     ------
     SearchError
-        If a number is below 1, or the pruner is none.
+        If a number is below 1, or `pruner` is no pruner.
 
     Examples
     --------
@@ -51,10 +51,8 @@ class OptunaPruner(FullTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_pruner = callable(getattr(self.pruner, "prune", None)) and not isinstance(
-            self.pruner, type
-        )
-        if self.pruner is not None and not is_pruner:
+        prunes = callable(getattr(self.pruner, "prune", None)) and not isinstance(self.pruner, type)
+        if self.pruner is not None and not prunes:
             raise SearchError(
                 f"pruner must be one of Optuna's, such as optuna.pruners.MedianPruner(), got "
                 f"{self.pruner!r}"

@@ -1,8 +1,7 @@
-"""The arithmetic of rungs and brackets, exact because it is done in whole numbers.
+"""Rungs and brackets in whole numbers: ``round(math.log(243, 3))`` is wrong for some sizes.
 
-``round(math.log(243, 3))`` and its kin are wrong for some sizes; nothing here takes a logarithm.
-The sources of the formulas are Jamieson and Talwalkar, Non-stochastic Best Arm Identification,
-AISTATS 2016 (successive halving), and Li et al., Hyperband, JMLR 2018, Algorithm 1.
+The formulas are those of Jamieson and Talwalkar, Non-stochastic Best Arm Identification, AISTATS
+2016 (successive halving), and Li et al., Hyperband, JMLR 2018, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -20,15 +19,7 @@ Rounding: TypeAlias = Literal["floor", "ceil"]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung of a bracket.
-
-    Parameters
-    ----------
-    n_trials
-        How many trials train up to it.
-    epochs
-        Epochs of a trial that stands on it.
-    """
+    """A rung of a bracket: so many trials train up to it, to so many epochs."""
 
     n_trials: int
     epochs: int
@@ -111,13 +102,7 @@ def hyperband_brackets(
 
 
 def check_rungs(min_epochs: int, max_epochs: int, reduction_factor: int) -> None:
-    """Refuse numbers that make no rungs.
-
-    Raises
-    ------
-    SearchError
-        If one is no whole number, or too small, or the minimum is above the maximum.
-    """
+    """Raise a `SearchError` if the numbers make no rungs."""
     check_counts(min_epochs=min_epochs, max_epochs=max_epochs, reduction_factor=reduction_factor)
     if reduction_factor < 2:
         raise SearchError(

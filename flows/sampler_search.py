@@ -10,14 +10,14 @@ from dagsel.flows.full_training import FullTraining
 
 @dataclass
 class SamplerSearch(FullTraining):
-    """Let the study's sampler draw each trial when another one has ended, and train it to the end.
+    """Draw each trial with the study's sampler when another one has ended; train it to the end.
 
     The study brings the sampler: ``optuna.create_study(sampler=TPESampler(seed=0))``, or any other.
-    It learns from trials that have ended; so few trials in flight make better draws, and many keep
-    the workers busy.
+    It learns from trials that have ended: few trials in flight make better draws, many keep the
+    workers busy.
 
     Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011 (TPE). One trial a
-    worker is how Nakandala et al., Cerebro, VLDB 2020, run HyperOpt.
+    worker is how Nakandala et al., Cerebro, VLDB 2020, run TPE.
 
     Parameters
     ----------

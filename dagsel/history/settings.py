@@ -1,7 +1,7 @@
-"""What a run was called with, as far as it can be kept: the contents of its ``run.json``.
+"""What a run was called with: the contents of its ``run.json``.
 
-Code is not kept: workload and space are functions, and a folder that held them would run a
-stranger's code. What is kept of them are descriptions, so that a resume with others is noticed.
+Workload and space are code and are not kept: a folder that held them would run a stranger's code.
+Descriptions of the workload are kept, so that a resume with another one is noticed.
 """
 
 from __future__ import annotations
@@ -25,65 +25,29 @@ _FORMER_NAMES = {"HyperOpt": "SamplerSearch", "Lsf": "LSF", "Slaq": "SLAQ", "Fif
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run was called with.
+    """What a run was called with; what is not told here is as `dagsel.optimize` was given it."""
 
-    Parameters
-    ----------
-    study
-        Name of the study.
-    home
-        URL of its storage; None if it is in memory, or if the URL holds a password.
-    sampler
-        Name of its sampler's class.
-    sampler_seed
-        Seeds the sampler's draws.
-    direction, metric
-        What the search is about.
-    seed
-        Seed of the run.
-    flow
-        Name of the search procedure's class.
-    flow_config
-        Its configuration; None if it has no form in JSON.
-    data
-        URL of the data set.
-    data_digest
-        Checksum of its manifest.
-    n_shards
-        Its training shards.
-    workload
-        Description of the workload's parts.
-    replicas, deterministic, deadline_s, unit_timeout_s
-        As `dagsel.optimize` was given them.
-    budget_s
-        The budget, in worker-seconds.
-    price_per_worker_hour, small_population
-        As `dagsel.optimize` was given them.
-    dagsel
-        Version that began the run.
-    """
-
-    study: str
-    home: str | None
-    sampler: str
+    study: str  # its name
+    home: str | None  # URL of its storage; None if it is in memory or the URL holds a password
+    sampler: str  # name of its class
     sampler_seed: int
     direction: Direction
     metric: str
     seed: int
-    flow: str
-    flow_config: Any
-    data: str
-    data_digest: str
-    n_shards: int
-    workload: dict[str, str] = field(default_factory=dict)
+    flow: str  # name of its class
+    flow_config: Any  # None if it has no form in JSON
+    data: str  # its URL
+    data_digest: str  # checksum of its manifest
+    n_shards: int  # of training
+    workload: dict[str, str] = field(default_factory=dict)  # descriptions of its parts
     replicas: int = 1
     deterministic: bool = False
     deadline_s: float | None = None
     unit_timeout_s: float | None = None
-    budget_s: float | None = None
+    budget_s: float | None = None  # in worker-seconds
     price_per_worker_hour: float | None = None
     small_population: Policy = "auto"
-    dagsel: str = version("dagsel")
+    dagsel: str = version("dagsel")  # that began the run
 
     def to_json(self) -> dict[str, Json]:
         """Return the contents of ``run.json``."""
@@ -122,17 +86,12 @@ class Settings:
             )
 
     def make_flow(self, given: Flow | None) -> Flow:
-        """Make the search procedure, in its initial state.
-
-        Parameters
-        ----------
-        given
-            The user's; needed where its configuration could not be kept.
+        """Return the search procedure in its initial state: a fresh one of the user's, if given.
 
         Raises
         ------
         SearchError
-            If it is needed and not given, or is another one.
+            If it cannot be made from its name and is not given, or is another one.
         """
         if given is not None:
             check_flow(given)

@@ -122,7 +122,8 @@ class FlowSuite:
                 told = replace(flow, **{name: _Telling(part)}).traits
                 if told.reads_configs:  # it may read more of them
                     told = replace(told, reads_configs=_TOLD.reads_configs)
-                lost = [f.name for f in fields(told) if _differ(f.name, told, _TOLD)]
+                names = [f.name for f in fields(Traits)]
+                lost = [name for name in names if getattr(told, name) != getattr(_TOLD, name)]
                 assert not lost, f"{type(flow).__name__}.traits loses {', '.join(lost)} of {name}"
 
     def test_decisions_are_legal_and_the_search_ends(self) -> None:
@@ -309,10 +310,6 @@ class _Telling(Wrapper):
     @property
     def traits(self) -> Traits:
         return _TOLD
-
-
-def _differ(name: str, one: Traits, other: Traits) -> bool:
-    return bool(getattr(one, name) != getattr(other, name))
 
 
 def _for_all(law: Callable[[Tape], None]) -> None:
