@@ -204,7 +204,7 @@ class ASHA(Flow):
         return [prune_at(rung, trial, loss, best, state.drawing.context)]
 
     def _fill(self) -> list[Decision]:
-        """Give the free places to trials, or end the search."""
+        """Fill the free places, or end the search."""
         state, decisions = self.state, list[Decision]()
         while state.room > 0 and (train := self._next()):
             decisions.append(train)

@@ -45,17 +45,16 @@ class BracketState:
     n_entered: int = 0
     rung: int = 0
     n_members: int = 0
-    n_running: int = 0
     waiting: list[int] = field(default_factory=list)
     results: list[tuple[float, int]] = field(default_factory=list)  # loss and trial: paused
 
 
 @dataclass(slots=True)
 class SynchronousBrackets:
-    """Brackets of successive halving side by side, the state of a search; earlier ones go first.
+    """The state of a search with brackets side by side; the first brackets get places first.
 
-    A rung is judged when all its trials have reached it or failed. New trials are drawn only when
-    no trial of a bracket that is under way waits for a place.
+    A rung is halved when all its trials have reached it or failed. New trials are drawn only when
+    no trial waits for a place.
     """
 
     reduction_factor: int = 3
@@ -100,7 +99,7 @@ class SynchronousBrackets:
         return ended + self._fill()
 
     def _enter(self, trial: int) -> None:
-        """Let a new trial wait for the first rung of the first bracket that is not full."""
+        """Put a new trial in the first bracket that is not full; it waits for a place."""
         brackets = enumerate(self.brackets)
         index = next(i for i, bracket in brackets if bracket.n_entered < bracket.n_trials)
         bracket = self.brackets[index]
@@ -113,7 +112,6 @@ class SynchronousBrackets:
         """Pause a trial that has reached its rung; at the last rung it is complete."""
         epochs = self.training.pop(trial)
         bracket = self.brackets[self.bracket_of[trial]]
-        bracket.n_running -= 1
         if bracket.rung < len(bracket.epochs) - 1:
             bracket.results.append((loss, trial))
             return []
@@ -123,14 +121,14 @@ class SynchronousBrackets:
     def _fill(self) -> list[Decision]:
         """Halve the rungs that are full, give the free places to trials, or end the search."""
         decisions: list[Decision] = []
-        for bracket in self.brackets:
+        trains = {self.bracket_of[trial] for trial in self.training}
+        for index, bracket in enumerate(self.brackets):
             all_entered = self.drawing.exhausted or bracket.n_entered == bracket.n_trials
-            if all_entered and bracket.results and not bracket.waiting and not bracket.n_running:
+            if all_entered and bracket.results and not bracket.waiting and index not in trains:
                 decisions += self._halve(bracket)
             done, until = (0, *bracket.epochs)[bracket.rung : bracket.rung + 2]
             while bracket.waiting and self._room > 0:
                 trial = bracket.waiting.pop(0)
-                bracket.n_running += 1
                 self.training[trial] = until
                 decisions.append(Train(trial, until - done))
         n_trials = sum(bracket.n_trials for bracket in self.brackets)
@@ -141,11 +139,9 @@ class SynchronousBrackets:
         return decisions
 
     def _halve(self, bracket: BracketState) -> list[Decision]:
-        """Let the best go on; failed trials count as members of the rung that were worse."""
-        sizes = rung_sizes(
-            bracket.n_entered, len(bracket.epochs), self.reduction_factor, self.rounding
-        )
-        n_kept = sizes[bracket.rung + 1]
+        """Keep the best of a rung and stop the others; failed trials count as the worst."""
+        rule = (self.reduction_factor, self.rounding)
+        n_kept = rung_sizes(bracket.n_entered, len(bracket.epochs), *rule)[bracket.rung + 1]
         ranked = sorted(bracket.results)
         best = f"{n_kept} of {bracket.n_members}"
         stops: list[Decision] = []
@@ -163,9 +159,8 @@ class SynchronousBrackets:
         return self.n_places - len(self.training) - self.drawing.n_awaited
 
     def _forget(self, trial: int) -> None:
+        self.training.pop(trial, None)
         bracket = self.brackets[self.bracket_of.pop(trial)]
-        if self.training.pop(trial, None) is not None:
-            bracket.n_running -= 1
         bracket.waiting = [other for other in bracket.waiting if other != trial]
         bracket.results = [result for result in bracket.results if result[1] != trial]
 
