@@ -35,10 +35,8 @@ class Context:
 
     Parameters
     ----------
-    n_workers
-        Workers at the start of the run.
-    direction
-        Whether smaller or larger values of the metric are better.
+    n_workers, direction
+        Workers at the start, and whether smaller or larger values of the metric are better.
     seed
         Seed of the run; a flow makes its random numbers from it and from its state.
     """
@@ -213,14 +211,10 @@ class Reported:
 
     Parameters
     ----------
-    trial
-        Number of the trial.
-    epoch
-        From 1.
-    value
-        The metric that the search is about.
-    metrics
-        All validation metrics of the epoch.
+    trial, epoch
+        Number of the trial; number of the epoch, from 1.
+    value, metrics
+        The metric that the search is about, and all validation metrics of the epoch.
     seconds
         Time since the run began, without the time between a crash and its resume.
     prune
@@ -342,14 +336,11 @@ class Traits:
         Epochs of the longest trial; None if it is not known.
     sampling
         Who draws the trials; with ``"grid"`` the space has to be finite.
-    uses_pruner
-        Whether it reads `Reported.prune`.
-    pruner
-        The Optuna pruner that is asked; None for the study's own.
-    deadline_s
-        How long the search may last, in seconds; None for no limit.
-    budget
-        What its workers may cost; None for no limit.
+    uses_pruner, pruner
+        Whether it reads `Reported.prune`, and the Optuna pruner that is asked; None for the
+        study's own.
+    deadline_s, budget
+        How long the search may last, and what its workers may cost; None for no limit.
     plan
         Its stages, if they are fixed beforehand.
     reads_configs
