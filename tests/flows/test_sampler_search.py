@@ -15,7 +15,7 @@ class TestSamplerSearch(FlowSuite):
         return SamplerSearch(max_epochs=3, n_trials=9, n_concurrent=3)
 
 
-class TestHyperOptWithDefaults(FlowSuite):
+class TestSamplerSearchWithDefaults(FlowSuite):
     n_concurrent = 4  # one a worker, and the suite has two to four
 
     def make_flow(self) -> SamplerSearch:
