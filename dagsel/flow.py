@@ -1,14 +1,14 @@
-"""The seam between search procedures and the engine: events in, decisions out.
+"""Search procedures and the engine: events go to a flow, decisions come from it.
 
 A *flow* is a search procedure: a configuration, and a state that belongs to one run. It decides
-which trials start, which train on and which stop, and touches nothing else: no Dask, no Optuna, no
-clock, no file, no global random state. The driver (`dagsel.driver.runner`), on a cluster or in
-virtual time, performs its decisions and tells it what came of them.
+which trials start, which train on and which stop. It uses no Dask, no Optuna, no clock, no file and
+no global random numbers. The driver (`dagsel.driver.runner`) performs its decisions, on a cluster
+or in virtual time, and tells it what happened.
 
 A trial is *live* from `Asked` to `Stop` or `TrialFailed`. A live trial that has no epoch to train,
-or was suspended by `Pause` or by the end of its ``Train(seconds=)``, is *paused*: it costs nothing
-but its state in the store, and the next `Train` resumes it, on any worker and on any number of
-them, at the sample where it stopped, as if it had never paused.
+or was suspended by `Pause` or by the end of its ``Train(seconds=)``, is *paused*: only its state is
+kept, in the store. The next `Train` resumes it on any workers, at the sample where it stopped, as
+if it had never paused.
 """
 
 from __future__ import annotations
@@ -31,16 +31,14 @@ Outcome: TypeAlias = Literal["complete", "pruned"]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a flow may know before it starts.
+    """What a flow knows when it starts.
 
     Parameters
     ----------
-    n_workers
-        Workers at the start of the run.
-    direction
-        Whether smaller or larger values of the metric are better.
+    n_workers, direction
+        Workers at the start, and whether smaller or larger values of the metric are better.
     seed
-        Seed of the run; a flow that draws derives its numbers from it and from its state.
+        Seed of the run; a flow makes its random numbers from it and from its state.
     """
 
     n_workers: int
@@ -48,7 +46,7 @@ class Context:
     seed: int = 0
 
     def loss(self, value: float) -> float:
-        """Turn a value into one that is better when smaller; NaN and infinities are the worst.
+        """Return a value that is better when smaller; NaN and infinities become the worst.
 
         Examples
         --------
@@ -82,24 +80,23 @@ class Ask:
 class Train:
     """Train a trial for more epochs; each is answered by `Reported`, or all by `TrialFailed`.
 
-    ``Train`` decisions that stand together become one round and one graph.
+    ``Train`` decisions of one answer become one round and one graph.
 
     Parameters
     ----------
     trial
         Number of the trial.
     epochs
-        How many more.
-        With 0 the trial goes on with what is left of those that it was given before.
+        How many more; 0 to go on with those that it was given before.
     priority
-        Trials of a higher priority are served first.
+        Trials of a higher priority train first.
     gang
         Workers that train it together, each on its part of every batch. The global batch is the
-        same whatever it is. A trial that is training with another number is stopped at its next
-        batch and goes on with this one.
+        same for any number. A trial that is training with another number stops at its next batch
+        and goes on with this one.
     seconds
         Suspend it after so many seconds of training, at a batch boundary; answered by `Paused`
-        unless its epochs were over before. None for no limit.
+        unless its epochs end before. None for no limit.
     """
 
     trial: int
@@ -119,14 +116,8 @@ class Train:
 class Pause:
     """Suspend a trial at its next batch boundary; answered by `Paused`, or by `TrialFailed`.
 
-    Epochs that end before are reported as ever.
-
-    Parameters
-    ----------
-    trial
-        Number of the trial.
-    evaluate
-        Whether to score the state at which it stops.
+    Epochs that end before are reported as always. With `evaluate` the state at which the trial
+    stops is scored.
     """
 
     trial: int
@@ -144,8 +135,7 @@ class Stop:
     reason
         Kept in the record of the run.
     outcome
-        ``"complete"`` if its last value counts as the trial's value, ``"pruned"`` if it was ended
-        early.
+        ``"complete"`` if its last value counts as the trial's value, ``"pruned"`` if it ends early.
     """
 
     trial: int
@@ -155,20 +145,20 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """Let a trial go on from another one's state, with another configuration.
+    """Replace a trial's state by a copy of another one's, and change its configuration.
 
-    Both must have reported; the target must be paused, and stays so. It keeps its number and its
+    Both must have reported. The target must be paused and stays paused; it keeps its number and its
     count of epochs.
 
     Parameters
     ----------
     source
-        Whose model and optimizer state are taken, as of its last reported epoch.
+        Its model and optimizer state are copied, as of its last reported epoch.
     target
-        The trial that loses its own.
+        The trial that loses its own state.
     config
-        The target's configuration from its next epoch on. What it does not name is as in the
-        source's. Values must have a form in JSON.
+        The target's configuration from its next epoch on, over that of the source. Values must have
+        a form in JSON.
     """
 
     source: int
@@ -178,38 +168,26 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Let the cluster grow or shrink; `WorkersChanged` tells what came of it.
-
-    Parameters
-    ----------
-    n_workers
-        How many workers are wanted from now on.
-    """
+    """Make the cluster have `n_workers` from now on; `WorkersChanged` tells what comes of it."""
 
     n_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a `Tick` at a time; a later decision takes the place of an earlier one.
-
-    Parameters
-    ----------
-    seconds
-        Since the run began.
-    """
+    """Send a `Tick` at so many seconds of the run; a later decision replaces an earlier one."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the search; trials that are still live are told as pruned."""
+    """End the search; trials that are still live are pruned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """New trials are there.
+    """New trials are drawn.
 
     Parameters
     ----------
@@ -218,8 +196,8 @@ class Asked:
     exhausted
         Whether no further trial can be drawn.
     configs
-        The configuration of each, in the same order, as far as it has a form in JSON: what has
-        none (a function, a class) is left out.
+        The configuration of each, in the same order, without values that have no form in JSON (a
+        function, a class).
     """
 
     trials: tuple[int, ...]
@@ -233,21 +211,17 @@ class Reported:
 
     Parameters
     ----------
-    trial
-        Number of the trial.
-    epoch
-        From 1.
-    value
-        The metric that the search is about.
-    metrics
-        All validation metrics of the epoch.
+    trial, epoch
+        Number of the trial; number of the epoch, from 1.
+    value, metrics
+        The metric that the search is about, and all validation metrics of the epoch.
     seconds
-        Time since the run began, without the time that it lay dead.
+        Time since the run began, without the time between a crash and its resume.
     prune
-        Whether the flow's pruner, if it names one, would end the trial here.
+        Whether the pruner would end the trial here, if `Traits.uses_pruner`.
     switches
-        Since the trial's last report, what each change of its number of workers in the middle of a
-        shard has cost: seconds in which it did not train.
+        Seconds without training that each change of its number of workers in the middle of a shard
+        has cost since its last report.
     """
 
     trial: int
@@ -261,7 +235,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What the training losses of many batches were.
+    """The training losses of many batches.
 
     Parameters
     ----------
@@ -291,7 +265,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A trial was suspended, by `Pause` or because the time that it was given is over.
+    """A trial is suspended, by `Pause` or because the seconds of its `Train` are over.
 
     Parameters
     ----------
@@ -300,15 +274,11 @@ class Paused:
     epochs
         How far it has trained: 2.25 is a quarter of the third epoch's shards.
     seconds
-        Time since the run began, without the time that it lay dead.
-    trained_s
-        Seconds that it has trained since its last `Train`.
-    losses
-        Training losses since its last `Train`.
-    value
-        The metric that the search is about, if its state was evaluated.
-    metrics
-        All validation metrics, if its state was evaluated.
+        As in `Reported`.
+    trained_s, losses
+        Seconds and losses of its training since its last `Train`.
+    value, metrics
+        As in `Reported`, if its state was evaluated.
     """
 
     trial: int
@@ -322,15 +292,7 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class TrialFailed:
-    """A trial has failed and trains no more.
-
-    Parameters
-    ----------
-    trial
-        Number of the trial.
-    reason
-        The error's first line.
-    """
+    """A trial has failed and trains no more; `reason` is the error's first line."""
 
     trial: int
     reason: str
@@ -338,39 +300,21 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkersChanged:
-    """Workers have come or gone.
-
-    Parameters
-    ----------
-    n_workers
-        How many there are now.
-    """
+    """Workers have come or gone; `n_workers` are there now."""
 
     n_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of a `Wake` has come.
-
-    Parameters
-    ----------
-    seconds
-        Time since the run began.
-    """
+    """The time of a `Wake` has come; `seconds` are those since the run began."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The run's time is over: what the flow decides now is its last word, and it can only stop.
-
-    Parameters
-    ----------
-    seconds
-        Time since the run began.
-    """
+    """The run's time is over: the flow can only stop trials and finish; `seconds` as in `Tick`."""
 
     seconds: float
 
@@ -384,7 +328,7 @@ EVENTS: Tagged[Event] = Tagged(*get_args(Event))
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a flow says of itself before it starts: to the study, to the limits, to a preview.
+    """What a flow says of itself before it starts.
 
     Parameters
     ----------
@@ -392,18 +336,16 @@ class Traits:
         Epochs of the longest trial; None if it is not known.
     sampling
         Who draws the trials; with ``"grid"`` the space has to be finite.
-    uses_pruner
-        Whether it heeds `Reported.prune`.
-    pruner
-        The pruner of Optuna's that is asked; None for the study's own.
-    deadline_s
-        How long the search may last, in seconds; None for no limit.
-    budget
-        What its workers may cost; None for no limit.
+    uses_pruner, pruner
+        Whether it reads `Reported.prune`, and the Optuna pruner that is asked; None for the
+        study's own.
+    deadline_s, budget
+        How long the search may last, and what its workers may cost; None for no limit.
     plan
-        Its stages, where they are fixed beforehand.
+        Its stages, if they are fixed beforehand.
     reads_configs
-        What it reads off configurations, as the rest of a sentence; empty if nothing.
+        What it reads in configurations or changes in them, as the rest of a sentence that begins
+        with "the flow"; empty if nothing.
     """
 
     max_epochs: int | None = None
@@ -418,12 +360,12 @@ class Traits:
 
 @runtime_checkable
 class Flow(Protocol):
-    """A search procedure: inherit it as a dataclass of its configuration.
+    """A search procedure: a dataclass of its configuration that inherits this class.
 
-    What it learns stands in `state`, a dataclass of builtins (numbers, strings, lists, tuples,
-    sets, mappings, dataclasses of these), annotated, so that it can be written as JSON and read
-    again. The state changes as events come; it belongs to one run, and each run takes a `fresh`
-    flow. `dagsel.testing.FlowSuite` checks a flow of your own.
+    What it learns stands in `state`, a dataclass of annotated builtins (numbers, strings, lists,
+    tuples, sets, mappings, dataclasses of these), so that it can be written as JSON and read again.
+    The state changes with each event. It belongs to one run: each run takes a `fresh` flow.
+    `dagsel.testing.FlowSuite` checks a flow of your own.
 
     Attributes
     ----------
@@ -435,31 +377,29 @@ class Flow(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What the flow says of itself; by default nothing."""
+        """What the flow says of itself; the defaults of `Traits` if it says nothing."""
         return Traits()
 
     def fresh(self) -> Self:
-        """Return a flow of the same configuration that has not begun."""
+        """Return a flow of the same configuration in its initial state."""
         return replace(self)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @abstractmethod
     def start(self, context: Context) -> list[Decision]:
         """Begin a search."""
-        ...
 
     @abstractmethod
     def handle(self, event: Event) -> list[Decision]:
-        """Answer what has happened."""
-        ...
+        """Return what to do about an event."""
 
 
 def check_flow(flow: Any) -> None:
-    """Refuse what is no flow.
+    """Raise an error if something is no flow.
 
     Raises
     ------
     SearchError
-        Naming what it lacks.
+        If a member of `Flow` is missing, which is named, or `traits` are no `Traits`.
 
     Examples
     --------
@@ -468,8 +408,8 @@ def check_flow(flow: Any) -> None:
     ...
     dagsel.errors.SearchError: flow must be a search procedure such as RandomSearch, got 'asha'
     """
-    missing = [name for name in ("start", "handle", "state", "traits", "fresh")
-               if not hasattr(flow, name)]  # fmt: skip
+    members = ("start", "handle", "state", "traits", "fresh")
+    missing = [name for name in members if not hasattr(flow, name)]
     if isinstance(flow, type) or {"start", "handle"} <= set(missing):
         raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
     if missing:
@@ -507,14 +447,16 @@ def limits_of(
         price = own.price_per_worker_hour
     if budget is not None:
         return deadline_s, read_budget(budget, price)
-    return deadline_s, None if own is None else replace(own, price_per_worker_hour=price)
+    if own is None:
+        return deadline_s, None
+    return deadline_s, replace(read_budget(own.worker_seconds, price), currency=own.currency)
 
 
 def save_state(flow: Flow) -> Json:
-    """Give a flow's state as JSON."""
+    """Return a flow's state as JSON."""
     return to_json(flow.state)
 
 
 def load_state(flow: Flow, value: Json) -> None:
-    """Give a flow the state that `save_state` took from one of the same configuration."""
+    """Set the state that `save_state` returned for a flow of the same configuration."""
     flow.state = from_json(type(flow.state), value)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Asked, Flow, Traits, check_flow, limits_of
+from dagsel.flow import Asked, Flow, check_flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
@@ -61,13 +61,13 @@ def optimize(
     Nakandala, Zhang and Kumar, Cerebro, VLDB 2020): each epoch every trial visits every shard once,
     and many trials train at once.
 
-    What happens is written to ``run_dir`` before it takes effect: a run whose driver, scheduler or
-    cluster is lost goes on with `dagsel.resume`, and any run can be repeated with `dagsel.replay`.
+    What happens is written to ``run_dir`` before it takes effect. If driver, scheduler or cluster
+    are lost, `dagsel.resume` goes on with the run; `dagsel.replay` repeats a run.
 
     Parameters
     ----------
     study
-        An Optuna study with one direction; told of every trial, by this process alone.
+        An Optuna study with one direction. This process alone writes its trials to it.
     workload
         What to train: a `TorchWorkload`, a `SklearnWorkload` or your own.
     data
@@ -80,54 +80,53 @@ def optimize(
     metric
         Name of one of the workload's metrics.
     client
-        A Dask client or the address of a scheduler; left as it was. With neither client nor
-        cluster, one worker process a core is started on this machine and closed again.
+        A Dask client or the address of a scheduler; it stays open. Without client and cluster, one
+        worker process a core is started on this machine and closed at the end.
     cluster
-        A Dask cluster object; left as it was. A search procedure may let it grow and shrink.
-        ``"cuda"`` makes a cluster of this machine's GPUs, one worker for each.
+        A Dask cluster object; it stays open. A search procedure may make it grow and shrink.
+        ``"cuda"`` starts one worker for each GPU of this machine.
     run_dir
         Folder or fsspec URL for journal and states, which this process and all workers must reach.
         By default a new folder under ``dagsel-runs``.
     seed
         Seeds initial weights, the order of batches, and random draws of configurations.
     deadline
-        When the search ends with what it has: seconds, or a text like ``"10 min"``; None for no
-        limit but the flow's own. No unit begins that is expected to end later. Trials that train
-        then are stopped at their next batch, and pruned.
+        When the search ends with what it has: seconds, or a text such as ``"10 min"``; None for the
+        flow's own deadline, if it has one. No unit starts that is expected to end later. Trials
+        that train at the deadline stop at their next batch and are pruned.
     budget
-        What all workers together may cost, as a deadline: worker-seconds, ``"30 worker-minutes"``,
-        or money as ``"12.50 USD"``; None for no limit but the flow's own. A worker costs from its
+        What all workers together may cost: worker-seconds, ``"30 worker-minutes"``, or money such
+        as ``"12.50 USD"``; None for the flow's own budget, if it has one. A worker costs from its
         request to its release.
     price_per_worker_hour
-        What an hour of a worker costs, in the currency of the budget; None for what the flow says.
+        Price of an hour of a worker, in the currency of the budget; None for the flow's own price.
     small_population
-        What becomes of workers when fewer trials are left than there are: ``"hop"`` leaves them
-        idle, ``"gang"`` trains each trial on several, ``"release"`` lets them go. ``"auto"`` takes
-        gangs where a profile of each trial (`dagsel.profile`) is kept with the data and says that
-        they are faster; where not, it lets workers go if there is a budget. Gangs change results
-        in their last bits, and more where a loss is no mean over samples; the record says when it
-        was so, and a deterministic run never does it. Search procedures that give gangs or scale
-        the cluster themselves are left alone.
+        What idle workers do when fewer trials are left than there are workers: ``"hop"`` keeps them
+        idle, ``"gang"`` trains each trial on several workers, ``"release"`` releases them.
+        ``"auto"`` makes gangs if the data set has a profile of each trial (`dagsel.profile`) that
+        says that they are faster; if not, it releases workers if there is a budget. Gangs change
+        the last bits of results, and more if a loss is no mean over samples; the record says so. A
+        deterministic run makes none. A search procedure that makes gangs or scales the cluster
+        itself is left alone.
     replicas
-        Workers that hold each shard; more than one helps where workers differ in speed or may be
-        lost, and takes as many times the memory.
+        Workers that hold each shard. More than one helps if workers differ in speed or may be lost,
+        and takes as many times the memory.
     deterministic
         Whether the order of a trial's visits depends on seed, trial and epoch alone, so that its
-        weights do not depend on the cluster; PyTorch then trains with one thread a worker.
+        weights do not depend on the cluster. PyTorch then trains with one thread a worker.
     callbacks
-        Called with study and trial after each trial that ended, as Optuna does.
+        Called with study and trial after the end of each trial, as Optuna does.
     worker_timeout
         Seconds to wait for a worker when there is none.
     unit_timeout
-        Seconds that one pass over one shard may take. A unit that takes longer and does not stop
-        at a batch has its worker restarted. Its trial fails after three strikes, or up to six where
-        workers die under other units too. None for no limit.
+        Seconds that one pass over one shard may take; None for no limit. If a unit takes longer and
+        does not stop at a batch, its worker is restarted. Its trial fails after three restarts, or
+        up to six if workers die under other units too.
 
     Returns
     -------
     Run
-        The best model and the record. A trial that failed does not end the run; see
-        `Run.failures`.
+        The best model and the record. A failed trial does not end the run; see `Run.failures`.
 
     Raises
     ------
@@ -138,16 +137,16 @@ def optimize(
     DatasetError
         If the data set cannot be read.
     RunDirError
-        If ``run_dir`` is taken or cannot be written.
+        If ``run_dir`` holds a run already or cannot be written.
     ClusterError
         If the cluster cannot run it.
     """
+    check_flow(flow)
     if isinstance(data, str):
         data = ShardedDataset.open(data)
-    check_flow(flow)
     deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     run = uuid.uuid4().hex[:8]
-    driver = _driver(study, space, metric, seed, callbacks, run, flow)
+    driver = StudyDriver(study, space, metric, seed, callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
     driver.validate(workload.metrics, grid=grid, check=workload.validate)
     assert driver.sampler_seed is not None
@@ -171,7 +170,7 @@ def optimize(
         unit_timeout_s=unit_timeout,
         budget_s=None if cost is None else cost.worker_seconds,
         price_per_worker_hour=cost.price_per_worker_hour if cost else price_per_worker_hour,
-        small_population=_crew_policy(small_population, deterministic, workload),
+        small_population=_idle_policy(small_population, deterministic, workload),
     )
     folder = RunDir(run_dir or _new_run_dir(driver.name, run))
     folder.claim(run, settings.to_json())
@@ -195,9 +194,9 @@ def resume(
     count_downtime: bool = False,
     worker_timeout: float = 60.0,
 ) -> Run:
-    """Go on with a run whose driver, scheduler or cluster was lost, or that was interrupted.
+    """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
-    At most the units that were in flight are trained again. A run that had ended is only read.
+    At most the units that were in flight train again. A run that has ended is only read.
 
     Parameters
     ----------
@@ -206,20 +205,18 @@ def resume(
     client, cluster
         As for `dagsel.optimize`; the cluster may be another one, of another size.
     workload, space
-        Those that the run began with. A ``run_dir`` holds no code, so they are always needed.
+        Those that the run began with; always needed, as a ``run_dir`` holds no code.
     study
-        The study, if it cannot be opened by the name and URL that the run was given, or if its
-        sampler is not Optuna's default; a study that was in memory is filled again.
+        The study, if its name and URL do not open it, or if its sampler is not Optuna's default. A
+        study that was in memory is filled again.
     flow
-        The search procedure, if it is not one of `dagsel.flows`.
+        The search procedure, if it is not one of dagsel's.
     data
         The data set, if its URL has changed or needs credentials.
-    callbacks
+    callbacks, worker_timeout
         As for `dagsel.optimize`.
     count_downtime
-        Whether the time since the run was interrupted counts against its deadline.
-    worker_timeout
-        As for `dagsel.optimize`.
+        Whether the time since the interruption counts against the deadline.
 
     Returns
     -------
@@ -229,10 +226,10 @@ def resume(
     Raises
     ------
     RunDirError
-        If ``run_dir`` holds no run, another driver has it, or workload or data set are not the
-        run's. Nothing in it is touched.
+        If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
+        the run. Nothing in it changes.
     SearchError
-        If study, space or flow are not the run's.
+        If study, space or flow are not those of the run.
     DatasetError
         If the data set cannot be read.
     ClusterError
@@ -254,10 +251,8 @@ def resume(
                 settings.sampler,
                 type(study.sampler).__name__,
             )
-        driver = _driver(
-            study, space, settings.metric, settings.seed, callbacks, record.run, flow,
-            settings.sampler_seed,
-        )  # fmt: skip
+        draws = (settings.seed, callbacks, record.run, settings.sampler_seed, flow.traits)
+        driver = StudyDriver(study, space, settings.metric, *draws)
         driver.validate(workload.metrics, grid=False, check=workload.validate)
         _adopt(driver, record)
         if count_downtime and entries:
@@ -284,15 +279,15 @@ def replay(
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
-    On the CPU the result is the same bit for bit, on a cluster of any size; a trial that was
-    trained in gangs differs in its last bits where they have another size here. Each epoch's
-    metrics and the checksum of its state are compared with the recorded ones.
+    On the CPU the result is the same bit for bit, on a cluster of any size. A trial that trained in
+    gangs differs in its last bits if they have another size now. The metrics and the checksum of
+    the state of each epoch are compared with the recorded ones.
 
     Parameters
     ----------
     run_dir
         The recorded run's folder; only read.
-    client, cluster
+    client, cluster, worker_timeout
         As for `dagsel.optimize`.
     workload, space
         Those that the run began with.
@@ -300,19 +295,17 @@ def replay(
         The data set, if its URL has changed or needs credentials.
     into
         Folder for the repeated run; by default a new one under ``dagsel-runs``.
-    worker_timeout
-        As for `dagsel.optimize`.
 
     Returns
     -------
     Run
-        The repeated run, with a study of its own in memory. What differed from the recorded run
-        stands in ``record.notes``, and is warned of.
+        The repeated run, with a study of its own in memory. Differences from the recorded run are
+        listed in ``record.notes`` and logged as warnings.
 
     Raises
     ------
     RunDirError
-        If ``run_dir`` holds no run, or workload or data set are not the run's.
+        If ``run_dir`` holds no run, or workload or data set are not those of the run.
     """
     source = RunDir(run_dir)
     about = source.about()
@@ -322,17 +315,11 @@ def replay(
     then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     # The script ends when the recorded run did, however long that takes here.
-    settings = replace(
-        settings,
-        flow=flow_name(script),
-        flow_config=None,
-        deadline_s=None,
-        budget_s=None,
-        small_population="hop",
-    )
+    free: dict[str, Any] = {"flow_config": None, "deadline_s": None, "budget_s": None}
+    settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
-    driver = _driver(study, space, settings.metric, settings.seed, (), run, None, 0)
+    driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, sampler_seed=0)
     record = Record(run, settings.n_shards, settings.direction)
     trials = tuple(then.trials)
     params = {trial: dict(then.trials[trial].params) for trial in trials}
@@ -352,7 +339,7 @@ def replay(
     return repeated
 
 
-def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
+def _idle_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
     if policy not in get_args(Policy):
         raise SearchError(f"small_population must be one of {get_args(Policy)}, got {policy!r}")
     if deterministic and policy == "gang":
@@ -365,35 +352,13 @@ def _crew_policy(policy: Policy, deterministic: bool, workload: Workload) -> Pol
     return "hop" if deterministic and policy == "auto" else policy
 
 
-def _driver(
-    study: Study,
-    space: Space,
-    metric: str,
-    seed: int,
-    callbacks: Sequence[Callback],
-    run: str,
-    flow: Flow | None,
-    sampler_seed: int | None = None,
-) -> StudyDriver:
-    return StudyDriver(
-        study,
-        space,
-        metric,
-        seed,
-        callbacks,
-        run=run,
-        sampler_seed=sampler_seed,
-        traits=Traits() if flow is None else flow.traits,
-    )
-
-
 def _parts(
     settings: Settings,
     workload: Workload | None,
     space: Space | None,
     data: ShardedDataset | str | None,
 ) -> tuple[Workload, Space, ShardedDataset]:
-    """Check that what a resumed run is given is what it began with."""
+    """Return the parts of a resumed run; raise an error if they are not those it began with."""
     if workload is None or space is None:
         raise RunDirError(
             "a run_dir holds no code: give workload= and space= as the run began with them"
@@ -406,17 +371,12 @@ def _parts(
 
 
 def _adopt(driver: StudyDriver, record: Record) -> None:
-    """Bring the study in line with the record, and give the record's trials their configs."""
-    told = {
-        trial.number: Adopted(
-            trial.params,
-            tuple((epoch.epoch, epoch.value) for epoch in trial.epochs),
-            trial.state,
-            trial.reason,
-            trial.traceback,
-        )
-        for trial in record.trials.values()
-    }
+    """Write what the study lacks of the record, and add configurations to the record's trials."""
+    told = {}
+    for trial in record.trials.values():
+        values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
+        end = (trial.state, trial.reason, trial.traceback)
+        told[trial.number] = Adopted(trial.params, values, *end)
     record.configure(driver.adopt(told))
 
 

@@ -5,7 +5,6 @@ from dagsel.flows.by_convergence import ByConvergence
 from dagsel.flows.grid import Grid
 from dagsel.flows.hermes import Hermes
 from dagsel.flows.hyperband import Hyperband
-from dagsel.flows.hyperopt import HyperOpt
 from dagsel.flows.hypersched import HyperSched
 from dagsel.flows.job_queue import JobQueue
 from dagsel.flows.marble import Marble
@@ -13,6 +12,7 @@ from dagsel.flows.median_stopping import MedianStopping
 from dagsel.flows.optuna_pruner import OptunaPruner
 from dagsel.flows.pbt import PBT, Range
 from dagsel.flows.random_search import RandomSearch
+from dagsel.flows.sampler_search import SamplerSearch
 from dagsel.flows.seer import SEER
 from dagsel.flows.successive_halving import SuccessiveHalving
 from dagsel.flows.time_sharing import RoundRobin
@@ -24,7 +24,6 @@ __all__ = [
     "ByConvergence",
     "Grid",
     "Hermes",
-    "HyperOpt",
     "HyperSched",
     "Hyperband",
     "JobQueue",
@@ -34,5 +33,6 @@ __all__ = [
     "RandomSearch",
     "Range",
     "RoundRobin",
+    "SamplerSearch",
     "SuccessiveHalving",
 ]

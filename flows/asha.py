@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Decision, Finish, Stop, Train
-from dagsel.flows.rung_search import RungSearch, RungState, check_choice
-from dagsel.flows.rungs import rung_epochs
+from dagsel.flow import (
+    Asked,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Reported,
+    Stop,
+    Train,
+    Traits,
+    TrialFailed,
+    WorkersChanged,
+)
+from dagsel.flows.drawing import Drawing, check_choice, check_counts, n_places, stop_all
+from dagsel.flows.rungs import check_rungs, prune_at, rung_epochs
 
 Mode: TypeAlias = Literal["promotion", "stopping"]
 Semantics: TypeAlias = Literal["determined", "ray", "syne"]
@@ -26,16 +41,24 @@ class RungRecord:
 
 
 @dataclass(slots=True)
-class AshaState(RungState):
+class AshaState:
     """The state of ASHA."""
 
+    drawing: Drawing = field(default_factory=Drawing)
+    n_places: int = 0
     rungs: list[RungRecord] = field(default_factory=list)  # all but the last
     new: list[int] = field(default_factory=list)
+    training: dict[int, int] = field(default_factory=dict)  # trial: epochs at its next rung
     n_complete: int = 0
+
+    @property
+    def room(self) -> int:
+        """Places that are free."""
+        return self.n_places - len(self.training) - self.drawing.n_awaited
 
 
 @dataclass
-class ASHA(RungSearch):
+class ASHA(Flow):
     """Decide about each trial when it reaches a rung, by what has reached the rung so far.
 
     The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Failed trials
@@ -108,7 +131,8 @@ class ASHA(RungSearch):
     n_concurrent: int | None = None
     state: AshaState = field(default_factory=AshaState, init=False, repr=False, compare=False)
 
-    def _check(self) -> None:
+    def __post_init__(self) -> None:
+        check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
         check_choice("mode", self.mode, get_args(Mode))
         check_choice("semantics", self.semantics, get_args(Semantics))
         if self.mode == "promotion" and self.semantics != "determined":
@@ -116,6 +140,12 @@ class ASHA(RungSearch):
                 f"semantics={self.semantics!r} is a stopping rule, and nothing stops in promotion "
                 'mode; add mode="stopping" or leave it out'
             )
+        check_counts(n_trials=self.n_trials, n_concurrent=self.n_concurrent)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs)
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -124,22 +154,44 @@ class ASHA(RungSearch):
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""
-        self.state.rungs = [RungRecord() for _ in self.rungs[:-1]]
-        return super().start(context)
+        state = self.state
+        state.drawing.context = context
+        state.n_places = n_places(self.n_concurrent, context.n_workers)
+        state.rungs = [RungRecord() for _ in self.rungs[:-1]]
+        return self._fill()
 
-    def _n_trials(self) -> int:
-        return self.n_trials
-
-    def _admit(self, trials: tuple[int, ...]) -> None:
-        self.state.new += trials
+    def handle(self, event: Event) -> list[Decision]:
+        """Judge what has reached a rung, and fill the places that are free."""
+        state, judged = self.state, list[Decision]()
+        if state.drawing.finished:
+            return []
+        match event:
+            case Asked(trials):
+                state.drawing.receive(event)
+                state.new += trials
+            case Reported(trial, epoch, value) if epoch >= state.training.get(trial, math.inf):
+                epochs = state.training.pop(trial)
+                judged = self._judge(trial, epochs, state.drawing.context.loss(value))
+            case TrialFailed(trial):
+                self._forget(trial)
+            case WorkersChanged(n_workers):
+                state.n_places = n_places(self.n_concurrent, n_workers)
+            case DeadlineReached():
+                state.drawing.finished = True
+                paused = [trial for record in state.rungs for _, trial in record.paused]
+                return stop_all([*state.training, *state.new, *paused])
+            case _:
+                return []
+        return judged + self._fill()
 
     def _judge(self, trial: int, epochs: int, loss: float) -> list[Decision]:
-        rungs = self.rungs
-        if epochs == rungs[-1]:
-            self.state.n_complete += 1
+        """Decide about a trial that has just reached a rung."""
+        state = self.state
+        if epochs == self.rungs[-1]:
+            state.n_complete += 1
             return [Stop(trial, f"trained to the last rung, {epochs} epochs", "complete")]
-        rung = rungs.index(epochs)
-        record, result = self.state.rungs[rung], (loss, trial)
+        rung = self.rungs.index(epochs)
+        record, result = state.rungs[rung], (loss, trial)
         if self.mode == "promotion":
             insort(record.results, result)
             insort(record.paused, result)
@@ -147,62 +199,59 @@ class ASHA(RungSearch):
         goes_on = _RULES[self.semantics](record.results, result, self.reduction_factor)
         insort(record.results, result)
         if goes_on:
-            return [self._train(trial, done=epochs, until=rungs[rung + 1])]
+            return [self._train(trial, rung + 1)]
         best = f"1/{self.reduction_factor} of {len(record.results)}"
-        return [Stop(trial, self._miss(rung, loss, best), "pruned")]
+        return [prune_at(rung, trial, loss, best, state.drawing.context)]
 
-    def _lose(self, trial: int, *, trained: bool) -> None:
-        if trained:
-            return
-        self.state.new = [other for other in self.state.new if other != trial]
-        for record in self.state.rungs:
-            record.paused = [result for result in record.paused if result[1] != trial]
-
-    def _live(self) -> set[int]:
-        paused = {trial for record in self.state.rungs for _, trial in record.paused}
-        return {*self.state.training, *self.state.new, *paused}
-
-    def _advance(self) -> list[Decision]:
-        state = self.state
-        decisions: list[Decision] = []
-        while self._room() > 0 and (train := self._promote() or self._begin()):
+    def _fill(self) -> list[Decision]:
+        """Fill the free places, or end the search."""
+        state, decisions = self.state, list[Decision]()
+        while state.room > 0 and (train := self._next()):
             decisions.append(train)
-        decisions += self._ask()
-        if state.training or state.n_awaited:
+        decisions += state.drawing.ask(state.room, n_trials=self.n_trials)
+        if state.training or state.drawing.n_awaited:
             return decisions
-        if not state.n_complete:
-            for rung in reversed(range(len(state.rungs))):
-                if state.rungs[rung].paused:
-                    return [*decisions, self._raise_best(rung)]
-        return [*decisions, *self._end()]
+        paused = [rung for rung, record in enumerate(state.rungs) if record.paused]
+        if paused and not state.n_complete:
+            return [*decisions, self._promote(paused[-1])]
+        state.drawing.finished = True
+        return [*decisions, *self._prune_paused(), Finish()]
 
-    def _promote(self) -> Train | None:
-        for rung in reversed(range(len(self.state.rungs))):
-            record = self.state.rungs[rung]
+    def _next(self) -> Train | None:
+        """Promote from the highest rung that has a trial to promote; else start a new one."""
+        state = self.state
+        for rung, record in reversed([*enumerate(state.rungs)]):
             n_top = len(record.results) // self.reduction_factor
             if record.paused and bisect_left(record.results, record.paused[0]) < n_top:
-                return self._raise_best(rung)
-        return None
+                return self._promote(rung)
+        return self._train(state.new.pop(0), 0) if state.new else None
 
-    def _raise_best(self, rung: int) -> Train:
+    def _promote(self, rung: int) -> Train:
         _, trial = self.state.rungs[rung].paused.pop(0)
-        return self._train(trial, done=self.rungs[rung], until=self.rungs[rung + 1])
+        return self._train(trial, rung + 1)
 
-    def _begin(self) -> Train | None:
-        if not self.state.new:
-            return None
-        return self._train(self.state.new.pop(0), done=0, until=self.rungs[0])
+    def _train(self, trial: int, rung: int) -> Train:
+        """Train a trial from the rung below up to a rung."""
+        done, until = (0, *self.rungs)[rung : rung + 2]
+        self.state.training[trial] = until
+        return Train(trial, until - done)
 
-    def _end(self) -> list[Decision]:
-        decisions: list[Decision] = []
+    def _prune_paused(self) -> Iterator[Stop]:
         for rung, record in enumerate(self.state.rungs):
             n = len(record.results)
             best = f"{max(1, n // self.reduction_factor)} of {n}"
             for loss, trial in record.paused:
-                decisions.append(Stop(trial, self._miss(rung, loss, best), "pruned"))
+                yield prune_at(rung, trial, loss, best, self.state.drawing.context)
             record.paused = []
-        self.state.finished = True
-        return [*decisions, Finish()]
+
+    def _forget(self, trial: int) -> None:
+        """Forget a trial that failed; at rungs that it has passed its results stay."""
+        state = self.state
+        if state.training.pop(trial, None) is not None:
+            return
+        state.new = [other for other in state.new if other != trial]
+        for record in state.rungs:
+            record.paused = [result for result in record.paused if result[1] != trial]
 
 
 def _determined(before: list[Result], new: Result, eta: int) -> bool:

@@ -1,4 +1,4 @@
-"""Convergence as the priority of any search: what improves fastest is served first."""
+"""A priority for the trials of any search: those that improve fastest train first."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Pace:
 
     loss: float | None = None
     before: float | None = None  # its loss one epoch before
-    priority: float = 0.0  # of the search inside
-    given: float = 0.0  # what the engine was told
+    priority: float = 0.0  # that the inner search gave it
+    given: float = 0.0  # that it trains with
     gang: int = 1
     left: int = 0  # epochs to report
-    is_fixed: bool = True  # it does not train, or must not be told anew that it does
+    is_fixed: bool = True  # it does not train, or another `Train` would restart its time
 
 
 @dataclass(slots=True)
@@ -39,21 +39,22 @@ class Paces:
     """The state of `ByConvergence`."""
 
     context: Context = field(default_factory=lambda: Context(n_workers=1))
-    worst: float | None = None  # of all first values: what a trial is taken to begin with
+    worst: float | None = None  # of all first values; a trial's first gain is counted from it
     paces: dict[int, Pace] = field(default_factory=dict)
 
 
 @dataclass
 class ByConvergence(Wrapper):
-    """Serve those trials of a search first that converge fastest.
+    """Train those trials of a search first that improve fastest.
 
-    What the search decides is not changed, but for the priority: of trials to which it gives the
-    same, the one goes first whose value improved most in its last epoch. A trial's first value is
-    compared with the worst first value of all; trials that have not reported stand at no gain. What
-    no longer improves, or has no finite value, goes last. So survivors of a rung show up sooner
-    where there are more trials than workers.
+    The decisions of the search stay as they are, but for priorities. Among trials to which it gives
+    the same priority, the one whose value improved most in its last epoch goes first. A trial's
+    first value is compared with the worst first value of all trials; a trial without a report has
+    no gain. A trial that does not improve, or whose value is not finite, goes last. Where there are
+    more trials than workers, the survivors of a rung are known sooner.
 
-    The gain is at most half a step of priority: the search's own priorities should be whole.
+    A gain changes the priority by less than 0.5 and a value that is not finite by 0.5, so the
+    search's own priorities should be whole numbers.
 
     The rule is that of `Hermes` (Son et al., Electronics 2021, Algorithm 2), for trials that wait
     in the engine instead of in a worker's memory.
@@ -66,7 +67,7 @@ class ByConvergence(Wrapper):
     Raises
     ------
     SearchError
-        If the search is none.
+        If `flow` is no search procedure.
 
     Examples
     --------
@@ -83,12 +84,12 @@ class ByConvergence(Wrapper):
     own: Paces = field(default_factory=Paces, init=False, repr=False, compare=False)
 
     def start(self, context: Context) -> list[Decision]:
-        """Begin the search inside."""
+        """Begin the inner search."""
         self.own.context = context
-        return self._pass(self.flow.start(context))
+        return self._prioritize(self.flow.start(context))
 
     def handle(self, event: Event) -> list[Decision]:
-        """Let the search inside answer, and serve the trial that reported by what it gained."""
+        """Return the inner search's answer, with a new priority for a trial that reported."""
         paces = self.own.paces
         match event:
             case Asked(trials):
@@ -97,7 +98,7 @@ class ByConvergence(Wrapper):
                 self._learn(paces[trial], self.own.context.loss(value))
             case TrialFailed(trial):
                 paces.pop(trial, None)
-        decisions = self._pass(self.flow.handle(event))
+        decisions = self._prioritize(self.flow.handle(event))
         if isinstance(event, Reported):
             decisions += self._renew(event.trial)
         return decisions
@@ -119,27 +120,26 @@ class ByConvergence(Wrapper):
         gain = before - pace.loss
         return pace.priority + gain / (2 * (1 + abs(gain)))
 
-    def _pass(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """Give what the search inside decides the priority of its trial."""
-        paces, passed = self.own.paces, list[Decision]()
+    def _prioritize(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Set the priority of each `Train` of the inner search."""
+        paces, prioritized = self.own.paces, list[Decision]()
         for decision in decisions:
             match decision:
                 case Train(trial):
                     pace = paces[trial]
                     pace.left += decision.epochs
                     pace.priority, pace.gang = decision.priority, decision.gang
-                    pace.is_fixed = decision.seconds is not None  # its time would begin anew
+                    pace.is_fixed = decision.seconds is not None
                     pace.given = self._priority(pace)
-                    passed.append(replace(decision, priority=pace.given))
-                    continue
+                    decision = replace(decision, priority=pace.given)
                 case Pause(trial):
                     paces[trial].is_fixed = True
                 case Stop(trial):
                     paces.pop(trial, None)
                 case Clone(source, target):
                     paces[target].loss, paces[target].before = paces[source].loss, None
-            passed.append(decision)
-        return passed
+            prioritized.append(decision)
+        return prioritized
 
     def _renew(self, trial: int) -> list[Decision]:
         pace = self.own.paces.get(trial)

@@ -1,4 +1,4 @@
-"""What all searches share that draw trials one after another: the count of them, and the end."""
+"""What searches hold that draw trials one after another: the count of them, and common checks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Drawing:
     def ask(
         self, room: int, *, n_trials: int | None = None, sampling: Sampling = "study"
     ) -> list[Decision]:
-        """Ask for as many trials as there is room for, and no more in all than `n_trials`."""
+        """Ask for as many trials as there is room for, but for no more than `n_trials` in all."""
         n = room if n_trials is None else min(room, n_trials - self.n_asked)
         if n <= 0 or self.exhausted:
             return []
@@ -51,14 +51,21 @@ class Drawing:
         self.n_awaited = 0 if asked.exhausted else max(0, self.n_awaited - len(asked.trials))
 
 
-def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
-    """Refuse what is not a whole number of 1 or more; an `n_concurrent` of None is a default.
+def n_places(
+    n_concurrent: int | None, n_workers: int, trials_per_worker: int = TRIALS_PER_WORKER
+) -> int:
+    """Return how many trials may train at once.
 
-    Raises
-    ------
-    SearchError
-        If one of them is none.
+    Examples
+    --------
+    >>> n_places(None, 2), n_places(None, 0), n_places(3, 2)
+    (8, 4, 3)
     """
+    return n_concurrent or trials_per_worker * max(1, n_workers)
+
+
+def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
+    """Raise a `SearchError` if one is no whole number of 1 or more; `n_concurrent` may be None."""
     if n_concurrent is not None:
         counts["n_concurrent"] = n_concurrent
     for name, value in counts.items():
@@ -72,6 +79,12 @@ def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
         )
 
 
+def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Raise a `SearchError` if a value is none of the known ones."""
+    if value not in known:
+        raise SearchError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
+
+
 def stop_all(trials: Iterable[int]) -> list[Decision]:
-    """End a search whose time is over."""
+    """Stop all live trials and finish, because the time is over."""
     return [*(Stop(trial, "the time is over") for trial in sorted(trials)), Finish()]

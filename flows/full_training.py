@@ -1,7 +1,9 @@
-"""What searches share that draw a trial, train it to the end or give it up, and draw another."""
+"""What searches share that train a trial to its end or give it up, and then draw another one."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -13,25 +15,75 @@ from dagsel.flow import (
     Event,
     Finish,
     Flow,
-    Paused,
     Reported,
     Sampling,
     Stop,
-    Tick,
     Train,
     Traits,
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.drawing import TRIALS_PER_WORKER, Drawing, check_counts, stop_all
+from dagsel.flows.drawing import TRIALS_PER_WORKER, Drawing, check_counts, n_places, stop_all
 
 
 @dataclass(slots=True)
-class FullTrainingState(Drawing):
-    """The state of a search that trains what it draws to the end."""
+class Trainings:
+    """The trials that train, and the places for others."""
 
-    n_concurrent: int = 0
-    live: set[int] = field(default_factory=set)
+    n_trials: int | None = None  # to draw in all; None: until the space is exhausted
+    n_concurrent: int | None = None
+    sampling: Sampling = "study"
+    trials_per_worker: int = TRIALS_PER_WORKER
+    drawing: Drawing = field(default_factory=Drawing)
+    n_places: int = 0
+    epochs: dict[int, int] = field(default_factory=dict)  # of each live trial, in all
+
+    def start(self, context: Context) -> list[Decision]:
+        """Ask for the first trials."""
+        self.drawing.context = context
+        return self._resize(context.n_workers)
+
+    def train(self, asked: Asked, epochs: Mapping[int, int]) -> list[Decision]:
+        """Train each new trial for its own number of epochs."""
+        self.drawing.receive(asked)
+        self.epochs.update(epochs)
+        train: list[Decision] = [Train(trial, n) for trial, n in epochs.items()]
+        return train or self._refill()
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Answer all events but `Asked`: draw another trial for each that ended."""
+        match event:
+            case Reported(trial, epoch) if epoch >= self.epochs.get(trial, math.inf):
+                return self.end(Stop(trial, "trained to the end", "complete"))
+            case TrialFailed(trial):
+                self.epochs.pop(trial, None)
+                return self._refill()
+            case WorkersChanged(n_workers):
+                return self._resize(n_workers)
+            case DeadlineReached():
+                self.drawing.finished = True
+                return stop_all(self.epochs)
+            case _:
+                return []
+
+    def end(self, stop: Stop) -> list[Decision]:
+        """Stop a trial and draw another one."""
+        self.epochs.pop(stop.trial, None)
+        return [stop, *self._refill()]
+
+    def _resize(self, n_workers: int) -> list[Decision]:
+        self.n_places = n_places(self.n_concurrent, n_workers, self.trials_per_worker)
+        return self._refill()
+
+    def _refill(self) -> list[Decision]:
+        drawing = self.drawing
+        if drawing.finished:
+            return []
+        room = self.n_places - len(self.epochs) - drawing.n_awaited
+        if asks := drawing.ask(room, n_trials=self.n_trials, sampling=self.sampling):
+            return asks
+        drawing.finished = not self.epochs and not drawing.n_awaited
+        return [Finish()] if drawing.finished else []
 
 
 @dataclass
@@ -51,11 +103,9 @@ class FullTraining(Flow):
     max_epochs: int
     n_trials: int | None = None
     n_concurrent: int | None = None
-    state: FullTrainingState = field(
-        default_factory=FullTrainingState, init=False, repr=False, compare=False
-    )
+    state: Trainings = field(init=False, repr=False, compare=False)
 
-    sampling: Sampling = field(default="study", init=False, repr=False)
+    sampling: ClassVar[Sampling] = "study"
     trials_per_worker: ClassVar[int] = TRIALS_PER_WORKER
 
     def __post_init__(self) -> None:
@@ -63,6 +113,8 @@ class FullTraining(Flow):
         if self.sampling == "grid" and self.n_trials is None:
             del counts["n_trials"]  # no other space has an end of its own
         check_counts(**counts, n_concurrent=self.n_concurrent)
+        limits = (self.n_trials, self.n_concurrent)
+        self.state = Trainings(*limits, self.sampling, self.trials_per_worker)
 
     @property
     def traits(self) -> Traits:
@@ -71,56 +123,10 @@ class FullTraining(Flow):
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""
-        self.state.context = context
-        self._staff(context.n_workers)
-        return self._refill()
+        return self.state.start(context)
 
     def handle(self, event: Event) -> list[Decision]:
         """Train what was asked for; draw another trial for each that ended."""
-        state = self.state
-        match event:
-            case Asked(trials):
-                state.receive(event)
-                state.live.update(trials)
-                train: list[Decision] = [Train(trial, self._n_epochs(trial)) for trial in trials]
-                return train or self._refill()
-            case Reported(trial):
-                stop = self._judge(event)
-                if stop is None:
-                    return []
-                state.live.discard(trial)
-                return [stop, *self._refill()]
-            case TrialFailed(trial):
-                state.live.discard(trial)
-                return self._refill()
-            case WorkersChanged(n_workers):
-                self._staff(n_workers)
-                return self._refill()
-            case DeadlineReached():
-                state.finished = True
-                return stop_all(state.live)
-            case Paused() | Tick():
-                return []
-
-    def _n_epochs(self, trial: int) -> int:
-        # Of a whole trial; for a queue of jobs each has its own.
-        return self.max_epochs
-
-    def _judge(self, report: Reported) -> Stop | None:
-        # Whether the trial ends here; a search that gives trials up early has more to say.
-        if report.epoch < self._n_epochs(report.trial):
-            return None
-        return Stop(report.trial, "trained to the end", "complete")
-
-    def _staff(self, n_workers: int) -> None:
-        self.state.n_concurrent = self.n_concurrent or self.trials_per_worker * max(n_workers, 1)
-
-    def _refill(self) -> list[Decision]:
-        state = self.state
-        if state.finished:
-            return []
-        room = state.n_concurrent - len(state.live) - state.n_awaited
-        if asks := state.ask(room, n_trials=self.n_trials, sampling=self.sampling):
-            return asks
-        state.finished = not state.live and not state.n_awaited
-        return [Finish()] if state.finished else []
+        if isinstance(event, Asked):
+            return self.state.train(event, dict.fromkeys(event.trials, self.max_epochs))
+        return self.state.handle(event)

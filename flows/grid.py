@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from dagsel.flow import Sampling
 from dagsel.flows.full_training import FullTraining
@@ -37,4 +38,4 @@ class Grid(FullTraining):
     [Ask(n=8, sampling='grid')]
     """
 
-    sampling: Sampling = field(default="grid", init=False, repr=False)
+    sampling: ClassVar[Sampling] = "grid"

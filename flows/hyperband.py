@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import get_args
 
-from dagsel.flows.rungs import Bracket, Rounding, hyperband_brackets
-from dagsel.flows.successive_halving import BracketSearch, BracketsState
+from dagsel.flow import Context, Decision, Event, Flow, Traits
+from dagsel.flows.drawing import check_choice, check_counts
+from dagsel.flows.rungs import Bracket, Rounding, check_rungs, hyperband_brackets
+from dagsel.flows.successive_halving import SynchronousBrackets
 
 
 @dataclass
-class Hyperband(BracketSearch):
+class Hyperband(Flow):
     """Run all brackets of Hyperband once, side by side.
 
     The most aggressive bracket is filled and served first; the next ones take the places that it
@@ -49,9 +52,19 @@ class Hyperband(BracketSearch):
     reduction_factor: int = 3
     rounding: Rounding = "floor"
     n_concurrent: int | None = None
-    state: BracketsState = field(
-        default_factory=BracketsState, init=False, repr=False, compare=False
-    )
+    state: SynchronousBrackets = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
+        check_choice("rounding", self.rounding, get_args(Rounding))
+        n_trials = sum(bracket[0].n_trials for bracket in self.brackets)
+        check_counts(n_trials=n_trials, n_concurrent=self.n_concurrent)
+        self.state = SynchronousBrackets(self.reduction_factor, self.rounding, self.n_concurrent)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs)
 
     @property
     def brackets(self) -> tuple[Bracket, ...]:
@@ -59,3 +72,11 @@ class Hyperband(BracketSearch):
         return hyperband_brackets(
             self.min_epochs, self.max_epochs, self.reduction_factor, self.rounding
         )
+
+    def start(self, context: Context) -> list[Decision]:
+        """Ask for the first trials."""
+        return self.state.start(context, self.brackets)
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Judge each rung when it is full, and fill the places that are free."""
+        return self.state.handle(event)

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Asked, Decision, Event, Sampling, Traits
-from dagsel.flows.full_training import FullTraining, FullTrainingState
-
-
-@dataclass(slots=True)
-class Queue(FullTrainingState):
-    """The state of a queue of jobs."""
-
-    epochs: dict[int, int] = field(default_factory=dict)  # of each job that was drawn
+from dagsel.flow import Asked, Context, Decision, Event, Flow, Traits
+from dagsel.flows.drawing import check_counts
+from dagsel.flows.full_training import Trainings
 
 
 @dataclass
-class JobQueue(FullTraining):
+class JobQueue(Flow):
     """Train every point of a finite space for as many epochs as its configuration says.
 
     The jobs come in the order of the grid. To list them, let the space choose among them:
@@ -51,10 +44,15 @@ class JobQueue(FullTraining):
     [Train(trial=0, epochs=90), Train(trial=1, epochs=30)]
     """
 
-    max_epochs: int = field(default=sys.maxsize, init=False, repr=False)  # each has its own
+    n_trials: int | None = None
+    n_concurrent: int | None = None
     epochs_by: str = field(default="epochs", kw_only=True)
-    state: Queue = field(default_factory=Queue, init=False, repr=False, compare=False)
-    sampling: Sampling = field(default="grid", init=False, repr=False)
+    state: Trainings = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        counts = {} if self.n_trials is None else {"n_trials": self.n_trials}
+        check_counts(n_concurrent=self.n_concurrent, **counts)
+        self.state = Trainings(self.n_trials, self.n_concurrent, "grid")
 
     @property
     def traits(self) -> Traits:
@@ -63,15 +61,16 @@ class JobQueue(FullTraining):
             sampling="grid", reads_configs="reads the number of epochs off configurations"
         )
 
+    def start(self, context: Context) -> list[Decision]:
+        """Ask for the first jobs."""
+        return self.state.start(context)
+
     def handle(self, event: Event) -> list[Decision]:
         """Train what was drawn; draw another job for each that ended."""
-        if isinstance(event, Asked):
-            for trial, config in zip(event.trials, event.configs, strict=True):
-                self.state.epochs[trial] = self._read_epochs(trial, config)
-        return super().handle(event)
-
-    def _n_epochs(self, trial: int) -> int:
-        return self.state.epochs[trial]
+        if not isinstance(event, Asked):
+            return self.state.handle(event)
+        jobs = zip(event.trials, event.configs, strict=True)
+        return self.state.train(event, {job: self._read_epochs(job, it) for job, it in jobs})
 
     def _read_epochs(self, trial: int, config: Mapping[str, Any]) -> int:
         n = config.get(self.epochs_by)

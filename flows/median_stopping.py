@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-from dagsel.flow import Reported, Stop
+from dagsel.flow import Decision, Event, Reported, Stop
 from dagsel.flows.drawing import check_counts
-from dagsel.flows.full_training import FullTraining, FullTrainingState
+from dagsel.flows.full_training import FullTraining, Trainings
 
 
 @dataclass(slots=True)
-class LearningCurves(FullTrainingState):
+class LearningCurves(Trainings):
     """The state of a search that compares learning curves."""
 
     losses: dict[int, list[float]] = field(default_factory=dict)  # by trial, one an epoch
@@ -59,26 +59,28 @@ class MedianStopping(FullTraining):
     grace_epochs: int = 1
     min_trials: int = 3
     n_concurrent: int | None = field(default=None, kw_only=True)
-    state: LearningCurves = field(
-        default_factory=LearningCurves, init=False, repr=False, compare=False
-    )
+    state: LearningCurves = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(grace_epochs=self.grace_epochs, min_trials=self.min_trials)
+        self.state = LearningCurves(self.n_trials, self.n_concurrent)
 
-    def _judge(self, report: Reported) -> Stop | None:
+    def handle(self, event: Event) -> list[Decision]:
+        """Stop a trial that falls behind; draw another one for each that ended."""
+        stop = self._compare(event) if isinstance(event, Reported) else None
+        return super().handle(event) if stop is None else self.state.end(stop)
+
+    def _compare(self, report: Reported) -> Stop | None:
         epoch, losses = report.epoch, self.state.losses
         own = losses.setdefault(report.trial, [])
-        own.append(self.state.context.loss(report.value))
+        own.append(self.state.drawing.context.loss(report.value))
         others = [
             fmean(curve[:epoch])
             for trial, curve in losses.items()
             if trial != report.trial and len(curve) >= epoch
         ]
-        stop = super()._judge(report)
-        if stop is not None or epoch < self.grace_epochs or len(others) < self.min_trials:
-            return stop
-        if min(own) <= median(others):
+        may_stop = self.grace_epochs <= epoch < self.max_epochs and len(others) >= self.min_trials
+        if not may_stop or min(own) <= median(others):
             return None
         return Stop(report.trial, f"worse than the median of {len(others)} others at epoch {epoch}")

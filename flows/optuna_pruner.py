@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagsel.errors import SearchError
-from dagsel.flow import Reported, Stop, Traits
+from dagsel.flow import Decision, Event, Reported, Stop, Traits
 from dagsel.flows.full_training import FullTraining
 
 
 @dataclass
 class OptunaPruner(FullTraining):
-    """Let a pruner decide after each epoch whether a trial trains on.
+    """Ask a pruner of Optuna's after each epoch whether a trial trains on.
 
-    An Optuna set-up with ``trial.report`` and ``trial.should_prune`` moves over as it is: sampler
-    and pruner are the study's. Each epoch is a step, counted from 1.
+    It does what ``trial.report`` and ``trial.should_prune`` do in an Optuna objective, with the
+    study's own sampler and pruner. Each epoch is a step, counted from 1.
 
     Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, KDD 2019.
 
@@ -33,7 +33,7 @@ class OptunaPruner(FullTraining):
     Raises
     ------
     SearchError
-        If a number is below 1, or the pruner is none.
+        If a number is below 1, or `pruner` is no pruner.
 
     Examples
     --------
@@ -51,10 +51,8 @@ class OptunaPruner(FullTraining):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        is_pruner = callable(getattr(self.pruner, "prune", None)) and not isinstance(
-            self.pruner, type
-        )
-        if self.pruner is not None and not is_pruner:
+        prunes = callable(getattr(self.pruner, "prune", None)) and not isinstance(self.pruner, type)
+        if self.pruner is not None and not prunes:
             raise SearchError(
                 f"pruner must be one of Optuna's, such as optuna.pruners.MedianPruner(), got "
                 f"{self.pruner!r}"
@@ -63,10 +61,11 @@ class OptunaPruner(FullTraining):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return replace(super().traits, uses_pruner=True, pruner=self.pruner)
+        return Traits(self.max_epochs, uses_pruner=True, pruner=self.pruner)
 
-    def _judge(self, report: Reported) -> Stop | None:
-        stop = super()._judge(report)
-        if stop is None and report.prune:
-            return Stop(report.trial, f"the pruner ended it after epoch {report.epoch}")
-        return stop
+    def handle(self, event: Event) -> list[Decision]:
+        """Stop a trial where the pruner says so; draw another one for each that ended."""
+        if isinstance(event, Reported) and event.prune and event.epoch < self.max_epochs:
+            reason = f"the pruner ended it after epoch {event.epoch}"
+            return self.state.end(Stop(event.trial, reason))
+        return super().handle(event)

@@ -27,7 +27,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.drawing import TRIALS_PER_WORKER, check_counts, stop_all
+from dagsel.flows.drawing import check_counts, n_places, stop_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Population:
     """The state of population based training."""
 
     context: Context = field(default_factory=lambda: Context(n_workers=1))
-    n_concurrent: int = 0
+    n_places: int = 0
     epoch: int = 0  # at its end the generation is complete
     n_draws: int = 0
     configs: dict[int, dict[str, Any]] = field(default_factory=dict)  # live: what may mutate
@@ -106,13 +106,13 @@ class Population:
 
 @dataclass
 class PBT(Flow):
-    """Train a population; let its worst members go on from the best ones, with other settings.
+    """Train a population; its worst members go on from the best ones, with other settings.
 
-    All members train for an interval, then each of the worst quantile takes the state of one of the
-    best and that one's configuration, perturbed or drawn anew. Generations are synchronous: no
-    member is ranked before all have trained as long, so that what is decided depends neither on the
-    speed of the workers nor on the order in which they answer. As long as there are more members
-    than workers this keeps no worker idle but at the end of a generation.
+    All members train for an interval. Then each of the worst quantile takes the state of one of the
+    best and its configuration, perturbed or drawn anew. Generations are synchronous: members are
+    ranked when all have trained as long, so the decisions depend neither on the speed of the
+    workers nor on the order of their answers. With more members than workers, workers are idle only
+    at the end of a generation.
 
     Jaderberg et al., Population Based Training of Neural Networks, 2017, Algorithm 1: exploit by
     truncation selection, explore by perturbing or resampling.
@@ -124,7 +124,7 @@ class PBT(Flow):
     n_trials
         Members of the population, four or more. One that fails is not replaced.
     mutations
-        What may change, by its name in the configuration: a list of choices in their order, or a
+        What may change, by name in the configuration: a list of choices in their order, or a
         `Range`.
     perturbation_interval
         Epochs of a generation; the last one may be shorter.
@@ -133,16 +133,15 @@ class PBT(Flow):
     resample_probability
         How often a value is drawn anew. Otherwise it is perturbed.
     factors
-        What a value of a range is multiplied with, one of them at random; it stays inside the range
-        and, if it is whole, is rounded. A choice becomes the one before or after it in its list.
+        A value of a range is multiplied with one of these at random; it stays inside the range and,
+        if it is whole, is rounded. A choice becomes the one before or after it in its list.
     n_concurrent
         How many members train at once; None for four a worker.
 
     Raises
     ------
     SearchError
-        If one of these cannot be, or, when the population is drawn, if its configurations lack what
-        is to mutate.
+        If one of these is out of its bounds, or if the configurations lack what is to mutate.
 
     Examples
     --------
@@ -198,7 +197,7 @@ class PBT(Flow):
     def start(self, context: Context) -> list[Decision]:
         """Ask for the population."""
         self.state.context = context
-        self._staff(context.n_workers)
+        self.state.n_places = n_places(self.n_concurrent, context.n_workers)
         return [Ask(self.n_trials)]
 
     def handle(self, event: Event) -> list[Decision]:
@@ -221,30 +220,13 @@ class PBT(Flow):
                 state.waiting = [other for other in state.waiting if other != trial]
                 return self._go_on()
             case WorkersChanged(n_workers):
-                self._staff(n_workers)
+                state.n_places = n_places(self.n_concurrent, n_workers)
                 return self._train()
             case DeadlineReached():
                 live, state.configs, state.waiting = sorted(state.configs), {}, []
                 return stop_all(live)
             case _:
                 return []
-
-    def _staff(self, n_workers: int) -> None:
-        self.state.n_concurrent = self.n_concurrent or TRIALS_PER_WORKER * max(n_workers, 1)
-
-    def _mutable(self, trial: int, config: Mapping[str, Any]) -> dict[str, Any]:
-        for key, values in self.mutations.items():
-            if key not in config:
-                raise SearchError(
-                    f"mutations names {key!r}, which the configuration of trial {trial} lacks; it "
-                    f"has {', '.join(config) or 'nothing that can be recorded'}"
-                )
-            if isinstance(values, Range) and not _is_number(config[key]):
-                raise SearchError(
-                    f"mutations gives {key!r} a range, but it is {config[key]!r} in trial {trial}; "
-                    "give it a list of choices"
-                )
-        return {key: config[key] for key in self.mutations}
 
     def _go_on(self) -> list[Decision]:
         state = self.state
@@ -265,7 +247,7 @@ class PBT(Flow):
 
     def _train(self) -> list[Decision]:
         state = self.state
-        room = max(state.n_concurrent - len(state.training), 0)
+        room = max(state.n_places - len(state.training), 0)
         chosen, state.waiting = state.waiting[:room], state.waiting[room:]
         state.training.update(chosen)
         begun = (state.epoch - 1) // self.perturbation_interval * self.perturbation_interval
@@ -291,15 +273,28 @@ class PBT(Flow):
             value, resample = config[key], rng.random() < self.resample_probability
             if isinstance(values, Range):
                 factor = self.factors[int(rng.integers(len(self.factors)))]
-                explored[key] = (
-                    values.resample(value, rng) if resample else values.perturb(value, factor)
-                )
+                perturbed = values.perturb(value, factor)
+                explored[key] = values.resample(value, rng) if resample else perturbed
             elif resample or value not in values:
                 explored[key] = values[int(rng.integers(len(values)))]
             else:
                 place = values.index(value) + (-1 if rng.random() < 0.5 else 1)
                 explored[key] = values[min(max(place, 0), len(values) - 1)]
         return explored
+
+    def _mutable(self, trial: int, config: Mapping[str, Any]) -> dict[str, Any]:
+        for key, values in self.mutations.items():
+            if key not in config:
+                raise SearchError(
+                    f"mutations names {key!r}, which the configuration of trial {trial} lacks; it "
+                    f"has {', '.join(config) or 'nothing that can be recorded'}"
+                )
+            if isinstance(values, Range) and not _is_number(config[key]):
+                raise SearchError(
+                    f"mutations gives {key!r} a range, but it is {config[key]!r} in trial {trial}; "
+                    "give it a list of choices"
+                )
+        return {key: config[key] for key in self.mutations}
 
 
 def _is_number(value: Any) -> bool:
@@ -314,7 +309,7 @@ def _check_mutation(key: str, values: Any) -> None:
             f"mutations[{key!r}] must be a list of choices or a Range, got {values!r}"
         )
     for value in values:
-        if value is not None and not isinstance(value, bool | int | float | str):
+        if not isinstance(value, bool | int | float | str | None):
             raise SearchError(
                 f"mutations[{key!r}] has the choice {value!r}; choices must be numbers, strings, "
                 "booleans or None"

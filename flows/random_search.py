@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 from dagsel.flow import Sampling
 from dagsel.flows.full_training import FullTraining
@@ -41,4 +42,5 @@ class RandomSearch(FullTraining):
     """
 
     n_trials: int = 10
-    sampling: Sampling = field(default="random", init=False, repr=False)
+
+    sampling: ClassVar[Sampling] = "random"

@@ -1,29 +1,25 @@
-"""The arithmetic of rungs and brackets, exact because it is done in whole numbers.
+"""Rungs and brackets in whole numbers: ``round(math.log(243, 3))`` is wrong for some sizes.
 
-``round(math.log(243, 3))`` and its kin are wrong for some sizes; nothing here takes a logarithm.
-The sources of the formulas are Jamieson and Talwalkar, Non-stochastic Best Arm Identification,
-AISTATS 2016 (successive halving), and Li et al., Hyperband, JMLR 2018, Algorithm 1.
+The formulas are those of Jamieson and Talwalkar, Non-stochastic Best Arm Identification, AISTATS
+2016 (successive halving), and Li et al., Hyperband, JMLR 2018, Algorithm 1.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from dagsel.errors import SearchError
+from dagsel.flow import Context, Stop
+from dagsel.flows.drawing import check_counts
 
 Rounding: TypeAlias = Literal["floor", "ceil"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A rung of a bracket.
-
-    Parameters
-    ----------
-    n_trials
-        How many trials train up to it.
-    epochs
-        Epochs of a trial that stands on it.
-    """
+    """A rung of a bracket: so many trials train up to it, to so many epochs."""
 
     n_trials: int
     epochs: int
@@ -33,7 +29,7 @@ Bracket: TypeAlias = tuple[Rung, ...]
 
 
 def n_halvings(min_epochs: int, max_epochs: int, reduction_factor: int) -> int:
-    """Give the largest s with ``min_epochs · reduction_factor**s <= max_epochs``.
+    """Return the largest s with ``min_epochs · reduction_factor**s <= max_epochs``.
 
     Examples
     --------
@@ -47,7 +43,7 @@ def n_halvings(min_epochs: int, max_epochs: int, reduction_factor: int) -> int:
 
 
 def rung_epochs(min_epochs: int, max_epochs: int, reduction_factor: int) -> tuple[int, ...]:
-    """Give the epochs of each rung: powers below the maximum, then the maximum itself.
+    """Return the epochs of each rung: powers below the maximum, then the maximum itself.
 
     Examples
     --------
@@ -63,7 +59,7 @@ def rung_epochs(min_epochs: int, max_epochs: int, reduction_factor: int) -> tupl
 def rung_sizes(
     n_trials: int, n_rungs: int, reduction_factor: int, rounding: Rounding = "floor"
 ) -> tuple[int, ...]:
-    """Give how many trials train up to each rung; never fewer than one.
+    """Return how many trials train up to each rung; never fewer than one.
 
     Examples
     --------
@@ -81,7 +77,7 @@ def rung_sizes(
 def hyperband_brackets(
     min_epochs: int, max_epochs: int, reduction_factor: int, rounding: Rounding = "floor"
 ) -> tuple[Bracket, ...]:
-    """Give Hyperband's brackets, the most aggressive first.
+    """Return Hyperband's brackets, the most aggressive first.
 
     Bracket s starts ⌈(s_max + 1) / (s + 1) · η^s⌉ trials with ⌊R · η^-s⌋ epochs each and multiplies
     the epochs by η from rung to rung, as dask-ml does: where R is no power of η times the minimum,
@@ -103,6 +99,33 @@ def hyperband_brackets(
         first = max_epochs // power
         brackets.append(tuple(Rung(n, first * reduction_factor**i) for i, n in enumerate(sizes)))
     return tuple(brackets)
+
+
+def check_rungs(min_epochs: int, max_epochs: int, reduction_factor: int) -> None:
+    """Raise a `SearchError` if the numbers make no rungs."""
+    check_counts(min_epochs=min_epochs, max_epochs=max_epochs, reduction_factor=reduction_factor)
+    if reduction_factor < 2:
+        raise SearchError(
+            f"reduction_factor must be 2 or more, got {reduction_factor}: with 1 every trial would "
+            "train to the end"
+        )
+    if min_epochs > max_epochs:
+        raise SearchError(
+            f"min_epochs={min_epochs} is above max_epochs={max_epochs}; lower the first or raise "
+            "the second"
+        )
+
+
+def prune_at(rung: int, trial: int, loss: float, best: str, context: Context) -> Stop:
+    """Stop a trial that is not among the best of a rung; the lowest rung has the number 0.
+
+    Examples
+    --------
+    >>> prune_at(0, 7, -0.25, "1 of 3", Context(n_workers=1, direction="maximize")).reason
+    'rung 1: 0.25 is not among the best 1 of 3'
+    """
+    value = f"{context.loss(loss):.6g}" if loss < math.inf else "no finite value"
+    return Stop(trial, f"rung {rung + 1}: {value} is not among the best {best}")
 
 
 def _ceil_div(a: int, b: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
-from dagsel.flows.rung_search import check_choice
+from dagsel.flows.drawing import check_choice
 from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds

@@ -1,138 +1,172 @@
 """Successive halving: train many trials a little, keep the best, train these for longer.
 
-Its brackets (`BracketSearch`) are also what Hyperband runs side by side.
+Hyperband runs several such brackets side by side.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import get_args
 
-from dagsel.flow import Context, Decision, Finish, Stop
-from dagsel.flows.rung_search import RungSearch, RungState, check_choice
-from dagsel.flows.rungs import Bracket, Rounding, Rung, rung_epochs, rung_sizes
+from dagsel.flow import (
+    Asked,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Reported,
+    Stop,
+    Train,
+    Traits,
+    TrialFailed,
+    WorkersChanged,
+)
+from dagsel.flows.drawing import Drawing, check_choice, check_counts, n_places, stop_all
+from dagsel.flows.rungs import (
+    Bracket,
+    Rounding,
+    Rung,
+    check_rungs,
+    prune_at,
+    rung_epochs,
+    rung_sizes,
+)
 
 
 @dataclass(slots=True)
 class BracketState:
-    """A bracket's present rung."""
+    """A bracket, and what has happened on its present rung."""
 
+    n_trials: int
+    epochs: list[int]  # of each rung
     n_entered: int = 0
     rung: int = 0
     n_members: int = 0
-    n_running: int = 0
     waiting: list[int] = field(default_factory=list)
     results: list[tuple[float, int]] = field(default_factory=list)  # loss and trial: paused
 
 
 @dataclass(slots=True)
-class BracketsState(RungState):
-    """The state of a search with synchronous brackets."""
+class SynchronousBrackets:
+    """The state of a search with brackets side by side; the first brackets get places first.
 
-    brackets: list[BracketState] = field(default_factory=list)
-    home: dict[int, int] = field(default_factory=dict)  # live trial: index of its bracket
-
-
-class BracketSearch(RungSearch):
-    """Run synchronous brackets side by side; earlier ones are served first.
-
-    A rung is judged when all its trials have reached it or failed. New trials are drawn only when
-    no trial of a bracket that is under way waits for a place.
+    A rung is halved when all its trials have reached it or failed. New trials are drawn only when
+    no trial waits for a place.
     """
 
-    rounding: Rounding
-    state: BracketsState
+    reduction_factor: int = 3
+    rounding: Rounding = "floor"
+    n_concurrent: int | None = None
+    drawing: Drawing = field(default_factory=Drawing)
+    n_places: int = 0
+    brackets: list[BracketState] = field(default_factory=list)
+    bracket_of: dict[int, int] = field(default_factory=dict)  # of each live trial
+    training: dict[int, int] = field(default_factory=dict)  # trial: epochs at its next rung
 
-    @property
-    def brackets(self) -> tuple[Bracket, ...]:
-        """Rungs of each bracket, the lowest first."""
-        raise NotImplementedError
-
-    def _check(self) -> None:
-        check_choice("rounding", self.rounding, get_args(Rounding))
-
-    def start(self, context: Context) -> list[Decision]:
+    def start(self, context: Context, brackets: tuple[Bracket, ...]) -> list[Decision]:
         """Ask for the first trials."""
-        self.state.brackets = [BracketState() for _ in self.brackets]
-        return super().start(context)
+        self.drawing.context = context
+        self.n_places = n_places(self.n_concurrent, context.n_workers)
+        for rungs in brackets:
+            epochs = [rung.epochs for rung in rungs]
+            self.brackets.append(BracketState(rungs[0].n_trials, epochs))
+        return self._fill()
 
-    def _n_trials(self) -> int:
-        return sum(bracket[0].n_trials for bracket in self.brackets)
+    def handle(self, event: Event) -> list[Decision]:
+        """Judge rungs that are full, and fill the places that are free."""
+        if self.drawing.finished:
+            return []
+        ended: list[Decision] = []
+        match event:
+            case Asked(trials):
+                self.drawing.receive(event)
+                for trial in trials:
+                    self._enter(trial)
+            case Reported(trial, epoch, value) if epoch >= self.training.get(trial, math.inf):
+                ended = self._reach(trial, self.drawing.context.loss(value))
+            case TrialFailed(trial) if trial in self.bracket_of:
+                self._forget(trial)
+            case WorkersChanged(n_workers):
+                self.n_places = n_places(self.n_concurrent, n_workers)
+            case DeadlineReached():
+                self.drawing.finished = True
+                return stop_all(self.bracket_of)
+            case _:
+                return []
+        return ended + self._fill()
 
-    def _admit(self, trials: tuple[int, ...]) -> None:
-        state, plans, index = self.state, self.brackets, 0
-        for trial in trials:
-            while state.brackets[index].n_entered == plans[index][0].n_trials:
-                index += 1
-            bracket = state.brackets[index]
-            bracket.n_entered += 1
-            bracket.n_members += 1
-            bracket.waiting.append(trial)
-            state.home[trial] = index
+    def _enter(self, trial: int) -> None:
+        """Put a new trial in the first bracket that is not full; it waits for a place."""
+        brackets = enumerate(self.brackets)
+        index = next(i for i, bracket in brackets if bracket.n_entered < bracket.n_trials)
+        bracket = self.brackets[index]
+        bracket.n_entered += 1
+        bracket.n_members += 1
+        bracket.waiting.append(trial)
+        self.bracket_of[trial] = index
 
-    def _judge(self, trial: int, epochs: int, loss: float) -> list[Decision]:
-        index = self.state.home[trial]
-        bracket, plan = self.state.brackets[index], self.brackets[index]
-        bracket.n_running -= 1
-        if bracket.rung == len(plan) - 1:
-            del self.state.home[trial]
-            return [Stop(trial, f"trained to the last rung, {epochs} epochs", "complete")]
-        bracket.results.append((loss, trial))
-        return []
+    def _reach(self, trial: int, loss: float) -> list[Decision]:
+        """Pause a trial that has reached its rung; at the last rung it is complete."""
+        epochs = self.training.pop(trial)
+        bracket = self.brackets[self.bracket_of[trial]]
+        if bracket.rung < len(bracket.epochs) - 1:
+            bracket.results.append((loss, trial))
+            return []
+        del self.bracket_of[trial]
+        return [Stop(trial, f"trained to the last rung, {epochs} epochs", "complete")]
 
-    def _lose(self, trial: int, *, trained: bool) -> None:
-        if trial not in self.state.home:
-            return
-        bracket = self.state.brackets[self.state.home.pop(trial)]
-        if trained:
-            bracket.n_running -= 1
-        else:
-            bracket.waiting = [other for other in bracket.waiting if other != trial]
-            bracket.results = [result for result in bracket.results if result[1] != trial]
-
-    def _live(self) -> set[int]:
-        return set(self.state.home)
-
-    def _advance(self) -> list[Decision]:
-        state = self.state
+    def _fill(self) -> list[Decision]:
+        """Halve the rungs that are full, give the free places to trials, or end the search."""
         decisions: list[Decision] = []
-        for bracket, plan in zip(state.brackets, self.brackets, strict=True):
-            entered = state.exhausted or bracket.n_entered == plan[0].n_trials
-            if entered and bracket.results and not bracket.waiting and not bracket.n_running:
-                decisions += self._halve(bracket, len(plan))
-            n = max(0, min(self._room(), len(bracket.waiting)))
-            started, bracket.waiting = bracket.waiting[:n], bracket.waiting[n:]
-            bracket.n_running += n
-            done = plan[bracket.rung - 1].epochs if bracket.rung else 0
-            until = plan[bracket.rung].epochs
-            decisions += [self._train(trial, done=done, until=until) for trial in started]
-        decisions += self._ask()
-        if not state.home and not state.n_awaited:
-            state.finished = True
+        trains = {self.bracket_of[trial] for trial in self.training}
+        for index, bracket in enumerate(self.brackets):
+            all_entered = self.drawing.exhausted or bracket.n_entered == bracket.n_trials
+            if all_entered and bracket.results and not bracket.waiting and index not in trains:
+                decisions += self._halve(bracket)
+            done, until = (0, *bracket.epochs)[bracket.rung : bracket.rung + 2]
+            while bracket.waiting and self._room > 0:
+                trial = bracket.waiting.pop(0)
+                self.training[trial] = until
+                decisions.append(Train(trial, until - done))
+        n_trials = sum(bracket.n_trials for bracket in self.brackets)
+        decisions += self.drawing.ask(self._room, n_trials=n_trials)
+        if not self.bracket_of and not self.drawing.n_awaited:
+            self.drawing.finished = True
             decisions.append(Finish())
         return decisions
 
-    def _halve(self, bracket: BracketState, n_rungs: int) -> list[Decision]:
-        """Let the best go on; failed trials count as members of the rung that were worse."""
-        sizes = rung_sizes(bracket.n_entered, n_rungs, self.reduction_factor, self.rounding)
-        n_kept = sizes[bracket.rung + 1]
+    def _halve(self, bracket: BracketState) -> list[Decision]:
+        """Keep the best of a rung and stop the others; failed trials count as the worst."""
+        rule = (self.reduction_factor, self.rounding)
+        n_kept = rung_sizes(bracket.n_entered, len(bracket.epochs), *rule)[bracket.rung + 1]
         ranked = sorted(bracket.results)
         best = f"{n_kept} of {bracket.n_members}"
-        out = [
-            Stop(trial, self._miss(bracket.rung, loss, best), "pruned")
-            for loss, trial in ranked[n_kept:]
-        ]
-        for stop in out:
-            del self.state.home[stop.trial]
+        stops: list[Decision] = []
+        for loss, trial in ranked[n_kept:]:
+            stops.append(prune_at(bracket.rung, trial, loss, best, self.drawing.context))
+            del self.bracket_of[trial]
         bracket.waiting = [trial for _, trial in ranked[:n_kept]]
         bracket.n_members = len(bracket.waiting)
         bracket.results = []
         bracket.rung += 1
-        return [*out]
+        return stops
+
+    @property
+    def _room(self) -> int:
+        return self.n_places - len(self.training) - self.drawing.n_awaited
+
+    def _forget(self, trial: int) -> None:
+        self.training.pop(trial, None)
+        bracket = self.brackets[self.bracket_of.pop(trial)]
+        bracket.waiting = [other for other in bracket.waiting if other != trial]
+        bracket.results = [result for result in bracket.results if result[1] != trial]
 
 
 @dataclass
-class SuccessiveHalving(BracketSearch):
+class SuccessiveHalving(Flow):
     """Train all trials up to a rung, keep the best of them, and so on up to the last rung.
 
     The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Trials that
@@ -185,9 +219,18 @@ class SuccessiveHalving(BracketSearch):
     reduction_factor: int = 3
     rounding: Rounding = "floor"
     n_concurrent: int | None = None
-    state: BracketsState = field(
-        default_factory=BracketsState, init=False, repr=False, compare=False
-    )
+    state: SynchronousBrackets = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
+        check_choice("rounding", self.rounding, get_args(Rounding))
+        check_counts(n_trials=self.n_trials, n_concurrent=self.n_concurrent)
+        self.state = SynchronousBrackets(self.reduction_factor, self.rounding, self.n_concurrent)
+
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return Traits(self.max_epochs)
 
     @property
     def brackets(self) -> tuple[Bracket, ...]:
@@ -196,5 +239,10 @@ class SuccessiveHalving(BracketSearch):
         sizes = rung_sizes(self.n_trials, len(epochs), self.reduction_factor, self.rounding)
         return (tuple(Rung(n, until) for n, until in zip(sizes, epochs, strict=True)),)
 
-    def _n_trials(self) -> int:
-        return self.n_trials
+    def start(self, context: Context) -> list[Decision]:
+        """Ask for the first trials."""
+        return self.state.start(context, self.brackets)
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Judge the rung when it is full, and fill the places that are free."""
+        return self.state.handle(event)

@@ -1,4 +1,4 @@
-"""What flows around other flows share: one state that holds both, and the search's own traits."""
+"""What flows around other flows share: the traits of the inner flow, and one state of both."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from dagsel.flow import Context, Decision, Event, Flow, Traits
 
 @dataclass
 class Wrapper(Flow):
-    """A flow around another one.
+    """A flow around another one: it passes events to the inner flow and returns its decisions.
 
-    A subclass adds its configuration and gives `own` a dataclass of its own. Its `state` holds both
-    states, so that `dagsel.flow.save_state` and `load_state` work at any depth.
+    A subclass adds its configuration, keeps its own state in `own`, a dataclass, and changes what
+    `start` and `handle` return. Its `state` holds both states, so that `dagsel.flow.save_state` and
+    `load_state` work at any depth.
 
     Parameters
     ----------
     flow
-        The search inside.
+        The inner flow.
 
     Raises
     ------
     SearchError
-        If it is none.
+        If `flow` is no flow.
 
     Examples
     --------
@@ -35,7 +36,7 @@ class Wrapper(Flow):
     >>> outer.flow.flow.start(Context(n_workers=1))
     [Ask(n=4, sampling='random')]
     >>> load_state(again, save_state(outer))
-    >>> again.flow.flow.state.n_asked, again.traits.max_epochs
+    >>> again.flow.flow.state.drawing.n_asked, again.traits.max_epochs
     (4, 5)
     """
 
@@ -51,27 +52,27 @@ class Wrapper(Flow):
 
     @property
     def traits(self) -> Traits:
-        """All that the search inside says of itself."""
+        """All that the inner flow says of itself."""
         return self.flow.traits
 
     def fresh(self) -> Self:
-        """Return a flow of the same configuration, around a fresh one."""
+        """Return a flow of the same configuration around a fresh inner flow."""
         return replace(self, flow=self.flow.fresh())
 
     def start(self, context: Context) -> list[Decision]:
-        """Begin the search inside."""
+        """Begin the inner search."""
         return self.flow.start(context)
 
     def handle(self, event: Event) -> list[Decision]:
-        """Let the search inside answer."""
+        """Return the answer of the inner flow."""
         return self.flow.handle(event)
 
     @property
     def state(self) -> Any:
-        """Its own state and the inner flow's."""
-        inner = self.flow.state
-        kinds: Any = type(self.own), type(inner)
-        return _nested(*kinds)(self.own, inner)
+        """Its own state and that of the inner flow."""
+        own, inner = self.own, self.flow.state
+        kinds: Any = type(own), type(inner)
+        return _nested(*kinds)(own, inner)
 
     @state.setter
     def state(self, state: Any) -> None:

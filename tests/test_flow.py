@@ -1,18 +1,23 @@
 """Decisions, events and states survive JSON, whatever the floats; what is none of them is refused.
 
-A context's loss ranks what is not finite last, in both directions.
+A context's loss ranks what is not finite last, in both directions. What lacks a part of a flow is
+refused by each call that takes a flow.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
+import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dagsel
+from dagsel.errors import SearchError
 from dagsel.flow import (
     DECISIONS,
     EVENTS,
@@ -27,12 +32,14 @@ from dagsel.flow import (
     Reported,
     Stop,
     Train,
+    Traits,
     TrialFailed,
     WorkersChanged,
     load_state,
     save_state,
 )
 from dagsel.flows import Grid
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 
 naturals = st.integers(0, 2**40)
 numbers = st.floats()
@@ -133,7 +140,7 @@ def test_a_state_is_given_to_another_flow() -> None:
     flow.handle(Asked((0, 1, 2, 3)))
     load_state(other, json.loads(json.dumps(save_state(flow))))
     assert other.state == flow.state
-    assert other.state.live is not flow.state.live
+    assert other.state.epochs is not flow.state.epochs
     with pytest.raises(ValueError, match="has no rungs"):
         load_state(other, {"rungs": []})
 
@@ -145,3 +152,37 @@ def test_a_finite_value_has_the_smaller_loss(finite: float, value: float) -> Non
         assert context.loss(finite) == sign * finite
         assert context.loss(value) == (sign * value if math.isfinite(value) else math.inf)
         assert context.loss(finite) < context.loss(math.nan)
+
+
+def space(trial: Any) -> dict[str, float]:
+    return {"x": trial.suggest_float("x", 0, 1)}
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "optimize": lambda flow: dagsel.optimize(
+        optuna.create_study(), Any, "memory://none.zarr", space=space, flow=flow, metric="loss"
+    ),
+    "simulate": lambda flow: simulate(flow, PowerLaw(1.0), SimulatedCluster(2), space=space),
+    "preview": lambda flow: dagsel.preview(flow, epoch_seconds=1.0, n_workers=2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("missing", ["traits", "fresh", "state", "handle"])
+def test_a_flow_without_a_member_is_refused_by_its_name(call: str, missing: str) -> None:
+    """A class that looks like a flow but does not inherit `Flow` has no defaults."""
+    members = {name: getattr(Grid, name) for name in ("traits", "fresh", "start", "handle")}
+    whole = {**members, "state": None, "max_epochs": 1, "sampling": "grid"}
+    likeness = type("Likeness", (), {name: it for name, it in whole.items() if name != missing})
+    with pytest.raises(SearchError, match=f"Likeness has no {missing}: .*inherit dagsel.flow.Flow"):
+        CALLS[call](likeness())
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_traits_of_another_type_are_refused(call: str) -> None:
+    class Boasts(Grid):
+        traits = {"max_epochs": 3}  # type: ignore[assignment]  # noqa: RUF012
+
+    with pytest.raises(SearchError, match=r"Boasts.traits must be dagsel.flow.Traits, got {'max_e"):
+        CALLS[call](Boasts(max_epochs=3))
+    assert Grid(max_epochs=3).traits == Traits(3, "grid")

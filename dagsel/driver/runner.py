@@ -430,7 +430,7 @@ class Runner:
             self._fail(trial.number, f"DivergedError: {self.metric} is NaN after epoch {epoch}")
             return
         self.study.report(trial.number, epoch, value)
-        prune = hasattr(self.flow, "pruner") and self.study.should_prune(trial.number)
+        prune = self.flow.traits.uses_pruner and self.study.should_prune(trial.number)
         switches = tuple(trial.switches[trial.n_switches_told :])
         told = (self._clock.seconds, prune, switches)
         self._tell(Reported(trial.number, epoch, value, metrics, *told))

@@ -1,13 +1,14 @@
-"""What a run was called with, as far as it can be kept: the contents of its ``run.json``.
+"""What a run was called with: the contents of its ``run.json``.
 
-Code is not kept: workload and space are functions, and a folder that held them would run a
-stranger's code. What is kept of them are descriptions, so that a resume with others is noticed.
+Workload and space are code and are not kept: a folder that held them would run a stranger's code.
+Descriptions of the workload are kept, so that a resume with another one is noticed.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Any, get_type_hints
@@ -18,80 +19,44 @@ from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.small_population import Policy
 from dagsel.workloads.describe import differences
 
-#: Search procedures that had another name in a ``run.json`` of dagsel 0.1.
-_FORMER_NAMES: dict[str, str] = {}  # filled as classes are renamed
+#: Names of search procedures in a ``run.json`` of dagsel 0.1 that are others now.
+_FORMER_NAMES = {"HyperOpt": "SamplerSearch", "Lsf": "LSF", "Slaq": "SLAQ", "Fifo": "FIFO"}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run was called with.
+    """What a run was called with; what is not told here is as `dagsel.optimize` was given it."""
 
-    Parameters
-    ----------
-    study
-        Name of the study.
-    home
-        URL of its storage; None if it is in memory, or if the URL holds a password.
-    sampler
-        Name of its sampler's class.
-    sampler_seed
-        Seeds the sampler's draws.
-    direction, metric
-        What the search is about.
-    seed
-        Seed of the run.
-    flow
-        Name of the search procedure's class.
-    flow_config
-        Its configuration; None if it has no form in JSON.
-    data
-        URL of the data set.
-    data_digest
-        Checksum of its manifest.
-    n_shards
-        Its training shards.
-    workload
-        Description of the workload's parts.
-    replicas, deterministic, deadline_s, unit_timeout_s
-        As `dagsel.optimize` was given them.
-    budget_s
-        The budget, in worker-seconds.
-    price_per_worker_hour, small_population
-        As `dagsel.optimize` was given them.
-    dagsel
-        Version that began the run.
-    """
-
-    study: str
-    home: str | None
-    sampler: str
+    study: str  # its name
+    home: str | None  # URL of its storage; None if it is in memory or the URL holds a password
+    sampler: str  # name of its class
     sampler_seed: int
     direction: Direction
     metric: str
     seed: int
-    flow: str
-    flow_config: Any
-    data: str
-    data_digest: str
-    n_shards: int
-    workload: dict[str, str] = field(default_factory=dict)
+    flow: str  # name of its class
+    flow_config: Any  # None if it has no form in JSON
+    data: str  # its URL
+    data_digest: str  # checksum of its manifest
+    n_shards: int  # of training
+    workload: dict[str, str] = field(default_factory=dict)  # descriptions of its parts
     replicas: int = 1
     deterministic: bool = False
     deadline_s: float | None = None
     unit_timeout_s: float | None = None
-    budget_s: float | None = None
+    budget_s: float | None = None  # in worker-seconds
     price_per_worker_hour: float | None = None
     small_population: Policy = "auto"
-    dagsel: str = version("dagsel")
+    dagsel: str = version("dagsel")  # that began the run
 
     def to_json(self) -> dict[str, Json]:
-        """Give it as JSON."""
+        """Return the contents of ``run.json``."""
         about: dict[str, Json] = to_json(self)
         return about
 
     @classmethod
     def from_json(cls, about: Mapping[str, Json], url: str) -> Settings:
-        """Read it.
+        """Read the contents of a ``run.json``, also of one that dagsel 0.1 wrote.
 
         Raises
         ------
@@ -121,17 +86,12 @@ class Settings:
             )
 
     def make_flow(self, given: Flow | None) -> Flow:
-        """Make the search procedure, in its initial state.
-
-        Parameters
-        ----------
-        given
-            The user's; needed where its configuration could not be kept.
+        """Return the search procedure in its initial state: a fresh one of the user's, if given.
 
         Raises
         ------
         SearchError
-            If it is needed and not given, or is another one.
+            If it cannot be made from its name and is not given, or is another one.
         """
         if given is not None:
             check_flow(given)
@@ -142,18 +102,26 @@ class Settings:
                     f"{self.flow_config}"
                 )
             return given.fresh()
-        # Only dagsel's own are made from a name: no other module is imported for a run_dir's sake.
         flow = _make(self.flow, self.flow_config)
         if flow is None:
             raise SearchError(f"the run_dir cannot hold a {self.flow}; give the run's with flow=")
         return flow
 
 
+def _own_flows() -> dict[str, type[Flow]]:
+    """Return dagsel's own search procedures by name; a ``run.json`` makes no others."""
+    kinds = {}
+    for package in ("dagsel.flows", "dagsel.flows.baselines"):
+        with suppress(ModuleNotFoundError):
+            module = importlib.import_module(package)
+            kinds.update({name: getattr(module, name) for name in module.__all__})
+    return kinds
+
+
 def _make(name: str, config: Any) -> Flow | None:
-    flows = importlib.import_module("dagsel.flows")
-    if name not in flows.__all__ or config is None:
+    kind = _own_flows().get(name)
+    if kind is None or config is None:
         return None
-    kind = getattr(flows, name)
     hints = get_type_hints(kind)
     made = {}
     for key, value in config.items():
@@ -163,29 +131,39 @@ def _make(name: str, config: Any) -> Flow | None:
                 return None
         else:
             made[key] = from_json(hints[key], value)
-    flow: Flow = kind(**made)
-    return flow
+    return kind(**made)
 
 
 def _as_now(about: Mapping[str, Json]) -> dict[str, Json]:
     """Return what `Settings` holds of a ``run.json``, also of one that dagsel 0.1 wrote."""
     told = {name: value for name, value in about.items() if name != "run"}
-    told["flow"] = _FORMER_NAMES.get(told.get("flow", ""), told.get("flow"))
+    flow = {"flow": told.get("flow"), "config": told.get("flow_config")}
     if told.pop("priority", "flow") == "convergence":  # it is a flow around the flow now
-        inner = {"flow": told["flow"], "config": told.get("flow_config")}
-        told["flow"], told["flow_config"] = "ByConvergence", {"flow": inner}
-    return told
+        flow = {"flow": "ByConvergence", "config": {"flow": flow}}
+    flow = _renamed(flow)
+    return told | {"flow": flow["flow"], "flow_config": flow["config"]}
+
+
+def _renamed(part: Any) -> Any:
+    """Return a part of a flow's configuration with the present names of flows, at any depth."""
+    if not isinstance(part, dict):
+        return part
+    renamed = {key: _renamed(value) for key, value in part.items()}
+    if part.keys() == {"flow", "config"}:
+        now = _FORMER_NAMES.get(str(part["flow"]))
+        renamed["flow"] = now if now in _own_flows() else part["flow"]
+    return renamed
 
 
 def flow_name(flow: Flow) -> str:
-    """Name of a flow's class; that of one of dagsel's own is short."""
+    """Return the name of a flow's class; that of one of dagsel's own is short."""
     kind = type(flow)
     own = kind.__module__.startswith("dagsel.flows")
     return kind.__qualname__ if own else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def flow_config(flow: Any) -> Json:
-    """Give a flow's configuration as JSON; None if it has none."""
+    """Return a flow's configuration as JSON; None if it has no form in JSON."""
     try:
         parts = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
         return {name: _config_part(part) for name, part in parts.items()}

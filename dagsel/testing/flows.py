@@ -13,7 +13,7 @@ import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,29 +29,33 @@ from dagsel.flow import (
     Reported,
     Stop,
     Train,
+    Traits,
+    check_flow,
     load_state,
     save_state,
 )
+from dagsel.flows.wrapper import Wrapper
+from dagsel.planning.brackets import StagePlan
+from dagsel.planning.budget import Budget
 from dagsel.testing.world import Tape, World, replay
 
 
 class FlowSuite:
     """Laws of a `Flow`. Inherit it under a name that begins with ``Test``.
 
-    Give `make_flow`, and keep the search small: some ten trials and ten epochs find more than
-    hundreds do. The laws need Hypothesis (``pip install hypothesis``).
+    Write `make_flow`, and keep the search small: ten trials of ten epochs find more than hundreds
+    do. The laws need Hypothesis (``pip install hypothesis``).
 
     Attributes
     ----------
     direction
-        Of the runs; that the other one mirrors it is one of the laws.
+        Direction of the runs. One of the laws mirrors it.
     n_workers
         Workers at the start of a run.
     n_points
-        Size of the search space; None for an infinite one. A space may be smaller than the flow
-        hopes, so smaller ones are tried in any case.
+        Size of the search space; None for an infinite one. Smaller ones are tried in any case.
     n_concurrent
-        How many trials the flow promises to train at once, at most; None if it promises nothing.
+        The most trials that the flow trains at once; None if it sets no limit.
 
     Examples
     --------
@@ -70,17 +74,17 @@ class FlowSuite:
     n_concurrent: int | None = None
 
     def make_flow(self) -> Flow:
-        """Make the flow under test, the same one at each call."""
+        """Return a new flow, with the same configuration at each call."""
         raise NotImplementedError
 
     def configs(self, trial: int) -> Mapping[str, Any]:
-        """Give the configuration of a trial, if your flow reads it."""
+        """Return the configuration of a trial; override it if your flow reads configurations."""
         return {"x": trial % 7 / 7}
 
     def test_is_a_flow(self) -> None:
-        """It has the protocol's members, it equals its copies, and it travels."""
+        """It has the members of `Flow`, it equals its copies, and it can be pickled."""
         flow = self.make_flow()
-        assert isinstance(flow, Flow)
+        check_flow(flow)
         assert is_dataclass(flow.state), "the state must be a dataclass"
         for twin in (
             self.make_flow(),
@@ -89,6 +93,37 @@ class FlowSuite:
         ):
             assert twin == flow, "flows of the same configuration must be equal"
             assert _text(twin) == _text(flow), "flows of the same configuration begin alike"
+
+    def test_a_fresh_flow_has_not_begun(self) -> None:
+        """`fresh` returns an equal flow in its initial state, which shares nothing with the first.
+
+        Each run takes a fresh flow, so no run sees or changes what another one learns.
+        """
+        begins_with = _text(self.make_flow())
+
+        def law(tape: Tape) -> None:
+            world = self._play(tape)
+            flow = self.make_flow()
+            ran = flow.fresh()
+            for step, _ in replay(ran, world.context, world.steps):
+                assert _text(flow) == begins_with, f"they share their state after {step.event}"
+            assert flow == ran == ran.fresh(), "a fresh flow has another configuration"
+            assert _text(ran.fresh()) == begins_with, "a fresh flow has begun already"
+
+        _for_all(law)
+
+    def test_a_wrapper_loses_no_trait(self) -> None:
+        """What an inner flow says of itself, a flow around it says too: each field of `Traits`."""
+        flow: Any = self.make_flow()
+        inner = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
+        for name, part in inner.items():
+            if isinstance(part, Flow):
+                told = replace(flow, **{name: _Telling(part)}).traits
+                if told.reads_configs:  # it may read more of them
+                    told = replace(told, reads_configs=_TOLD.reads_configs)
+                names = [f.name for f in fields(Traits)]
+                lost = [name for name in names if getattr(told, name) != getattr(_TOLD, name)]
+                assert not lost, f"{type(flow).__name__}.traits loses {', '.join(lost)} of {name}"
 
     def test_decisions_are_legal_and_the_search_ends(self) -> None:
         """However the cluster orders what happens, the flow goes on, and at last it finishes.
@@ -254,6 +289,26 @@ class FlowSuite:
         world = World(flow or self.make_flow(), context, tape, self.configs, n_points, deadline)
         world.run()
         return world
+
+
+#: Traits of which none is the default.
+_TOLD = Traits(
+    max_epochs=7,
+    sampling="grid",
+    uses_pruner=True,
+    pruner="a pruner",
+    deadline_s=60.0,
+    budget=Budget(120.0, 2.5, "USD"),
+    plan=StagePlan((), ()),
+    reads_configs="reads them",
+)
+
+
+@dataclass
+class _Telling(Wrapper):
+    @property
+    def traits(self) -> Traits:
+        return _TOLD
 
 
 def _for_all(law: Callable[[Tape], None]) -> None:

@@ -23,7 +23,7 @@ from sklearn.datasets import load_digits
 
 import dagsel
 from dagsel.execution.cluster import local_cluster
-from dagsel.flows import ASHA, Grid, Hyperband, HyperOpt, MedianStopping, SuccessiveHalving
+from dagsel.flows import ASHA, Grid, Hyperband, MedianStopping, SamplerSearch, SuccessiveHalving
 from dagsel.storage import ShardedDataset
 
 MAX_EPOCHS = 27
@@ -39,7 +39,7 @@ FLOWS = {
     "ASHA, stopping, η=3": ASHA(MAX_EPOCHS, n_trials=N_POINTS, mode="stopping"),
     "successive halving, η=3": SuccessiveHalving(MAX_EPOCHS, n_trials=N_POINTS),
     "median stopping": MedianStopping(MAX_EPOCHS, n_trials=N_POINTS),
-    "TPE, 16 trials": HyperOpt(MAX_EPOCHS, n_trials=16),
+    "TPE, 16 trials": SamplerSearch(MAX_EPOCHS, n_trials=16),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from dagsel.flows import (
     SuccessiveHalving,
 )
 from dagsel.flows.baselines import FIFO
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.testing import FlowSuite
 from dagsel.testing.world import Tape, World, replay
 
@@ -124,3 +126,13 @@ def bare(decision: Decision) -> Decision | None:
 def test_it_goes_around_a_search() -> None:
     with pytest.raises(SearchError, match="ByConvergence goes around a search"):
         ByConvergence("asha")  # type: ignore[arg-type]
+
+
+def test_the_pruner_of_the_search_inside_is_asked() -> None:
+    def search(flow: Flow) -> list[str]:
+        curves, cluster = PowerLaw(epoch_s=60.0), SimulatedCluster(n_workers=2)
+        run = simulate(flow, curves, cluster, space=lambda t: {"x": t.suggest_float("x", 0, 1)})
+        return [trial.state.name for trial in run.study.trials]
+
+    flow = OptunaPruner(max_epochs=4, n_trials=12, pruner=optuna.pruners.MedianPruner(2))
+    assert search(ByConvergence(flow)).count("PRUNED") > 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, fields, replace
+from typing import ClassVar, Self
 
 import numpy as np
 import pytest
 
+from dagsel.errors import SearchError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -28,11 +30,14 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
+    Traits,
     TrialFailed,
     Wake,
     WorkersChanged,
 )
+from dagsel.flows.wrapper import Wrapper
 from dagsel.testing import FlowSuite
+from dagsel.testing.flows import _TOLD
 
 
 @dataclass(slots=True)
@@ -124,9 +129,10 @@ class GrowsWithTheCluster(Halving):
         return super().handle(event)
 
 
-@dataclass
 class ForgetsThePruned(Halving):
-    pruner: str = "median"
+    @property
+    def traits(self) -> Traits:
+        return Traits(uses_pruner=True)
 
     def handle(self, event: Event) -> list[Decision]:
         if isinstance(event, Reported) and event.prune:
@@ -432,8 +438,42 @@ class RemembersPausesOutsideItsState(InTurn):
         return 9.0 * (-1) ** len(self.scored)
 
 
+class FreshSharesItsState(Halving):
+    def fresh(self) -> Self:
+        return copy.copy(self)
+
+
+class FreshGoesOn(Halving):
+    def fresh(self) -> Self:
+        return copy.deepcopy(self)
+
+
+class FreshForgetsItsConfiguration(Halving):
+    def fresh(self) -> Self:
+        return type(self)(n_trials=7)
+
+
+class FreshSharesAPart(Halving):
+    def fresh(self) -> Self:
+        flow = replace(self)
+        flow.state.losses = self.state.losses
+        return flow
+
+
+class HasNoTraits:
+    """Halves, but does not inherit `Flow`."""
+
+    def __init__(self) -> None:
+        self.flow = Halving()
+        self.state, self.start, self.handle = self.flow.state, self.flow.start, self.flow.handle
+
+    def fresh(self) -> Self:
+        return type(self)()
+
+
 CONCURRENT = "test_no_more_than_n_concurrent_train_at_once"
 LEGAL = "test_decisions_are_legal_and_the_search_ends"
+FRESH = "test_a_fresh_flow_has_not_begun"
 SAME = "test_the_same_events_give_the_same_decisions"
 
 
@@ -461,6 +501,11 @@ SAME = "test_the_same_events_give_the_same_decisions"
         ),
         (ComparesItsState, "test_a_run_leaves_the_flow_as_it_was", "state is compared"),
         (EqualsNoCopy, "test_is_a_flow", "must be equal"),
+        (HasNoTraits, "test_is_a_flow", "HasNoTraits has no traits"),
+        (FreshSharesItsState, FRESH, "share their state"),
+        (FreshSharesAPart, FRESH, "share their state"),
+        (FreshGoesOn, FRESH, "has begun already"),
+        (FreshForgetsItsConfiguration, FRESH, "has another configuration"),
         (KeepsABareState, "test_is_a_flow", "must be a dataclass"),
         (ChangesItsConfiguration, "test_a_run_leaves_the_flow_as_it_was", "has changed"),
         (IgnoresTheDeadline, "test_a_deadline_ends_the_search_at_once", "not answered by Finish"),
@@ -498,5 +543,34 @@ def test_a_bad_flow_is_caught(bad: type[Halving | InTurn], law: str, says: str) 
         def make_flow(self) -> Flow:
             return bad()
 
-    with pytest.raises((AssertionError, ValueError, TypeError), match=says):
+    with pytest.raises((AssertionError, ValueError, TypeError, SearchError), match=says):
         getattr(Suite(), law)()
+
+
+@dataclass
+class Around(Wrapper):
+    """Says all that the inner flow says but for a field."""
+
+    silent: str = ""
+
+    @property
+    def traits(self) -> Traits:
+        told = self.flow.traits
+        return replace(told, **{self.silent: getattr(Traits(), self.silent)} if self.silent else {})
+
+
+class TestAround(FlowSuite):
+    def make_flow(self) -> Flow:
+        return Around(Around(Halving()))
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Traits)])
+def test_a_wrapper_that_loses_a_trait_is_caught(name: str) -> None:
+    assert getattr(_TOLD, name) != getattr(Traits(), name)
+
+    class Suite(FlowSuite):
+        def make_flow(self) -> Flow:
+            return Around(Halving(), silent=name)
+
+    with pytest.raises(AssertionError, match=f"Around.traits loses {name} of flow"):
+        Suite().test_a_wrapper_loses_no_trait()

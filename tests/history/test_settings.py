@@ -12,7 +12,7 @@ import dagsel.flows
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Context, Decision, Event, Flow
 from dagsel.flows import ASHA, PBT, ByConvergence, Grid, RandomSearch, Range
-from dagsel.history.settings import Settings, flow_config, flow_name
+from dagsel.history.settings import _FORMER_NAMES, Settings, flow_config, flow_name
 
 SETTINGS = Settings(
     study="s", home=None, sampler="TPESampler", sampler_seed=2**40, direction="maximize",
@@ -59,7 +59,7 @@ def test_a_flow_of_dagsel_is_made_again_from_its_file(flow: Any) -> None:
     settings = replace(SETTINGS, flow=flow_name(flow), flow_config=config)
     again: Any = settings.make_flow(None)
     assert again == flow
-    assert again.state == type(flow.state)()
+    assert again.state == flow.fresh().state != flow.state
     assert settings.make_flow(flow) == flow
     assert flow_name(flow) in dagsel.flows.__all__
 
@@ -112,3 +112,34 @@ def test_the_priority_of_an_older_run_is_a_flow_around_its_flow() -> None:
     assert settings.make_flow(None) == ByConvergence(flow)
     settings = Settings.from_json({**about, "run": "3f9a", "priority": "flow"}, "/r")
     assert settings.make_flow(None) == flow
+
+
+WHOLE = {"max_epochs": 3, "n_trials": 9, "n_concurrent": None}
+TIMES = {"quantum": "10 s", "max_trials_per_worker": 4, "migrate": True, "aging": None}
+FORMER: dict[str, dict[str, Any]] = {  # as dagsel 0.1 wrote them
+    "HyperOpt": WHOLE,
+    "Lsf": {"flow": {"flow": "HyperOpt", "config": WHOLE}},
+    "Slaq": {"max_epochs": 3, "n_trials": 9, **TIMES},
+    "Fifo": {"max_epochs": 3, "n_trials": 9},
+}
+
+
+@pytest.mark.parametrize("name", FORMER)
+def test_a_flow_is_made_from_the_name_that_it_once_had(name: str) -> None:
+    about = replace(SETTINGS, flow=name, flow_config=FORMER[name]).to_json()
+    flow: Any = Settings.from_json(about, "/r").make_flow(None)
+    assert type(flow).__name__.upper() in (name.upper(), "SAMPLERSEARCH")
+    settings = replace(SETTINGS, flow=flow_name(flow), flow_config=flow_config(flow))
+    assert settings.make_flow(None) == flow
+    inside = {"flow": {"flow": name, "config": FORMER[name]}}
+    config = {"flow": {"flow": "ByConvergence", "config": inside}}
+    about = replace(SETTINGS, flow="ByConvergence", flow_config=config).to_json()
+    settings = Settings.from_json(about, "/r")
+    assert settings.make_flow(None) == ByConvergence(ByConvergence(flow))
+    assert settings.make_flow(ByConvergence(ByConvergence(flow))) == settings.make_flow(None)
+    settings = Settings.from_json({**about, "run": "3f9a", "priority": "convergence"}, "/r")
+    assert settings.make_flow(None) == ByConvergence(ByConvergence(ByConvergence(flow)))
+
+
+def test_every_former_name_is_tried() -> None:
+    assert FORMER.keys() == _FORMER_NAMES.keys()

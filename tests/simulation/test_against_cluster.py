@@ -10,7 +10,7 @@ from distributed import Client
 
 import dagsel
 from dagsel.flow import Flow
-from dagsel.flows import ASHA, Hyperband, HyperOpt, OptunaPruner
+from dagsel.flows import ASHA, Hyperband, OptunaPruner, SamplerSearch
 from dagsel.simulation import Recorded, SimulatedCluster, decision_log
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -19,7 +19,7 @@ FLOWS = {
     "ASHA": ASHA(max_epochs=9, n_trials=12),
     "stopping": ASHA(max_epochs=9, n_trials=12, mode="stopping", semantics="ray"),
     "Hyperband": Hyperband(max_epochs=4, reduction_factor=2),
-    "TPE": HyperOpt(max_epochs=2, n_trials=14),
+    "TPE": SamplerSearch(max_epochs=2, n_trials=14),
     "pruner": OptunaPruner(4, 8, optuna.pruners.MedianPruner(n_startup_trials=2)),
 }
 

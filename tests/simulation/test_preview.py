@@ -12,7 +12,7 @@ import pytest
 
 import dagsel
 from dagsel.errors import SearchError
-from dagsel.flow import Flow
+from dagsel.flow import Flow, limits_of
 from dagsel.flows import (
     ASHA,
     PBT,
@@ -25,6 +25,7 @@ from dagsel.flows import (
     Range,
 )
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
+from dagsel.planning.budget import Budget
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.views.preview import Preview
@@ -97,7 +98,7 @@ def test_a_fixed_cluster() -> None:
     assert (told.n_trials, told.money) == (8, 1.0)
     assert [row.lasts_s for row in told.rows] == [90.0] * 4
     assert flow == RandomSearch(max_epochs=3, n_trials=8)
-    assert not flow.state.n_asked
+    assert not flow.state.drawing.n_asked
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -196,6 +197,17 @@ def test_the_price_and_the_currency_may_be_the_flows() -> None:
     assert told.money == pytest.approx(told.worker_minutes / 60 * 2.5)
     assert (told.currency, round(told.money or 0)) == ("USD", 12)
     assert dagsel.preview(PLANNED["SEER"]).money is None
+
+
+def test_a_flow_around_a_flow_keeps_its_price() -> None:
+    flow = SEER("10 min", "12.50 USD", price_per_worker_hour=2.5)
+    told, around = dagsel.preview(flow), dagsel.preview(ByConvergence(ByConvergence(flow)))
+    assert (around.money, around.currency) == (told.money, "USD")
+    assert told.money == pytest.approx(12.5, rel=0.05)
+    assert limits_of(ByConvergence(flow).traits, None, None, None) == (
+        600.0,
+        Budget(12.5 / 2.5 * 3600, 2.5, "USD"),
+    )
 
 
 def test_trials_that_ended_no_unit_are_shown() -> None:

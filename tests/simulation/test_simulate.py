@@ -22,7 +22,6 @@ from dagsel.flows import (
     Grid,
     Hermes,
     Hyperband,
-    HyperOpt,
     HyperSched,
     JobQueue,
     Marble,
@@ -31,6 +30,7 @@ from dagsel.flows import (
     RandomSearch,
     Range,
     RoundRobin,
+    SamplerSearch,
     SuccessiveHalving,
 )
 from dagsel.flows.baselines import FIFO, LSF, SLAQ, ElasticGrid, ElasticHyperband, Optimus
@@ -47,7 +47,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "halving": lambda: SuccessiveHalving(max_epochs=9, n_trials=18),
     "hyperband": lambda: Hyperband(max_epochs=9),
     "asha": lambda: ASHA(max_epochs=9, n_trials=24, n_concurrent=8),
-    "hyperopt": lambda: HyperOpt(max_epochs=3, n_trials=16),
+    "sampler_search": lambda: SamplerSearch(max_epochs=3, n_trials=16),
     "pbt": lambda: PBT(max_epochs=5, n_trials=8, mutations={"lr": Range(1e-4, 1.0, log=True)}),
     "median": lambda: MedianStopping(max_epochs=6, n_trials=16, n_concurrent=8),
     "pruner": lambda: OptunaPruner(
@@ -286,12 +286,12 @@ def test_a_clone_goes_on_with_its_new_configuration() -> None:
 
 
 def test_the_flow_and_the_sampler_are_left_as_they_were() -> None:
-    flow, sampler = FLOWS["hyperopt"](), optuna.samplers.TPESampler(seed=1)
+    flow, sampler = FLOWS["sampler_search"](), optuna.samplers.TPESampler(seed=1)
     options: dict[str, Any] = {"space": space, "sampler": sampler}
     one = simulate(flow, CURVES, CLUSTER, **options)
     other = simulate(flow, CURVES, CLUSTER, **options)
     assert one.journal == other.journal
-    assert decision_log(search("hyperopt").journal) != decision_log(one.journal)
+    assert decision_log(search("sampler_search").journal) != decision_log(one.journal)
 
 
 def test_what_cannot_be_simulated_is_named() -> None:

@@ -9,15 +9,15 @@ from dagsel.flows.full_training import FullTraining
 
 
 @dataclass
-class HyperOpt(FullTraining):
-    """Let the study's sampler draw each trial when another one has ended, and train it to the end.
+class SamplerSearch(FullTraining):
+    """Draw each trial with the study's sampler when another one has ended; train it to the end.
 
     The study brings the sampler: ``optuna.create_study(sampler=TPESampler(seed=0))``, or any other.
-    It learns from trials that have ended; so few trials in flight make better draws, and many keep
-    the workers busy.
+    It learns from trials that have ended: few trials in flight make better draws, many keep the
+    workers busy.
 
     Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011 (TPE). One trial a
-    worker is how Nakandala et al., Cerebro, VLDB 2020, run HyperOpt.
+    worker is how Nakandala et al., Cerebro, VLDB 2020, run TPE.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class HyperOpt(FullTraining):
     Examples
     --------
     >>> from dagsel.flow import Asked, Context, Reported
-    >>> flow = HyperOpt(max_epochs=5, n_trials=30)
+    >>> flow = SamplerSearch(max_epochs=5, n_trials=30)
     >>> flow.start(Context(n_workers=2))
     [Ask(n=2, sampling='study')]
     >>> flow.handle(Asked(trials=(0, 1)))
@@ -46,4 +46,5 @@ class HyperOpt(FullTraining):
     """
 
     n_trials: int = field()
+
     trials_per_worker: ClassVar[int] = 1
