@@ -6,13 +6,13 @@ Descriptions of the workload are kept, so that a resume with another one is noti
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Any, get_type_hints
 
+import dagsel.flows
+import dagsel.flows.baselines
 from dagsel.codec import Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Direction, Flow, check_flow
@@ -110,12 +110,8 @@ class Settings:
 
 def _own_flows() -> dict[str, type[Flow]]:
     """Return dagsel's own search procedures by name; a ``run.json`` makes no others."""
-    kinds = {}
-    for package in ("dagsel.flows", "dagsel.flows.baselines"):
-        with suppress(ModuleNotFoundError):
-            module = importlib.import_module(package)
-            kinds.update({name: getattr(module, name) for name in module.__all__})
-    return kinds
+    packages = (dagsel.flows, dagsel.flows.baselines)
+    return {name: getattr(package, name) for package in packages for name in package.__all__}
 
 
 def _make(name: str, config: Any) -> Flow | None:
@@ -150,8 +146,7 @@ def _renamed(part: Any) -> Any:
         return part
     renamed = {key: _renamed(value) for key, value in part.items()}
     if part.keys() == {"flow", "config"}:
-        now = _FORMER_NAMES.get(str(part["flow"]))
-        renamed["flow"] = now if now in _own_flows() else part["flow"]
+        renamed["flow"] = _FORMER_NAMES.get(str(part["flow"]), part["flow"])
     return renamed
 
 
