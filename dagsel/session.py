@@ -150,7 +150,7 @@ class Session:
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
-                idle_workers=self._crews(
+                idle_workers=self._idle_workers(
                     driver, why_no_room(here, self.data, share=spec.shard_share)
                 ),
                 deadline_s=settings.deadline_s,
@@ -161,7 +161,7 @@ class Session:
         tidy(self.result)
         return self.result
 
-    def _crews(self, driver: ClusterDriver, why_no_gangs: str) -> IdleWorkers:
+    def _idle_workers(self, driver: ClusterDriver, why_no_gangs: str) -> IdleWorkers:
         settings = self.settings
         policy = settings.small_population
         has_budget = settings.budget_s is not None

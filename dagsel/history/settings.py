@@ -66,7 +66,10 @@ class Settings:
         try:
             settings: Settings = from_json(cls, _as_now(about))
         except ValueError as error:
-            raise RunDirError(f"{url}/run.json cannot be read: {error}") from error
+            raise RunDirError(
+                f"{url}/run.json cannot be read: {error}; dagsel {about.get('dagsel', '?')} wrote "
+                "it: install that version, or restore the file from a copy"
+            ) from error
         return settings
 
     def check_data(self, digest: str, url: str) -> None:
