@@ -14,6 +14,7 @@ from distributed.scheduler import Scheduler
 
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.elastic import ClusterDriver, _ByName, elastic_for
+from dagsel.messages import Note
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -282,7 +283,9 @@ def test_workers_that_the_cluster_refuses_are_not_billed(
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
             engine.scale(4)
             heard: list[Any] = []
-            while not any("beyond visible devices" in m.get("reason", "") for m in heard):
+            while not any(
+                isinstance(m, Note) and "beyond visible devices" in m.text for m in heard
+            ):
                 heard += engine.messages(timeout_s=0.1)
             assert engine.bill.n_billed == 2
 

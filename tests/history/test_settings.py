@@ -48,7 +48,9 @@ def test_settings_survive_a_file() -> None:
 
 @pytest.mark.parametrize("change", [{"n_shards": "4"}, {"surprise": 1}, {"direction": "up"}])
 def test_a_damaged_one_is_refused_with_its_name(change: dict[str, Any]) -> None:
-    with pytest.raises(RunDirError, match=r"^/r/run.json cannot be read: .*; dagsel 0.1.0 wrote it: install"):
+    with pytest.raises(
+        RunDirError, match=r"^/r/run.json cannot be read: .*; dagsel 0.1.0 wrote it: install"
+    ):
         Settings.from_json(SETTINGS.to_json() | change, "/r")
 
 
