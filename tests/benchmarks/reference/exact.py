@@ -1,4 +1,4 @@
-"""Exact plans with CP-SAT (extra ``dagsel[exact]``): for small rounds, reports and references."""
+"""Exact plans with CP-SAT (OR-Tools): for small rounds, to compare with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _solver() -> Any:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise SolverMissingError(
-            "exact plans need OR-Tools: pip install 'dagsel[exact]'"
+            "exact plans need OR-Tools: pip install ortools"
         ) from error
     return cp_model
 
