@@ -40,9 +40,7 @@ def _solver() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise SolverMissingError(
-            "exact plans need OR-Tools: pip install ortools"
-        ) from error
+        raise SolverMissingError("exact plans need OR-Tools: pip install ortools") from error
     return cp_model
 
 
