@@ -26,32 +26,16 @@ class Draws:
 
     Each draw seeds the random streams from a seed and the number of the draw. So their state need
     not be stored, and a resumed run draws what the run would have drawn.
-
-    Parameters
-    ----------
-    view
-        Where trials are drawn.
-    space
-        What they are drawn from.
-    sampler, sampler_seed
-        The study's own sampler, and its seed.
-    seed
-        Seed of uniform draws.
-    n
-        Trials drawn so far.
-    had
-        Points of the run's trials.
-    had_before
-        Points of other ended trials of the study. The grid draws them again.
     """
 
     view: SamplerStudy
     space: Space
-    sampler: BaseSampler
+    sampler: BaseSampler  # the study's own
     sampler_seed: int
-    seed: int
-    n: int = 0
-    had: set[Point] = field(default_factory=set)
+    seed: int  # of uniform draws
+    n: int = 0  # trials drawn so far
+    had: set[Point] = field(default_factory=set)  # the run's trials
+    # Other ended trials of the study; the grid draws them again.
     had_before: set[Point] = field(default_factory=set)
     _random: RandomSampler = field(default_factory=RandomSampler, init=False)
     _grid: GridWalk = field(default_factory=GridWalk, init=False)

@@ -44,17 +44,6 @@ _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|
 class ArraySpec:
     """One array of a data set: dtype and shape of a sample, and how it is stored.
 
-    Parameters
-    ----------
-    name
-        Its name.
-    dtype
-        NumPy's string for its dtype, such as ``"<f4"``.
-    shape
-        Shape of one sample; ``()`` if it is one number.
-    train_chunk, validation_chunk
-        Samples in an inner chunk of a training shard, of a validation shard.
-
     Examples
     --------
     >>> spec = ArraySpec(name="x", dtype="<f4", shape=(8, 8), train_chunk=90, validation_chunk=90)
@@ -63,9 +52,9 @@ class ArraySpec:
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    train_chunk: int
+    dtype: str  # NumPy's string, such as "<f4"
+    shape: tuple[int, ...]  # of one sample
+    train_chunk: int  # samples in an inner chunk of a training shard
     validation_chunk: int
 
     def __post_init__(self) -> None:
@@ -109,19 +98,6 @@ class ArraySpec:
 class Manifest:
     """The description of a stored data set.
 
-    Parameters
-    ----------
-    folder
-        Name of the folder that holds the shards.
-    seed
-        Seed of the shuffle.
-    n_shards
-        Number of training shards, and of validation shards.
-    n_train, n_validation
-        Number of samples in all training shards, in all validation shards.
-    arrays
-        The arrays, in the order in which they were given.
-
     Examples
     --------
     >>> spec = ArraySpec(name="y", dtype="<i8", shape=(), train_chunk=4, validation_chunk=1)
@@ -134,10 +110,10 @@ class Manifest:
     True
     """
 
-    folder: str
-    seed: int
-    n_shards: int
-    n_train: int
+    folder: str  # holds the shards
+    seed: int  # of the shuffle
+    n_shards: int  # for training, and as many for validation
+    n_train: int  # samples in all training shards
     n_validation: int
     arrays: tuple[ArraySpec, ...]
 

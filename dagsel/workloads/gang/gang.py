@@ -171,24 +171,9 @@ def lead_gang(
 ) -> Iterator[Gang]:
     """Form a gang as its rank 0, for the duration of the block.
 
-    Raises a `GangBrokenError` if a rank does not come, or leaves.
-
-    Parameters
-    ----------
-    host
-        Address of this machine at which the others reach it.
-    size
-        Number of ranks.
-    name
-        For errors; the same on all ranks.
-    timeout_s
-        How long to wait for the others to come, and in each exchange.
-    gather
-        Called with the port that the others must connect to.
-    secret
-        Ranks that do not know it are refused.
-    waits
-        Called first, with a function that ends the wait: for use when a rank will not come.
+    The others reach it at `host`, at the port that `gather` is called with; those that do not know
+    name and secret are refused. `waits` is called first, with a function that ends the wait: for
+    use when a rank will not come. Raises a `GangBrokenError` if a rank does not come, or leaves.
 
     Examples
     --------
@@ -206,7 +191,7 @@ def lead_gang(
                 late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
                 raise _broken(name, 0, size, f"rank {rank} did not come {late}")
         rendezvous.put("all", b"")
-        with _connected(rendezvous, rendezvous.address, 0, size, name, deadline, timeout_s) as gang:
+        with _connected(rendezvous, 0, size, name, deadline, timeout_s) as gang:
             yield gang
 
 
@@ -228,28 +213,19 @@ def join_gang(
             raise _broken(name, rank, size, "its leader has left") from error
         if called is None:
             raise _broken(name, rank, size, f"not all have come within {timeout_s:g} s")
-        with _connected(
-            rendezvous, rendezvous.address, rank, size, name, deadline, timeout_s
-        ) as gang:
+        with _connected(rendezvous, rank, size, name, deadline, timeout_s) as gang:
             yield gang
 
 
 @contextmanager
 def _connected(
-    rendezvous: Rendezvous,
-    address: str,
-    rank: int,
-    size: int,
-    name: str,
-    deadline: float,
-    timeout_s: float,
+    rendezvous: Rendezvous, rank: int, size: int, name: str, deadline: float, timeout_s: float
 ) -> Iterator[Gang]:
     from dagsel.workloads.gang.process_group import Group
 
     try:
         group = Group(
             rendezvous,
-            address=address,
             rank=rank,
             size=size,
             connect_s=max(0.1, seconds_left(deadline)),

@@ -61,35 +61,18 @@ class ShardBatches:
     One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
     the unit is told to stop, and the trial's next unit continues with the next batch. It does not
     end while gradients wait for an ``optimizer.step()``.
-
-    Parameters
-    ----------
-    order
-        Indices of the samples in the order of the visit, on the shard's device.
-    make
-        Returns inputs and targets for indices.
-    batch_size
-        Samples in a batch.
-    drop_last
-        Leave out a last, smaller batch.
-    cursor
-        Where to begin.
-    should_stop
-        Called after every batch but the last.
-    max_batch
-        Samples to train on at once. If given, each batch is a list of `Piece` of similar sizes.
     """
 
     def __init__(
         self,
-        order: torch.Tensor,
+        order: torch.Tensor,  # the samples of the visit, on the shard's device
         make: MakeBatch,
         *,
         batch_size: int,
         drop_last: bool,
         cursor: Cursor,
-        should_stop: Callable[[], bool],
-        max_batch: int | None = None,
+        should_stop: Callable[[], bool],  # called after every batch but the last
+        max_batch: int | None = None,  # if given, each batch is a list of `Piece` of similar sizes
     ) -> None:
         n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
         self._parts = torch.split(order[:n_kept], batch_size) if n_kept else ()
