@@ -88,11 +88,7 @@ class Session:
         return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
 
     def run(
-        self,
-        client: Client | str | None,
-        cluster: Any,
-        worker_timeout: float,
-        lock: RunLock,
+        self, client: Client | str | None, cluster: Any, worker_timeout: float, lock: RunLock
     ) -> Run:
         """Search on a cluster until the run ends; only the holder of the lock may."""
         settings, record = self.settings, self.record

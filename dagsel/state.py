@@ -313,9 +313,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def unflatten(
-    tree: Json,
-    from_tensor: Callable[[str], Any],
-    from_array: Callable[[str], Any] | None = None,
+    tree: Json, from_tensor: Callable[[str], Any], from_array: Callable[[str], Any] | None = None
 ) -> Any:
     """Join what `flatten` has split.
 

@@ -253,7 +253,8 @@ def _raise_cause(
     """Raise what broke a gang: on the leader the error of the rank that failed, if it is known."""
     culprit = _read_error(rendezvous)
     if culprit is None:
-        raise _broken(name, rank, size, _first_line(error)) from error
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise _broken(name, rank, size, first_line) from error
     if rank == 0:
         raise _rebuilt(culprit) from None
     about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
@@ -264,17 +265,14 @@ def _broken(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
     return GangBrokenError(f"gang {name} broke, as rank {rank} of {size} saw: {reason}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
     kind = type(error)
+    plain = all(value is None or type(value) in (str, int, float, bool) for value in error.args)
     told = {
         "rank": rank,
         "module": kind.__module__,
         "kind": kind.__qualname__,
-        "args": list(error.args) if _is_plain(error.args) else None,
+        "args": list(error.args) if plain else None,
         "text": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
@@ -289,10 +287,6 @@ def _read_error(rendezvous: Rendezvous) -> dict[str, Any] | None:
             read: dict[str, Any] = json.loads(told)
             return read
     return None
-
-
-def _is_plain(values: tuple[Any, ...]) -> bool:
-    return all(value is None or type(value) in (str, int, float, bool) for value in values)
 
 
 def _rebuilt(told: dict[str, Any]) -> Exception:

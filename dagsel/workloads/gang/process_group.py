@@ -53,13 +53,7 @@ class Group:
     """
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        *,
-        rank: int,
-        size: int,
-        connect_s: float,
-        timeout_s: float,
+        self, rendezvous: Rendezvous, *, rank: int, size: int, connect_s: float, timeout_s: float
     ) -> None:
         self._rendezvous = rendezvous
         self._rank, self._size = rank, size
@@ -85,8 +79,9 @@ class Group:
         if device.type != "cuda" or not torch.cuda.is_available():
             raise WorkloadError(f"a gang cannot train on {device}: this process has no such device")
         gpu = str(torch.cuda.get_device_properties(device).uuid)
-        gpus = self._gather("gpu", gpu.encode())
-        if len(set(gpus)) < self._size or not _dist.is_nccl_available():
+        self._rendezvous.put(f"gpu {self._rank}", gpu.encode())
+        gpus = {self._store.get(f"gpu {rank}") for rank in range(self._size)}
+        if len(gpus) < self._size or not _dist.is_nccl_available():
             # Ranks that share a GPU: NCCL refuses that, gloo goes by way of the host.
             self._register("cuda", _Kind.GLOO, self._gloo)
         else:
@@ -128,10 +123,6 @@ class Group:
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return _dist.ProcessGroupNCCL(store, self._rank, self._size, options)
-
-    def _gather(self, key: str, value: bytes) -> list[bytes]:
-        self._rendezvous.put(f"{key} {self._rank}", value)
-        return [self._store.get(f"{key} {rank}") for rank in range(self._size)]
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)

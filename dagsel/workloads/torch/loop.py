@@ -86,7 +86,7 @@ class ShardBatches:
         self._low, self._high = math.inf, -math.inf
         self.stopped = False
         self.after_batch: Callable[[], object] | None = None
-        self.may_stop: Callable[[], bool] | None = None
+        self.may_stop: Callable[[], bool] = lambda: True
         # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
         self.feed: Callable[[Sequence[torch.Tensor]], Iterable[tuple[Any, Any]]] | None = None
 
@@ -103,7 +103,7 @@ class ShardBatches:
             if self.after_batch is not None:
                 self.after_batch()
             wanted = wanted or should_stop()
-            if wanted and self._done < n_batches and self._may_stop_here():
+            if wanted and self._done < n_batches and self.may_stop():
                 self.stopped = True
                 return
 
@@ -127,9 +127,6 @@ class ShardBatches:
 
     def _made(self, parts: Sequence[torch.Tensor]) -> Iterable[tuple[Any, Any]]:
         return map(self._make, parts) if self.feed is None else self.feed(parts)
-
-    def _may_stop_here(self) -> bool:
-        return self.may_stop is None or self.may_stop()
 
     def _fold(self) -> None:
         indices, losses = self._collect()
