@@ -96,19 +96,7 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The description of a stored data set.
-
-    Examples
-    --------
-    >>> spec = ArraySpec(name="y", dtype="<i8", shape=(), train_chunk=4, validation_chunk=1)
-    >>> manifest = Manifest(
-    ...     folder="data-00c0ffee", seed=0, n_shards=3, n_train=10, n_validation=4, arrays=(spec,)
-    ... )
-    >>> manifest.sizes("train"), manifest.sizes("validation")
-    ((4, 3, 3), (2, 1, 1))
-    >>> Manifest.from_json(manifest.to_json(), "file.zarr") == manifest
-    True
-    """
+    """The description of a stored data set."""
 
     folder: str  # holds the shards
     seed: int  # of the shuffle
@@ -235,11 +223,6 @@ def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int) -> int:
     Chunks have about `target_bytes`: large enough that Python's overhead does not count, small
     enough to stay in the processor's cache while the checksum is computed. They divide the shard
     evenly, since the last one is padded.
-
-    Examples
-    --------
-    >>> chunk_samples(1000, 4096, CHUNK_BYTES)
-    250
     """
     n_chunks = min(n_samples, math.ceil(n_samples * sample_bytes / target_bytes))
     return math.ceil(n_samples / max(1, n_chunks))
