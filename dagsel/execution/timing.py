@@ -70,7 +70,7 @@ class Timing:
 class TimingPlan:
     """What to time: how many batches, after some to warm up, on which numbers of workers."""
 
-    gangs: tuple[int, ...] | None  # 1 among them; None for 1, 2, 4 and so on, as many as there are
+    gangs: tuple[int, ...] | None  # 1 among them; None for 1, 2, 4 ... up to the cluster's workers
     n_batches: int
     warmup: int
 

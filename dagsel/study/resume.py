@@ -96,8 +96,9 @@ def match_up(
     """Find each adopted trial in the study, or add it.
 
     A trial cannot be told twice. If it has ended in the study and not in the journal, as after
-    Ctrl-C, a new trial replaces it. Returns the study's trials by number, with all reports; raises
-    a `SearchError` if the study has other trials under their numbers.
+    Ctrl-C, a new trial replaces it. Returns the study's trials by number, with all reports, and
+    running unless the journal says that they have ended. Raises a `SearchError` if the study has
+    other trials under their numbers.
     """
     theirs = study.get_trials(deepcopy=False)
     held = {
