@@ -60,26 +60,7 @@ class LockedJournal:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """All that one driver's part of a run needs but a cluster.
-
-    Parameters
-    ----------
-    settings
-        What the run was begun with.
-    folder
-        Where its journal and its states are.
-    driver
-        Tells the study.
-    flow
-        Decides.
-    workload, data
-        What is trained, and on what.
-    record
-        What has happened; goes on.
-    visits
-        The orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed
-        if the run is deterministic.
-    """
+    """All that one driver's part of a run needs but a cluster."""
 
     settings: Settings
     folder: RunDir
@@ -88,6 +69,8 @@ class Session:
     workload: Workload
     data: ShardedDataset
     record: Record
+    # Orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed if the
+    # run is deterministic.
     visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
 
     @property
@@ -105,11 +88,7 @@ class Session:
         return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
 
     def run(
-        self,
-        client: Client | str | None,
-        cluster: Any,
-        worker_timeout: float,
-        lock: RunLock,
+        self, client: Client | str | None, cluster: Any, worker_timeout: float, lock: RunLock
     ) -> Run:
         """Search on a cluster until the run ends; only the holder of the lock may."""
         settings, record = self.settings, self.record
@@ -170,7 +149,7 @@ class Session:
         return IdleWorkers(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
-        """Give the efficiency of a trial's gangs, if a readable profile is kept with the data."""
+        """Return the efficiency of a trial's gangs, if a readable profile is kept with the data."""
         if not isinstance(self.workload, GangWorkload):
             return None
         scaling = stored_scaling(self.data, self.workload, trial.config)

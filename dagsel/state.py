@@ -228,17 +228,9 @@ def flatten(
 ) -> tuple[Json, dict[str, Leaf]]:
     """Split a nested structure into JSON and tensors; `unflatten` joins them.
 
-    Parameters
-    ----------
-    tree
-        Dicts, lists, tuples, sets, numbers, strings, ``None``, tensors, nested in any way.
-        Anything else raises a `WorkloadError`.
-    as_tensor
-        Returns the tensor of a leaf that is one (or a NumPy array), ``None`` for any other object.
-    prefix
-        Put before the names of the tensors; also names the culprit in errors.
-    same
-        Returns a key; tensors with the same key, other than ``None``, are stored once.
+    `as_tensor` returns the tensor of a leaf that is one (or a NumPy array), ``None`` for any other
+    object. Tensors for which `same` returns the same key, other than ``None``, are stored once.
+    Raises a `WorkloadError` for what is no tensor, number, string, ``None`` or container.
 
     Examples
     --------
@@ -321,9 +313,7 @@ def _join(path: str, key: Any) -> str:
 
 
 def unflatten(
-    tree: Json,
-    from_tensor: Callable[[str], Any],
-    from_array: Callable[[str], Any] | None = None,
+    tree: Json, from_tensor: Callable[[str], Any], from_array: Callable[[str], Any] | None = None
 ) -> Any:
     """Join what `flatten` has split.
 

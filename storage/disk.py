@@ -142,17 +142,7 @@ def retry_while_full(
 ) -> T:
     """Write; if the disk is full, warn and try again until it has space or `patience_s` is over.
 
-    Parameters
-    ----------
-    write
-        Writes all or nothing.
-    where
-        What it writes to, for the warning.
-
-    Examples
-    --------
-    >>> retry_while_full(lambda: "written", "a file")
-    'written'
+    `write` writes all or nothing; `where` is what it writes to, for the warning.
     """
     waited_s, pause_s = 0.0, _FIRST_PAUSE_S
     while True:

@@ -52,15 +52,6 @@ def without_credentials(url: str) -> str:
 class Folder:
     """A folder at a URL. Pickles as the URL and the options; connects when first used.
 
-    Parameters
-    ----------
-    url
-        Any fsspec URL or a local path.
-    storage_options
-        Passed to the file system.
-    error
-        Raised if the URL cannot be used.
-
     Examples
     --------
     >>> folder = Folder("memory://example-folder")
@@ -299,14 +290,13 @@ class Folder:
     def _discreet(self) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError as error:
-            if self.hide(str(error)) == str(error):
-                raise
-            raise FileNotFoundError(self.hide(str(error))) from None
         except Exception as error:
-            if self.hide(str(error)) == str(error):
+            text = self.hide(str(error))
+            if text == str(error):
                 raise
-            raise OSError(f"{type(error).__name__}: {self.hide(str(error))}") from None
+            if isinstance(error, FileNotFoundError):
+                raise FileNotFoundError(text) from None
+            raise OSError(f"{type(error).__name__}: {text}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Folder, (self._url, self._options)

@@ -33,25 +33,10 @@ _OPTIONS: dict[str, Any] = {
 def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
     """Open a client for a run.
 
-    Parameters
-    ----------
-    client
-        A client, or the address of a scheduler. Used and left as it was.
-    cluster
-        A cluster object of Dask. Used and left as it was. ``"cuda"`` starts a cluster of this
-        machine's GPUs.
-
-    Yields
-    ------
-    Client
-        With neither, the client of a new cluster on this machine: one worker process a core,
-        listening on loopback only, closed at the end. With ``"cuda"`` likewise, one a GPU.
-
-    Raises
-    ------
-    ClusterError
-        If there is no scheduler at the address, a client comes with ``"cuda"``, the script lacks
-        its main guard, or there is no GPU or no dask-cuda where it is needed.
+    A client, the address of a scheduler, or a cluster object of Dask is used and left as it was.
+    With neither, a cluster is started on this machine, one worker process a core, and closed at the
+    end; with ``cluster="cuda"`` likewise, one a GPU. Raises a `ClusterError` if there is no
+    scheduler at the address, no GPU or dask-cuda, or no main guard in the script.
     """
     if client is not None and cluster == "cuda":
         raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
@@ -89,17 +74,9 @@ def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:
-    """Start a cluster for training on the CPUs of this machine.
+    """Start a cluster for training on the CPUs of this machine, by default one worker a core.
 
-    Parameters
-    ----------
-    n_workers
-        Worker processes; None for one a core.
-
-    Returns
-    -------
-    LocalCluster
-        Each worker trains one unit at a time in one thread, and has a second thread to read shards.
+    Each worker trains one unit at a time in one thread, and has a second thread to read shards.
     """
     _check_main_guard()
     if gpus_seen():
@@ -116,15 +93,8 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
 def cuda_cluster() -> LocalCluster:
     """Start a cluster with one worker for each GPU of this machine.
 
-    Returns
-    -------
-    LocalCUDACluster
-        Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself.
-
-    Raises
-    ------
-    ClusterError
-        If dask-cuda is not installed, or there is no GPU.
+    Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself. Raises a
+    `ClusterError` if dask-cuda is not installed, or there is no GPU.
     """
     _check_main_guard()
     try:
@@ -160,14 +130,7 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
 def why_no_room(client: Client, data: ShardedDataset, *, share: float) -> str:
     """Say why some worker cannot hold all shards, as each worker of a gang does; empty if all can.
 
-    Parameters
-    ----------
-    client
-        A client of the cluster.
-    data
-        The data set.
-    share
-        Share of a worker's memory limit that shards may take.
+    `share` is the part of a worker's memory limit that shards may take.
     """
     largest = max(size.nbytes for size in data.shard_sizes)
     limits = [about["memory_limit"] for about in workers_of(client).values()]

@@ -50,23 +50,11 @@ class ClusterDriver:
 
     Each kind of cluster has a subclass, which overrides `why_not`, `wanted`, `fill` and
     `close_workers`. These may take long and raise what goes wrong.
-
-    Parameters
-    ----------
-    client
-        A client of the cluster.
-    cluster
-        The cluster object, if there is one.
-
-    Attributes
-    ----------
-    on_grown
-        Called in the thread after each call of `fill`.
     """
 
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
-        self.on_grown: Callable[[], None] = lambda: None
+        self.on_grown: Callable[[], None] = lambda: None  # called in the thread after each `fill`
         self._requests: list[Request] = []
         self._changed = threading.Condition()
         self._troubles: list[str] = []
@@ -107,25 +95,13 @@ class ClusterDriver:
     def grow(self, n_workers: int, *, besides: Collection[str] = ()) -> None:
         """Have so many workers; lost ones are replaced.
 
-        If more are there, all stay, and only those that have not started yet are given up.
-
-        Parameters
-        ----------
-        n_workers
-            How many.
-        besides
-            Addresses of workers that are leaving; they do not count while they are there.
+        The workers at the addresses in `besides` are leaving and do not count. If more are there,
+        all stay, and only those that have not started yet are given up.
         """
         self._request(Size(n_workers, frozenset(besides)))
 
     def retire(self, workers: Iterable[str]) -> None:
-        """Close workers on which nothing runs any more; they are not replaced.
-
-        Parameters
-        ----------
-        workers
-            Their addresses.
-        """
+        """Close workers on which nothing runs any more, by address; they are not replaced."""
         addresses = frozenset(workers)
         if addresses:
             self._request(addresses)
@@ -180,15 +156,7 @@ class ClusterDriver:
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
-    """Return the driver of a cluster.
-
-    Parameters
-    ----------
-    client
-        A client of the cluster.
-    cluster
-        The cluster object; by default the one that the client was made with, if any.
-    """
+    """Return the driver of a cluster object, by default the one that the client was made with."""
     cluster = cluster if hasattr(cluster, "scale") else client.cluster
     if cluster is None or not getattr(cluster, "_supports_scaling", True):
         return _Fixed(client, cluster)

@@ -22,15 +22,10 @@ GPU_RESOURCE = "GPU"
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc keep up to 1 GB of freed memory for the next batch.
+    """Make glibc keep up to 1 GB of freed memory for the next batch; return False without glibc.
 
     A Dask task runs in a side thread. Its malloc arena returns memory to the kernel after every
     batch and takes it again for the next, which doubles the time of training.
-
-    Returns
-    -------
-    bool
-        Whether the process uses glibc.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -86,22 +81,10 @@ def gpus_seen() -> int:
 
 
 def check_gpu_resource(resources: Mapping[str, float], n_gpus: int) -> None:
-    """Check that a worker that sees a GPU has the resource ``GPU``.
+    """Raise a `ClusterError` if a worker sees a GPU and lacks the resource ``GPU``.
 
     Workers of one machine see all its GPUs unless each is shown its own, and would then all train
     on the first one. The resource says that somebody has assigned them.
-
-    Parameters
-    ----------
-    resources
-        The worker's.
-    n_gpus
-        GPUs that it sees.
-
-    Raises
-    ------
-    ClusterError
-        If it sees one and lacks the resource.
 
     Examples
     --------
@@ -120,14 +103,8 @@ def check_gpu_resource(resources: Mapping[str, float], n_gpus: int) -> None:
 def why_no_gpu(n_gpus: int, built_for: str | None, visible: str | None) -> str | None:
     """Say why there is no GPU to train on; None if there is one.
 
-    Parameters
-    ----------
-    n_gpus
-        GPUs that PyTorch sees.
-    built_for
-        Version of CUDA that PyTorch is built for; None for none.
-    visible
-        The environment's ``CUDA_VISIBLE_DEVICES``.
+    `built_for` is the version of CUDA that PyTorch is built for, `visible` the environment's
+    ``CUDA_VISIBLE_DEVICES``.
 
     Examples
     --------

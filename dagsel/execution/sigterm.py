@@ -23,26 +23,14 @@ PATIENCE_S = 6.0
 
 
 class SigtermHandler:
-    """Stops a worker's unit at its next batch before the worker closes.
-
-    Parameters
-    ----------
-    worker
-        The worker.
-    stop_all
-        Tells running units to stop at their next batch.
-    is_idle
-        Whether no unit runs any more.
-    tell
-        Sends a message to the dispatcher.
-    """
+    """Stops a worker's unit at its next batch before the worker closes."""
 
     def __init__(
         self,
         worker: Worker,
-        stop_all: Callable[[], None],
+        stop_all: Callable[[], None],  # tells running units to stop at their next batch
         is_idle: Callable[[], bool],
-        tell: Callable[[Notice], None],
+        tell: Callable[[Notice], None],  # sends a message to the dispatcher
     ) -> None:
         self._worker = worker
         self._stop_all, self._is_idle, self._tell = stop_all, is_idle, tell

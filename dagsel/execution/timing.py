@@ -68,19 +68,9 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class TimingPlan:
-    """What to time.
+    """What to time: how many batches, after some to warm up, on which numbers of workers."""
 
-    Parameters
-    ----------
-    gangs
-        Numbers of workers, 1 among them; None for 1, 2, 4 and so on, up to the cluster's workers.
-    n_batches
-        Batches that are timed.
-    warmup
-        Batches before these.
-    """
-
-    gangs: tuple[int, ...] | None
+    gangs: tuple[int, ...] | None  # 1 among them; None for 1, 2, 4 ... up to the cluster's workers
     n_batches: int
     warmup: int
 
@@ -123,30 +113,11 @@ def time_gangs(
     plan: TimingPlan,
     on_begin: Callable[[int, int], None] = lambda n_workers, most: None,
 ) -> tuple[tuple[Timing, ...], str]:
-    """Time batches on each number of workers of a plan.
+    """Time batches on each number of workers of a plan; also return the name of the device.
 
-    Parameters
-    ----------
-    client
-        A client of the cluster.
-    workload, config, data
-        What is trained.
-    plan
-        What to time.
-    on_begin
-        Called before each measurement, with its number of workers and the largest one.
-
-    Returns
-    -------
-    timings, device
-        What was measured, by number of workers, and the name of the device.
-
-    Raises
-    ------
-    ClusterError
-        If the cluster is too small, or a worker is lost.
-    WorkloadError
-        If the workload cannot train on several workers, or a shard has too few batches.
+    `on_begin` is called before each measurement, with its number of workers and the largest one.
+    Raises a `ClusterError` if the cluster is too small or a worker is lost, and a `WorkloadError`
+    if the workload cannot train on several workers or a shard has too few batches.
     """
     addresses = list(workers_of(client))
     if not addresses:

@@ -44,13 +44,7 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
 
 
 def check_metric(study: optuna.Study, metric: str, directions: Mapping[str, str | None]) -> None:
-    """Check that the study has one direction and that the workload's metric has the same one.
-
-    Raises
-    ------
-    SearchError
-        If not, or if the workload has no such metric.
-    """
+    """Raise a `SearchError` unless the study has one direction and the metric has the same one."""
     name = study.study_name
     if len(study.directions) != 1:
         raise SearchError(
@@ -73,10 +67,7 @@ def check_metric(study: optuna.Study, metric: str, directions: Mapping[str, str 
 def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
     """Draw one configuration, or all of them with a `GridWalk`, in a study that is thrown away.
 
-    Raises
-    ------
-    SearchError
-        If the space suggests nothing, or has more points than can be enumerated.
+    Raises a `SearchError` if the space suggests nothing, or has too many points to enumerate.
     """
     storage = optuna.storages.InMemoryStorage()
     with quiet():
@@ -97,13 +88,7 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
 
 
 def check_pruner(pruner: Any, max_epochs: int) -> None:
-    """Check that a pruner can stop a trial before its last epoch.
-
-    Raises
-    ------
-    SearchError
-        If it cannot.
-    """
+    """Raise a `SearchError` unless a pruner can stop a trial before its last epoch."""
     first = first_step(pruner)
     if first >= max(max_epochs, 2):
         raise SearchError(

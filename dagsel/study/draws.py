@@ -26,41 +26,20 @@ class Draws:
 
     Each draw seeds the random streams from a seed and the number of the draw. So their state need
     not be stored, and a resumed run draws what the run would have drawn.
-
-    Parameters
-    ----------
-    view
-        Where trials are drawn.
-    space
-        What they are drawn from.
-    sampler, sampler_seed
-        The study's own sampler, and its seed.
-    seed
-        Seed of uniform draws.
-    n
-        Trials drawn so far.
-    had
-        Points of the run's trials.
-    had_before
-        Points of other ended trials of the study. The grid draws them again.
     """
 
     view: SamplerStudy
     space: Space
-    sampler: BaseSampler
+    sampler: BaseSampler  # the study's own
     sampler_seed: int
-    seed: int
-    n: int = 0
-    had: set[Point] = field(default_factory=set)
+    seed: int  # of uniform draws
+    n: int = 0  # trials drawn so far
+    had: set[Point] = field(default_factory=set)  # the run's trials
+    # Other ended trials of the study; the grid draws them again.
     had_before: set[Point] = field(default_factory=set)
+    grid: GridWalk = field(default_factory=GridWalk, init=False)
     _random: RandomSampler = field(default_factory=RandomSampler, init=False)
-    _grid: GridWalk = field(default_factory=GridWalk, init=False)
     _rest: GridWalk = field(default_factory=GridWalk, init=False)
-
-    @property
-    def grid_ended(self) -> bool:
-        """Whether the grid has no further point."""
-        return self._grid.ended
 
     def count(self, params: Mapping[str, Any]) -> None:
         """Count a trial of the run."""
@@ -75,7 +54,7 @@ class Draws:
     def next(self, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]] | None:
         """Draw a trial and its configuration; None if a finite space has no further point."""
         if sampling == "grid":
-            return self._next_point(self._grid, self.had)
+            return self._next_point(self.grid, self.had)
         had = self.had | self.had_before
         for attempt in range(_REDRAWS + _RANDOM_REDRAWS):
             trial, config = self._draw(self._sampler_for(sampling, attempt))
@@ -89,7 +68,7 @@ class Draws:
 
     def _sampler_for(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
         if sampling == "grid":
-            return self._grid
+            return self.grid
         if sampling == "study" and attempt < _REDRAWS:
             reseed(self.sampler, self.sampler_seed, self.n, attempt)
             return self.sampler

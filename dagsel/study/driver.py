@@ -19,14 +19,7 @@ from dagsel.flow import Sampling, Traits
 from dagsel.study.checks import Space, check_metric, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
-from dagsel.study.resume import (
-    REASON,
-    TRACEBACK,
-    Adopted,
-    end_as_failed,
-    match_up,
-    recall,
-)
+from dagsel.study.resume import REASON, TRACEBACK, Adopted, end_as_failed, match_up, recall
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
 
@@ -151,7 +144,7 @@ class StudyDriver:
                 number, config = self._add(*found)
             configs[number] = config
             self._draws.count(self._live[number].params)
-        return configs, sampling == "grid" and self._draws.grid_ended
+        return configs, sampling == "grid" and self._draws.grid.ended
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what others have added to the study; return the enqueued trials."""

@@ -59,10 +59,7 @@ def recall(
 ) -> tuple[dict[str, Any], FrozenTrial]:
     """Return an adopted trial's configuration, and a trial to add if the study lacks it.
 
-    Raises
-    ------
-    SearchError
-        If the space is not the one that the trial was drawn from.
+    Raises a `SearchError` if the space is not the one that the trial was drawn from.
     """
     fixed = optuna.trial.FixedTrial(dict(adopted.params), number)
     try:
@@ -99,18 +96,9 @@ def match_up(
     """Find each adopted trial in the study, or add it.
 
     A trial cannot be told twice. If it has ended in the study and not in the journal, as after
-    Ctrl-C, a new trial replaces it.
-
-    Returns
-    -------
-    dict
-        The study's trials by number: with all reports, and running unless the journal says that
-        they have ended.
-
-    Raises
-    ------
-    SearchError
-        If the study has other trials under their numbers.
+    Ctrl-C, a new trial replaces it. Returns the study's trials by number, with all reports, and
+    running unless the journal says that they have ended. Raises a `SearchError` if the study has
+    other trials under their numbers.
     """
     theirs = study.get_trials(deepcopy=False)
     held = {

@@ -94,16 +94,8 @@ class SamplerStudy:
     compared after the epoch that most have reached. A trial that has reached this epoch is shown as
     complete with its value of then, whatever its state is. One that has not is shown as running if
     it is live, and else hidden. A failed trial is hidden. A trial that others completed before the
-    run, without epochs, is always shown with its value.
-
-    Parameters
-    ----------
-    study
-        The user's study.
-    run
-        Name of the run.
-    max_epochs
-        Epochs after which a trial of this run ends; values after more are not compared.
+    run, without epochs, is always shown with its value. Values after more than `max_epochs` epochs,
+    at which a trial of this run ends, are not compared.
     """
 
     def __init__(self, study: optuna.Study, run: str, max_epochs: int | None = None) -> None:

@@ -164,11 +164,6 @@ class SyntheticWorkload:
 class CountingWorkload(SyntheticWorkload):
     """A `SyntheticWorkload` that also counts the batches not seen exactly once an epoch.
 
-    Parameters
-    ----------
-    n_shards
-        Shards of the data set.
-
     Examples
     --------
     >>> workload = CountingWorkload(n_shards=1)
@@ -180,7 +175,7 @@ class CountingWorkload(SyntheticWorkload):
     1.0
     """
 
-    n_shards: int = 1
+    n_shards: int = 1  # of the data set
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:

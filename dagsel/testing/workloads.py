@@ -262,17 +262,6 @@ def in_gang(
     If ranks raise, the error of the lowest rank is raised. The threads share the process's random
     streams, so draws from these are not reproducible.
 
-    Parameters
-    ----------
-    size
-        How many ranks.
-    body
-        Called with each rank's `Gang`.
-    timeout_s
-        How long a rank waits for the others.
-    name
-        The gang's name; by default a new one.
-
     Examples
     --------
     >>> in_gang(3, lambda gang: (gang.rank, gang.agree(gang.rank == 0)))

@@ -25,10 +25,7 @@ __all__ = [
     "Workload",
 ]
 
-_LAZY = {
-    "SklearnWorkload": "dagsel.workloads.sklearn",
-    "TorchWorkload": "dagsel.workloads.torch",
-}
+_LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
 
 
 def __getattr__(name: str) -> Any:

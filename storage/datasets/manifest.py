@@ -44,17 +44,6 @@ _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|
 class ArraySpec:
     """One array of a data set: dtype and shape of a sample, and how it is stored.
 
-    Parameters
-    ----------
-    name
-        Its name.
-    dtype
-        NumPy's string for its dtype, such as ``"<f4"``.
-    shape
-        Shape of one sample; ``()`` if it is one number.
-    train_chunk, validation_chunk
-        Samples in an inner chunk of a training shard, of a validation shard.
-
     Examples
     --------
     >>> spec = ArraySpec(name="x", dtype="<f4", shape=(8, 8), train_chunk=90, validation_chunk=90)
@@ -63,9 +52,9 @@ class ArraySpec:
     """
 
     name: str
-    dtype: str
-    shape: tuple[int, ...]
-    train_chunk: int
+    dtype: str  # NumPy's string, such as "<f4"
+    shape: tuple[int, ...]  # of one sample
+    train_chunk: int  # samples in an inner chunk of a training shard
     validation_chunk: int
 
     def __post_init__(self) -> None:
@@ -107,37 +96,12 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The description of a stored data set.
+    """The description of a stored data set."""
 
-    Parameters
-    ----------
-    folder
-        Name of the folder that holds the shards.
-    seed
-        Seed of the shuffle.
-    n_shards
-        Number of training shards, and of validation shards.
-    n_train, n_validation
-        Number of samples in all training shards, in all validation shards.
-    arrays
-        The arrays, in the order in which they were given.
-
-    Examples
-    --------
-    >>> spec = ArraySpec(name="y", dtype="<i8", shape=(), train_chunk=4, validation_chunk=1)
-    >>> manifest = Manifest(
-    ...     folder="data-00c0ffee", seed=0, n_shards=3, n_train=10, n_validation=4, arrays=(spec,)
-    ... )
-    >>> manifest.sizes("train"), manifest.sizes("validation")
-    ((4, 3, 3), (2, 1, 1))
-    >>> Manifest.from_json(manifest.to_json(), "file.zarr") == manifest
-    True
-    """
-
-    folder: str
-    seed: int
-    n_shards: int
-    n_train: int
+    folder: str  # holds the shards
+    seed: int  # of the shuffle
+    n_shards: int  # for training, and as many for validation
+    n_train: int  # samples in all training shards
     n_validation: int
     arrays: tuple[ArraySpec, ...]
 
@@ -259,11 +223,6 @@ def chunk_samples(n_samples: int, sample_bytes: int, target_bytes: int) -> int:
     Chunks have about `target_bytes`: large enough that Python's overhead does not count, small
     enough to stay in the processor's cache while the checksum is computed. They divide the shard
     evenly, since the last one is padded.
-
-    Examples
-    --------
-    >>> chunk_samples(1000, 4096, CHUNK_BYTES)
-    250
     """
     n_chunks = min(n_samples, math.ceil(n_samples * sample_bytes / target_bytes))
     return math.ceil(n_samples / max(1, n_chunks))

@@ -22,18 +22,7 @@ _N_KEPT = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Shuffle:
-    """A random permutation of ``range(n_samples)``; equal seeds give equal permutations.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> shuffle = Shuffle(6, seed=0)
-    >>> places = shuffle.destinations(np.arange(6))
-    >>> sorted(places.tolist())
-    [0, 1, 2, 3, 4, 5]
-    >>> shuffle.sources(places)
-    array([0, 1, 2, 3, 4, 5])
-    """
+    """A random permutation of ``range(n_samples)``; equal seeds give equal permutations."""
 
     n_samples: int
     seed: int | Sequence[int]

@@ -19,7 +19,7 @@ from dagsel.storage.datasets.manifest import (
     shard_sizes,
 )
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.sources import Arrays, Source, check_input, integer
+from dagsel.storage.datasets.sources import Arrays, Column, Source, check_input, integer
 from dagsel.storage.datasets.zarr_shard import ShardFormat
 
 
@@ -119,17 +119,16 @@ def _validation_input(source: Source, validation: Any) -> Source:
 
 
 def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tuple[ArraySpec, ...]:
+    def chunk(n_samples: int, column: Column) -> int:
+        return chunk_samples(math.ceil(n_samples / n_shards), column.sample_bytes, CHUNK_BYTES)
+
     return tuple(
         ArraySpec(
             name=name,
             dtype=column.dtype,
             shape=column.shape,
-            train_chunk=chunk_samples(
-                math.ceil(n_train / n_shards), column.sample_bytes, CHUNK_BYTES
-            ),
-            validation_chunk=chunk_samples(
-                math.ceil(n_validation / n_shards), column.sample_bytes, CHUNK_BYTES
-            ),
+            train_chunk=chunk(n_train, column),
+            validation_chunk=chunk(n_validation, column),
         )
         for name, column in source.columns.items()
     )

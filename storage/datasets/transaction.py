@@ -11,7 +11,6 @@ import contextlib
 import json
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from dagsel.errors import DatasetExistsError, DatasetFormatError
 from dagsel.storage.datasets.manifest import (
@@ -27,22 +26,13 @@ from dagsel.storage.datasets.shuffled_write import write_shards
 from dagsel.storage.files import Folder
 
 
-@dataclass(frozen=True, slots=True)
-class Existing:
-    """What a write finds: folders to remove after it, and the mark of an unfinished write."""
-
-    is_empty: bool
-    stale: tuple[str, ...] = ()
-    mark: bytes | None = None
-
-
 def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: bool) -> Manifest:
     """Plan a write for a new folder name and perform it; see `ShardedDataset.write`."""
     new = f"data-{uuid.uuid4().hex[:16]}"
     plan = plan_write(new)
-    existing = existing_data(folder, overwrite=overwrite)
+    stale, mark = existing_data(folder, overwrite=overwrite)
     try:
-        body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *existing.stale]}
+        body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *stale]}
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())
         write_shards(folder, plan)
         if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
@@ -50,7 +40,7 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
         folder.replace(MANIFEST, plan.manifest.to_json())
     except BaseException as error:
         if not _is_current(folder, new):
-            _undo(folder, new, existing)
+            _undo(folder, new, mark, was_empty=not stale)
             raise
         # The last step got through although it raised: the data set is whole.
         if not isinstance(error, Exception):
@@ -58,19 +48,22 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
     # The rest of the old data set only takes space. As long as the mark names it, the next write
     # removes it.
     with contextlib.suppress(Exception):
-        for name in existing.stale:
+        for name in stale:
             folder.remove(name)
         folder.remove(UNFINISHED)
     return plan.manifest
 
 
-def existing_data(folder: Folder, *, overwrite: bool) -> Existing:
-    """Find what a write replaces; raise a `DatasetExistsError` if it may not."""
+def existing_data(folder: Folder, *, overwrite: bool) -> tuple[tuple[str, ...], bytes | None]:
+    """Find what a write replaces; raise a `DatasetExistsError` if it may not.
+
+    Returns the folders to remove after it, and the mark of an unfinished write.
+    """
     if folder.is_file():
         raise DatasetExistsError(f"{folder.url} is a file; choose a URL where nothing is yet")
     names = folder.names()
     if not names:
-        return Existing(is_empty=True)
+        return (), None
     data, mark = folder.read(MANIFEST), folder.read(UNFINISHED)
     stale = unfinished_folders(mark)
     if data is None and not stale:
@@ -92,7 +85,7 @@ def existing_data(folder: Folder, *, overwrite: bool) -> Existing:
         raise DatasetExistsError(
             f"{folder.url} holds {what}; pass overwrite=True to replace it, or choose another URL"
         )
-    return Existing(is_empty=False, stale=stale, mark=mark)
+    return stale, mark
 
 
 def unfinished_folders(mark: bytes | None) -> tuple[str, ...]:
@@ -113,17 +106,17 @@ def _is_current(folder: Folder, new: str) -> bool:
         return False
 
 
-def _undo(folder: Folder, new: str, existing: Existing) -> None:
+def _undo(folder: Folder, new: str, mark: bytes | None, *, was_empty: bool) -> None:
     """Remove what a failed write has written; if that fails too, the mark stays."""
     with contextlib.suppress(Exception):
         folder.remove(new)
         if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
             return  # Another write has taken over.
-        if existing.mark is not None:
-            folder.replace(UNFINISHED, existing.mark)
+        if mark is not None:
+            folder.replace(UNFINISHED, mark)
             return
-        if existing.is_empty:
+        if was_empty:
             folder.remove("zarr.json")
         folder.remove(UNFINISHED)
-        if existing.is_empty:
+        if was_empty:
             folder.remove_if_empty()

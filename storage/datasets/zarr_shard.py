@@ -34,16 +34,6 @@ class ShardFormat:
 
     `dtype` is NumPy's string, little-endian; `shape` that of a sample; `chunk` the samples in an
     inner chunk, to which the last one is padded.
-
-    Examples
-    --------
-    >>> import io
-    >>> import numpy as np
-    >>> form = ShardFormat(n_samples=5, dtype="<i2", shape=(), chunk=2)
-    >>> stream, rows = io.BytesIO(), np.arange(5, dtype="<i2")
-    >>> form.encode(stream, [rows[:4], rows[4:]])
-    >>> stream.tell() == form.object_bytes, form.decode(io.BytesIO(stream.getvalue()))
-    (True, array([0, 1, 2, 3, 4], dtype=int16))
     """
 
     n_samples: int

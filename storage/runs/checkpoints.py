@@ -27,6 +27,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import google_crc32c
@@ -311,16 +312,10 @@ class CheckpointStore:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._folder, self.sync)
+        return partial(CheckpointStore, sync=self.sync), (self._folder,)
 
     def __repr__(self) -> str:
         return f"CheckpointStore({self.url!r})"
-
-
-def _restore(folder: Folder, sync: bool) -> CheckpointStore:
-    store = CheckpointStore.__new__(CheckpointStore)
-    store._folder, store.sync = folder, sync
-    return store
 
 
 def _folder_of(trial: int) -> str:

@@ -37,6 +37,13 @@ class RunDir:
     storage_options
         Passed to the file system.
 
+    Attributes
+    ----------
+    states
+        The `CheckpointStore` with the states of the run's trials.
+    journal
+        The run's `Journal`, its append-only record.
+
     Examples
     --------
     >>> folder = RunDir("memory://example-run")
@@ -49,28 +56,17 @@ class RunDir:
     dagsel.errors.RunDirError: memory://example-run holds run 3f9a already; choose another run_dir
     """
 
-    def __init__(self, url: Url, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._open(Folder(url, storage_options, error=RunDirError))
-
-    def _open(self, folder: Folder) -> None:
-        self._folder = folder
-        self._states = CheckpointStore(folder.child("states"))
-        self._journal = Journal(folder)
+    def __init__(self, url: Folder | Url, storage_options: Mapping[str, Any] | None = None) -> None:
+        if not isinstance(url, Folder):
+            url = Folder(url, storage_options, error=RunDirError)
+        self._folder = url
+        self.states = CheckpointStore(url.child("states"))
+        self.journal = Journal(url)
 
     @property
     def url(self) -> str:
         """Its URL, without credentials."""
         return self._folder.url
-
-    @property
-    def states(self) -> CheckpointStore:
-        """The states of the run's trials."""
-        return self._states
-
-    @property
-    def journal(self) -> Journal:
-        """The run's append-only record."""
-        return self._journal
 
     def claim(self, run: str, about: Mapping[str, Any]) -> None:
         """Make the folder that of a new run.
@@ -190,16 +186,10 @@ class RunDir:
         return RunDirError(f"cannot {what} run_dir {self.url}: {text}; check path and permissions")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self._folder,)
+        return RunDir, (self._folder,)
 
     def __repr__(self) -> str:
         return f"RunDir({self.url!r})"
-
-
-def _restore(folder: Folder) -> RunDir:
-    run_dir = RunDir.__new__(RunDir)
-    run_dir._open(folder)
-    return run_dir
 
 
 def _run_of(data: bytes) -> str:

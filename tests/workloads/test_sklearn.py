@@ -6,6 +6,7 @@ import random
 import subprocess
 import warnings
 from contextlib import suppress
+from copy import deepcopy
 from importlib import import_module
 from typing import ClassVar
 
@@ -356,7 +357,8 @@ def test_an_edited_state_calls_and_imports_nothing_off_the_list(trees, imported,
             for name in FOREIGN
         ]
         values = [None, -1, 0, 2**70, 1.5, "x", [], {}, *words, *FOREIGN, *calls]
-        put(tree, path, data.draw(st.sampled_from(values)))
+        # A copy: the next edit may reach into it, and must not change FOREIGN.
+        put(tree, path, deepcopy(data.draw(st.sampled_from(values))))
     imported.clear()
     decoder = Decoder(tensors)
     for value in tree.values():

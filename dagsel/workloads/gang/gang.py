@@ -171,24 +171,9 @@ def lead_gang(
 ) -> Iterator[Gang]:
     """Form a gang as its rank 0, for the duration of the block.
 
-    Raises a `GangBrokenError` if a rank does not come, or leaves.
-
-    Parameters
-    ----------
-    host
-        Address of this machine at which the others reach it.
-    size
-        Number of ranks.
-    name
-        For errors; the same on all ranks.
-    timeout_s
-        How long to wait for the others to come, and in each exchange.
-    gather
-        Called with the port that the others must connect to.
-    secret
-        Ranks that do not know it are refused.
-    waits
-        Called first, with a function that ends the wait: for use when a rank will not come.
+    The others reach it at `host`, at the port that `gather` is called with; those that do not know
+    name and secret are refused. `waits` is called first, with a function that ends the wait: for
+    use when a rank will not come. Raises a `GangBrokenError` if a rank does not come, or leaves.
 
     Examples
     --------
@@ -206,7 +191,7 @@ def lead_gang(
                 late = "in time" if seconds_left(deadline) else f"within {timeout_s:g} s"
                 raise _broken(name, 0, size, f"rank {rank} did not come {late}")
         rendezvous.put("all", b"")
-        with _connected(rendezvous, rendezvous.address, 0, size, name, deadline, timeout_s) as gang:
+        with _connected(rendezvous, 0, size, name, deadline, timeout_s) as gang:
             yield gang
 
 
@@ -228,28 +213,19 @@ def join_gang(
             raise _broken(name, rank, size, "its leader has left") from error
         if called is None:
             raise _broken(name, rank, size, f"not all have come within {timeout_s:g} s")
-        with _connected(
-            rendezvous, rendezvous.address, rank, size, name, deadline, timeout_s
-        ) as gang:
+        with _connected(rendezvous, rank, size, name, deadline, timeout_s) as gang:
             yield gang
 
 
 @contextmanager
 def _connected(
-    rendezvous: Rendezvous,
-    address: str,
-    rank: int,
-    size: int,
-    name: str,
-    deadline: float,
-    timeout_s: float,
+    rendezvous: Rendezvous, rank: int, size: int, name: str, deadline: float, timeout_s: float
 ) -> Iterator[Gang]:
     from dagsel.workloads.gang.process_group import Group
 
     try:
         group = Group(
             rendezvous,
-            address=address,
             rank=rank,
             size=size,
             connect_s=max(0.1, seconds_left(deadline)),
@@ -277,7 +253,8 @@ def _raise_cause(
     """Raise what broke a gang: on the leader the error of the rank that failed, if it is known."""
     culprit = _read_error(rendezvous)
     if culprit is None:
-        raise _broken(name, rank, size, _first_line(error)) from error
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise _broken(name, rank, size, first_line) from error
     if rank == 0:
         raise _rebuilt(culprit) from None
     about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
@@ -288,17 +265,14 @@ def _broken(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
     return GangBrokenError(f"gang {name} broke, as rank {rank} of {size} saw: {reason}")
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
-
-
 def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
     kind = type(error)
+    plain = all(value is None or type(value) in (str, int, float, bool) for value in error.args)
     told = {
         "rank": rank,
         "module": kind.__module__,
         "kind": kind.__qualname__,
-        "args": list(error.args) if _is_plain(error.args) else None,
+        "args": list(error.args) if plain else None,
         "text": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
@@ -313,10 +287,6 @@ def _read_error(rendezvous: Rendezvous) -> dict[str, Any] | None:
             read: dict[str, Any] = json.loads(told)
             return read
     return None
-
-
-def _is_plain(values: tuple[Any, ...]) -> bool:
-    return all(value is None or type(value) in (str, int, float, bool) for value in values)
 
 
 def _rebuilt(told: dict[str, Any]) -> Exception:

@@ -49,21 +49,13 @@ class _Store(_Base):  # type: ignore[misc]
 class Group:
     """The connections between the ranks of a gang: gloo for the CPU, NCCL for GPUs.
 
-    `address` is this rank's machine. The ranks have `connect_s` to connect, and wait `timeout_s`
-    for the others in each exchange.
+    The ranks have `connect_s` to connect, and wait `timeout_s` for the others in each exchange.
     """
 
     def __init__(
-        self,
-        rendezvous: Rendezvous,
-        *,
-        address: str,
-        rank: int,
-        size: int,
-        connect_s: float,
-        timeout_s: float,
+        self, rendezvous: Rendezvous, *, rank: int, size: int, connect_s: float, timeout_s: float
     ) -> None:
-        self._rendezvous, self._address = rendezvous, address
+        self._rendezvous = rendezvous
         self._rank, self._size = rank, size
         self._timeout = timedelta(seconds=timeout_s)
         self._store = _Store(rendezvous, connect_s)
@@ -71,7 +63,7 @@ class Group:
         options._timeout = timedelta(seconds=connect_s)
         options._threads = 1
         # Without a device gloo asks an environment variable, or for this machine's own name.
-        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=address)]
+        options._devices = [_dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         self._gloo = _dist.ProcessGroupGloo(self._store, rank, size, options)
         self._gloo.set_timeout(self._timeout)
         self.process_group = _dist.ProcessGroup(self._store, rank, size)
@@ -87,8 +79,9 @@ class Group:
         if device.type != "cuda" or not torch.cuda.is_available():
             raise WorkloadError(f"a gang cannot train on {device}: this process has no such device")
         gpu = str(torch.cuda.get_device_properties(device).uuid)
-        gpus = self._gather("gpu", gpu.encode())
-        if len(set(gpus)) < self._size or not _dist.is_nccl_available():
+        self._rendezvous.put(f"gpu {self._rank}", gpu.encode())
+        gpus = {self._store.get(f"gpu {rank}") for rank in range(self._size)}
+        if len(gpus) < self._size or not _dist.is_nccl_available():
             # Ranks that share a GPU: NCCL refuses that, gloo goes by way of the host.
             self._register("cuda", _Kind.GLOO, self._gloo)
         else:
@@ -116,10 +109,11 @@ class Group:
     def _nccl(self) -> Any:
         # NCCL's own threads use the store as well: it gets one that needs no Python.
         if self._rank == 0:
+            address = self._rendezvous.address
             store = _dist.TCPStore(
-                self._address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
+                address, 0, is_master=True, wait_for_workers=False, timeout=self._timeout
             )
-            self._rendezvous.put("nccl", f"{store.port} {self._address}".encode())
+            self._rendezvous.put("nccl", f"{store.port} {address}".encode())
         else:
             told = self._store.get("nccl").decode()
             port, host = told.split(" ", 1)
@@ -129,10 +123,6 @@ class Group:
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = self._timeout
         return _dist.ProcessGroupNCCL(store, self._rank, self._size, options)
-
-    def _gather(self, key: str, value: bytes) -> list[bytes]:
-        self._rendezvous.put(f"{key} {self._rank}", value)
-        return [self._store.get(f"{key} {rank}") for rank in range(self._size)]
 
     def _register(self, device: str, kind: Any, backend: Any) -> None:
         self.process_group._register_backend(torch.device(device), kind, backend)

@@ -24,6 +24,8 @@ _N_TOKEN = 32
 class Rendezvous(Protocol):
     """Keys and values that the ranks of a gang share; the first value of a key stays."""
 
+    address: str  # of this rank's machine
+
     def put(self, key: str, value: bytes) -> None:
         """Set a key that has no value yet."""
         ...
@@ -38,14 +40,7 @@ class Rendezvous(Protocol):
 
 
 class RendezvousServer:
-    """The rendezvous on rank 0.
-
-    Parameters
-    ----------
-    host
-        Address of this machine at which the others reach it.
-    name
-        Clients that give another name are refused.
+    """The rendezvous on rank 0, at the address `host`. Clients with another name are refused.
 
     Examples
     --------

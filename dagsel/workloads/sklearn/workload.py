@@ -53,9 +53,11 @@ class SklearnWorkload:
         Samples in a call of ``partial_fit``, or a function of the configuration that returns it;
         by default the whole shard.
 
-    Notes ----- The metric ``"score"`` is the estimator's own, averaged over the validation shards
-    by their samples. For a classifier this is its accuracy; R² of a regressor differs slightly
-    from R² over all samples. An estimator without a score has none here.
+    Notes
+    -----
+    The metric ``"score"`` is the estimator's own, averaged over the validation shards by their
+    samples. For a classifier this is its accuracy; R² of a regressor differs slightly from R² over
+    all samples. An estimator without a score has none here.
 
     Examples
     --------

@@ -162,15 +162,6 @@ def place(
 
     `taken` are the bytes of other shards on the device, `budget` is what all shards may take:
     bytes, or a share of the device's memory if it is a float.
-
-    Examples
-    --------
-    >>> place(30, taken=20, free=60, total=100, budget=0.5)
-    'device'
-    >>> place(31, taken=20, free=60, total=100, budget=0.5)
-    'pinned'
-    >>> place(30, taken=0, free=29, total=100, budget=90)
-    'pinned'
     """
     allowed = budget * total if isinstance(budget, float) else budget
     return "device" if taken + n_bytes <= allowed and n_bytes <= free else "pinned"

@@ -61,35 +61,18 @@ class ShardBatches:
     One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
     the unit is told to stop, and the trial's next unit continues with the next batch. It does not
     end while gradients wait for an ``optimizer.step()``.
-
-    Parameters
-    ----------
-    order
-        Indices of the samples in the order of the visit, on the shard's device.
-    make
-        Returns inputs and targets for indices.
-    batch_size
-        Samples in a batch.
-    drop_last
-        Leave out a last, smaller batch.
-    cursor
-        Where to begin.
-    should_stop
-        Called after every batch but the last.
-    max_batch
-        Samples to train on at once. If given, each batch is a list of `Piece` of similar sizes.
     """
 
     def __init__(
         self,
-        order: torch.Tensor,
+        order: torch.Tensor,  # the samples of the visit, on the shard's device
         make: MakeBatch,
         *,
         batch_size: int,
         drop_last: bool,
         cursor: Cursor,
-        should_stop: Callable[[], bool],
-        max_batch: int | None = None,
+        should_stop: Callable[[], bool],  # called after every batch but the last
+        max_batch: int | None = None,  # if given, each batch is a list of `Piece` of similar sizes
     ) -> None:
         n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
         self._parts = torch.split(order[:n_kept], batch_size) if n_kept else ()
@@ -103,7 +86,7 @@ class ShardBatches:
         self._low, self._high = math.inf, -math.inf
         self.stopped = False
         self.after_batch: Callable[[], object] | None = None
-        self.may_stop: Callable[[], bool] | None = None
+        self.may_stop: Callable[[], bool] = lambda: True
         # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
         self.feed: Callable[[Sequence[torch.Tensor]], Iterable[tuple[Any, Any]]] | None = None
 
@@ -120,7 +103,7 @@ class ShardBatches:
             if self.after_batch is not None:
                 self.after_batch()
             wanted = wanted or should_stop()
-            if wanted and self._done < n_batches and self._may_stop_here():
+            if wanted and self._done < n_batches and self.may_stop():
                 self.stopped = True
                 return
 
@@ -144,9 +127,6 @@ class ShardBatches:
 
     def _made(self, parts: Sequence[torch.Tensor]) -> Iterable[tuple[Any, Any]]:
         return map(self._make, parts) if self.feed is None else self.feed(parts)
-
-    def _may_stop_here(self) -> bool:
-        return self.may_stop is None or self.may_stop()
 
     def _fold(self) -> None:
         indices, losses = self._collect()

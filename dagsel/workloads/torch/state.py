@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -154,7 +154,8 @@ def load_module(reader: StateReader, module: torch.nn.Module) -> None:
     """Copy a state's model into a module."""
 
     def leaves(leaf: Callable[[str], torch.Tensor]) -> dict[str, Any]:
-        state_dict: dict[str, Any] = _StateDict(reader.decode("model", leaf))
+        # Unlike a dict, it can have the attribute that PyTorch reads.
+        state_dict: dict[str, Any] = OrderedDict(reader.decode("model", leaf))
         state_dict._metadata = {  # type: ignore[attr-defined]
             name: {"version": version} for name, version in reader.decode("versions", leaf).items()
         }
@@ -164,10 +165,6 @@ def load_module(reader: StateReader, module: torch.nn.Module) -> None:
     module.load_state_dict(leaves(reader.copy if extra else reader.view))
     if any(reader.owns(value) for value in _tensors(module)):
         module.load_state_dict(leaves(lambda name: reader.view(name).clone()))
-
-
-class _StateDict(dict[str, Any]):
-    pass
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:

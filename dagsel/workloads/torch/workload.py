@@ -16,10 +16,7 @@ from dagsel.flow import Direction
 from dagsel.state import State
 from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.gang.gang import Gang
-from dagsel.workloads.random_streams import (
-    preserved_streams,
-    seed_streams,
-)
+from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
 from dagsel.workloads.torch.build import (
     build_unfilled,
@@ -28,13 +25,7 @@ from dagsel.workloads.torch.build import (
     check_schedule,
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
-from dagsel.workloads.torch.device import (
-    Accelerator,
-    Tensors,
-    accelerator,
-    device_of,
-    place_shard,
-)
+from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -426,10 +417,7 @@ class TorchWorkload:
     def _equipped(self, reader: StateReader, config: Config, shard: Tensors) -> torch.nn.Module:
         module = self._restore(reader, config, device_of(shard))
         equip(
-            module,
-            precision=self.precision,
-            compile=self.compile,
-            channels_last=self.channels_last,
+            module, precision=self.precision, compile=self.compile, channels_last=self.channels_last
         )
         return module
 
