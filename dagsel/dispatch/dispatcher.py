@@ -57,11 +57,6 @@ __all__ = ["DispatchConfig", "Dispatcher"]
 class Dispatcher:
     """Binds ready units to workers and shards.
 
-    Parameters
-    ----------
-    config
-        What it is told once.
-
     Examples
     --------
     >>> from dagsel.dispatch.units import Round
@@ -86,20 +81,10 @@ class Dispatcher:
     # ---- events
 
     def handle(self, *events: DispatchEvent, now_s: float) -> list[Instruction]:
-        """Take in all events, then decide.
+        """Take in what has happened since the last call, in order; return what to do, in order.
 
-        Parameters
-        ----------
-        *events
-            What has happened since the last call, in order. Pass events that came together in
-            one call: nothing is decided in between.
-        now_s
-            The time; never less than before.
-
-        Returns
-        -------
-        instructions
-            What to do, in order.
+        Pass events that came together in one call: nothing is decided in between. `now_s` is never
+        less than before.
 
         Raises
         ------

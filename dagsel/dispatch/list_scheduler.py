@@ -24,13 +24,7 @@ STAY_BONUS = 0.3  # of the largest remaining work, for a trial whose state is he
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the ones, lowest first.
-
-    Examples
-    --------
-    >>> list(bits(0b1010))
-    [1, 3]
-    """
+    """Yield the positions of the ones, lowest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -40,43 +34,25 @@ def bits(mask: int) -> Iterator[int]:
 class ListScheduler(Generic[W]):
     """Remaining work of trials and workers, and the rule that orders it.
 
-    Parameters
-    ----------
-    time
-        Seconds that the next unit of a trial takes on a worker.
-    stay
-        Bonus for a trial whose state is on the worker, as a share of the largest remaining work.
-
-    Attributes
-    ----------
-    target
-        A lower bound of the time at which all is done; raised when it proves out of reach.
-    rem, need, priority, home
-        By trial: remaining work; shards that its next unit may take; its priority, which counts
-        before ``rem``; the worker that has its state.
-    held, load, free_at, speed
-        By worker: shards; remaining work; when its last unit ends; how fast it is.
-    demand
-        By shard: outstanding work at speed 1; used if shards have several holders.
-    wait_until
-        After a `pick` of nothing: until when the worker should wait (infinity: the next event).
+    `time` returns the seconds that the next unit of a trial takes on a worker. A trial whose state
+    is on the worker has a bonus: `stay`, as a share of the largest remaining work.
     """
 
     def __init__(self, time: Callable[[int, W], float], *, stay: float = STAY_BONUS) -> None:
         self.time = time
         self.stay = stay
-        self.target = 0.0
-        self.rem: dict[int, float] = {}
-        self.need: dict[int, int] = {}
-        self.priority: dict[int, float] = {}
-        self.home: dict[int, W] = {}
+        self.target = 0.0  # lower bound of the end of all; raised when it proves out of reach
+        self.rem: dict[int, float] = {}  # remaining work
+        self.need: dict[int, int] = {}  # shards that the trial's next unit may take
+        self.priority: dict[int, float] = {}  # counts before `rem`
+        self.home: dict[int, W] = {}  # the worker that has the trial's state
         self.held: dict[W, int] = {}
-        self.load: dict[W, float] = {}
-        self.free_at: dict[W, float] = {}
+        self.load: dict[W, float] = {}  # remaining work
+        self.free_at: dict[W, float] = {}  # when the worker's last unit ends
         self.speed: dict[W, float] = {}
-        self.demand: dict[int, float] = {}
-        self.replicated = False
-        self.wait_until = inf
+        self.demand: dict[int, float] = {}  # by shard: outstanding work at speed 1
+        self.replicated = False  # a shard has several holders; only then `demand` counts
+        self.wait_until = inf  # after a `pick` of nothing; infinity: the next event
         self._idle: list[tuple[float, float, int]] = []
         self._key: dict[int, tuple[float, float, int]] = {}
         self._lims: list[tuple[float, int]] = []

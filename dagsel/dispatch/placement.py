@@ -10,27 +10,13 @@ from dagsel.dispatch.events import Worker
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker can hold.
-
-    Parameters
-    ----------
-    worker
-        Its address.
-    speed
-        Relative to the others'.
-    max_shards
-        How many shards fit in its memory; None for no limit.
-    held
-        The shards that it holds, or loads, already.
-    refused
-        The shards that it could not load.
-    """
+    """What a worker can hold."""
 
     worker: Worker
-    speed: float = 1.0
-    max_shards: int | None = None
-    held: frozenset[int] = frozenset()
-    refused: frozenset[int] = frozenset()
+    speed: float = 1.0  # relative to the others'
+    max_shards: int | None = None  # in its memory; None: no limit
+    held: frozenset[int] = frozenset()  # or loading
+    refused: frozenset[int] = frozenset()  # could not load
 
 
 def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> list[int]:
@@ -38,13 +24,6 @@ def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> li
 
     There are ``min(replicas, workers)`` copies of each shard. If that leaves workers without a
     shard there are more copies, and if memory does not suffice there are fewer.
-
-    Examples
-    --------
-    >>> quotas(8, [Capacity("a", speed=3.0), Capacity("b", speed=1.0)])
-    [6, 2]
-    >>> quotas(8, [Capacity("a", speed=3.0, max_shards=4), Capacity("b"), Capacity("c")])
-    [4, 2, 2]
     """
     room = [
         n_shards if host.max_shards is None else max(0, min(n_shards, host.max_shards))
@@ -80,23 +59,11 @@ def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> li
 def place(
     n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1
 ) -> dict[Worker, frozenset[int]]:
-    """Place shards on workers.
+    """Place shards on workers: as many on each as `quotas` says.
 
-    Parameters
-    ----------
-    n_shards
-        Number of shards.
-    hosts
-        The workers that may hold shards.
-    replicas
-        Copies of each shard, on distinct workers.
-
-    Returns
-    -------
-    placement
-        The shards of each worker, as many as `quotas` says. A worker keeps what it holds as far as
-        possible: with one copy of each shard no placement of these quotas moves fewer. A shard for
-        which memory, or refusals, leave no place is in no worker's set.
+    A worker keeps what it holds as far as possible: with one copy of each shard no placement of
+    these quotas moves fewer. A shard for which memory, or refusals, leave no place is in no
+    worker's set.
 
     Examples
     --------
@@ -193,21 +160,10 @@ def _add_beyond_quota(shard: int, hosts: Sequence[Capacity], chosen: list[set[in
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
-    """Return how many shards a worker may hold.
+    """Return how many shards fit into a share of a worker's memory limit; None for any number.
 
-    Parameters
-    ----------
-    memory_limit
-        The worker's memory limit in bytes; None or 0 for no limit.
-    shard_bytes
-        Bytes of the largest shard with its validation shard.
-    share
-        The share of the limit that shards may take; the rest is for states and training.
-
-    Returns
-    -------
-    int or None
-        None for any number.
+    A limit of None or 0 is none. `shard_bytes` are those of the largest shard with its validation
+    shard; what is left of the limit is for states and training.
 
     Examples
     --------

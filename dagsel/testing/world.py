@@ -54,30 +54,14 @@ class Step:
 
 @dataclass(slots=True)
 class World:
-    """Performs a flow's decisions; trials end in any order, and some fail.
-
-    Parameters
-    ----------
-    flow
-        The flow under test.
-    context
-        What the flow is told at the start.
-    tape
-        Chooses what happens.
-    configs
-        Makes the configuration of a trial.
-    n_points
-        Size of the search space; None if it is infinite.
-    deadline
-        After how many events the deadline comes; None for never.
-    """
+    """Performs a flow's decisions; trials end in any order, and some fail."""
 
     flow: Flow
     context: Context
     tape: Tape
     configs: Callable[[int], Mapping[str, Any]]
-    n_points: int | None = None
-    deadline: int | None = None
+    n_points: int | None = None  # of the search space; None: infinite
+    deadline: int | None = None  # after how many events; None: never
     steps: list[Step] = field(default_factory=list)
     live: dict[int, LiveTrial] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
