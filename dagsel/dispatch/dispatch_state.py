@@ -83,7 +83,7 @@ class DispatchState:
         self.gangs: dict[int, None] = {}  # trials that have a unit to bind to several workers
         self.last_gang: dict[int, tuple[Worker, ...]] = {}  # by trial
         self.horizon = inf  # no training unit starts that is expected to end after it
-        self._gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
+        self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
@@ -233,8 +233,8 @@ class DispatchState:
                 self.drop_evaluation(unit)
         for check in [check for check in self.checks if check[0] == number]:
             del self.checks[check]
-        for timed in [key for key in self._gang_s if key[0] == number]:
-            del self._gang_s[timed]
+        for timed in [key for key in self.gang_s if key[0] == number]:
+            del self.gang_s[timed]
         for unit in [unit for unit in self.strikes if unit.trial == number]:
             self.clear_strikes(unit)
         self.times.forget_trial(number)
@@ -257,9 +257,9 @@ class DispatchState:
     def unit_seconds(self, unit: Unit, worker: Worker, gang: int = 1) -> float:
         """Return how long a unit is expected to take."""
         if unit.kind != "train":
-            return self.times.evaluation_seconds(unit.trial, worker)
-        if gang > 1 and (unit.trial, gang) in self._gang_s:
-            return self._gang_s[unit.trial, gang]
+            return self.times.ratio * self.times.seconds(unit.trial, worker)
+        if gang > 1 and (unit.trial, gang) in self.gang_s:
+            return self.gang_s[unit.trial, gang]
         return self.times.seconds(unit.trial, worker) / gang
 
     def fits(self, unit: Unit, worker: Worker, start: float, gang: int = 1) -> bool:
@@ -267,10 +267,6 @@ class DispatchState:
         if self.horizon == inf:
             return True
         return start + self.unit_seconds(unit, worker, gang) <= self.horizon + ROUNDING_S
-
-    def learn_gang(self, unit: Unit, gang: int, seconds: float) -> None:
-        """Note how long a gang's unit took."""
-        self._gang_s[unit.trial, gang] = seconds
 
     def time_worker(self, host: KnownWorker) -> None:
         """Update when the worker's units are expected to end."""

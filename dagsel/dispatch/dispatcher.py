@@ -66,7 +66,7 @@ class Dispatcher:
     [LoadShard(worker='a', shard=0)]
     >>> unit = Unit("train", 7, 1, 0)
     >>> dispatcher.handle(ShardLoaded("a", 0), UnitReady(unit), now_s=1.0)
-    [Bind(unit=Unit(kind='train', trial=7, epoch=1, position=0), worker='a', shard=0)]
+    [Bind(unit=Unit(kind='train', trial=7, ...), worker='a', shard=0, members=(), seconds=None)]
     """
 
     def __init__(self, config: DispatchConfig) -> None:
@@ -285,10 +285,10 @@ class Dispatcher:
             self.state.work_left.is_stale = True
         trial.close(unit.epoch)
         if worker is not None:
-            self.list_scheduler.move_home(unit.trial, worker)
+            self.list_scheduler.home[unit.trial] = worker
             epoch.trained_on = worker
             if binding is not None and binding.members and event.seconds and not was_cut:
-                self.state.learn_gang(unit, len(binding.workers), event.seconds)
+                self.state.gang_s[unit.trial, len(binding.workers)] = event.seconds
             elif binding is not None and not (repeat or was_cut or binding.members):
                 self._learn(unit, worker, event.seconds)
         self.state.requeue(trial)
@@ -314,7 +314,7 @@ class Dispatcher:
         binding = self.bindings.get(unit)
         if binding is not None and shard is not None and unit.trial in self.trials:
             # Its state stays in that worker's memory.
-            self.list_scheduler.move_home(unit.trial, binding.worker)
+            self.list_scheduler.home[unit.trial] = binding.worker
         self.state.give_back(unit)
         if unit.kind == "check":
             self.state.drop_evaluation(unit)

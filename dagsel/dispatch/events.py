@@ -234,11 +234,6 @@ class Bind:
     members: tuple[Worker, ...] = ()
     seconds: float | None = None
 
-    def __repr__(self) -> str:
-        told = f"unit={self.unit!r}, worker={self.worker!r}, shard={self.shard!r}"
-        told += f", members={self.members!r}" if self.members else ""
-        return f"Bind({told}{'' if self.seconds is None else f', seconds={self.seconds!r}'})"
-
 
 @dataclass(frozen=True, slots=True)
 class LoadShard:

@@ -29,28 +29,21 @@ def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> li
         n_shards if host.max_shards is None else max(0, min(n_shards, host.max_shards))
         for host in hosts
     ]
-    copies = min(sum(room), max(n_shards * min(replicas, len(hosts)), len(hosts)))
-    full = [limit == 0 for limit in room]
+    total = sum(room)
+    copies = min(total, max(n_shards * min(replicas, len(hosts)), len(hosts)))
+    not_full = [k for k, limit in enumerate(room) if limit]
     while True:
-        open_copies = copies - sum(
-            limit for limit, is_full in zip(room, full, strict=True) if is_full
-        )
-        speed = sum(host.speed for host, is_full in zip(hosts, full, strict=True) if not is_full)
-        share = [
-            0.0 if f else open_copies * s.speed / speed for s, f in zip(hosts, full, strict=True)
-        ]
-        over = [k for k, part in enumerate(share) if not full[k] and part >= room[k]]
-        if not over:
+        n_left = copies - total + sum(room[k] for k in not_full)
+        speed = sum(hosts[k].speed for k in not_full)
+        share = {k: n_left * hosts[k].speed / speed for k in not_full}
+        within = [k for k in not_full if share[k] < room[k]]
+        if within == not_full:
             break
-        for k in over:
-            full[k] = True
-    counts = [limit if f else int(part) for limit, f, part in zip(room, full, share, strict=True)]
+        not_full = within
+    counts = [int(share.get(k, limit)) for k, limit in enumerate(room)]
     # Rounding up by the largest remainder makes slow workers late: 2 shards for a share of 1.6 are
     # 25% more, 7 for 6.5 only 8%. Rounding up where it ends soonest shortens rounds by 1 to 3%.
-    by_end = sorted(
-        (k for k, is_full in enumerate(full) if not is_full),
-        key=lambda host: ((counts[host] + 1) / hosts[host].speed, host),
-    )
+    by_end = sorted(not_full, key=lambda k: ((counts[k] + 1) / hosts[k].speed, k))
     for k in by_end[: copies - sum(counts)]:
         counts[k] += 1
     return counts

@@ -94,10 +94,6 @@ class UnitTimes:
         """Estimate the seconds of a training unit."""
         return self.unit_s * self.cost[trial] * self.pace[worker]
 
-    def evaluation_seconds(self, trial: int, worker: Worker) -> float:
-        """Estimate the seconds of an evaluating unit."""
-        return self.ratio * self.seconds(trial, worker)
-
     def optimism(self, trial: int) -> float:
         """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
 

@@ -36,12 +36,6 @@ class KnownWorker:
         """Whether the shard is in its memory."""
         return bool(self.held >> shard & 1)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it may load one more shard."""
-        taken = (self.held | self.loading).bit_count()
-        return self.max_shards is None or taken < self.max_shards
-
 
 class Workers(dict[Worker, KnownWorker]):
     """All workers, by address."""
@@ -114,7 +108,8 @@ class Workers(dict[Worker, KnownWorker]):
                     host.held &= ~(1 << shard)
                     yield DropShard(host.worker, shard)
             for shard in bits(host.wanted & ~host.held & ~host.loading):
-                if shard not in host.refused and host.has_room:
+                taken, most = (host.held | host.loading).bit_count(), host.max_shards
+                if shard not in host.refused and (most is None or taken < most):
                     host.loading |= 1 << shard
                     yield LoadShard(host.worker, shard)
 
