@@ -260,7 +260,12 @@ class Dispatcher:
         spend(self.state, unit, event.seconds)
         self.state.clear_strikes(unit)
         if unit.kind == "check":
-            self._on_check_done(unit)
+            self.state.drop_evaluation(unit)
+            check, checks = (unit.trial, unit.epoch), self.state.checks
+            if check in checks:
+                checks[check] &= ~(1 << unit.position)
+                if not checks[check]:
+                    del checks[check]
             return
         trial = self.trials.get(unit.trial)
         if trial is None or unit.epoch not in trial.epochs:
@@ -292,14 +297,6 @@ class Dispatcher:
             elif binding is not None and not (repeat or was_cut or binding.members):
                 self._learn(unit, worker, event.seconds)
         self.state.requeue(trial)
-
-    def _on_check_done(self, unit: Unit) -> None:
-        self.state.drop_evaluation(unit)
-        check, checks = (unit.trial, unit.epoch), self.state.checks
-        if check in checks:
-            checks[check] &= ~(1 << unit.position)
-            if not checks[check]:
-                del checks[check]
 
     def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:
         was_known = self.times.known

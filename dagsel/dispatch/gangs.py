@@ -184,8 +184,7 @@ class Gangs:
     def _is_scored_first(self, trial: Trial) -> bool:
         # Else the evaluating units would wait for workers until the gang has trained all epochs.
         epoch = trial.ready[0].epoch - 1
-        before = trial.open.get(epoch)
-        return before is not None and any(
+        return epoch in trial.open and any(
             unit.trial == trial.number and unit.epoch == epoch
             for waiting in self.state.evaluations
             for unit in waiting

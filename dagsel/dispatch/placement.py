@@ -72,8 +72,8 @@ def place(
     least, n_extra = divmod(sum(left), n_shards)
     chosen: list[set[int]] = [set() for _ in hosts]
     copies = [0] * n_shards
-    for most in (least, least + 1):
-        n_extra -= _keep(hosts, left, chosen, copies, most, n_extra if most > least else None)
+    _keep(hosts, left, chosen, copies, least, limit=sum(left))
+    n_extra -= _keep(hosts, left, chosen, copies, least + 1, limit=n_extra)
     # Each shard gets its first copy before any gets its last.
     for level in range(1, least + 1):
         for shard in range(n_shards):
@@ -94,23 +94,22 @@ def _keep(
     chosen: list[set[int]],
     copies: list[int],
     most: int,
-    limit: int | None,
+    *,
+    limit: int,
 ) -> int:
     """Keep what is held, shards with few holders first, up to the quotas and `most` copies.
 
-    Return how many of at most `limit` were kept; 0 without a limit.
+    Return how many were kept, at most `limit`.
     """
     holders = [sum(shard in host.held for host in hosts) for shard in range(len(copies))]
     kept = 0
     held = [(holders[s], s, at) for at, host in enumerate(hosts) for s in host.held - host.refused]
     for _, shard, k in sorted(held):
-        if shard in chosen[k]:
-            continue
-        if left[k] and copies[shard] < most and (limit is None or kept < limit):
+        if kept < limit and left[k] and copies[shard] < most and shard not in chosen[k]:
             chosen[k].add(shard)
             copies[shard] += 1
             left[k] -= 1
-            kept += limit is not None
+            kept += 1
     return kept
 
 

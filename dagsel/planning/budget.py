@@ -169,22 +169,15 @@ def to_seconds(name: str, span: float | str) -> float:
     ...
     dagsel.errors.SearchError: deadline='soon' is no time; write seconds, or such as "10 min", "2 h"
     """
-    seconds = _read(span)
-    if seconds is None:
-        raise SearchError(f'{name}={span!r} is no time; write seconds, or such as "10 min", "2 h"')
+    number, unit = span, "s"
+    if isinstance(span, str):
+        match = _TEXT.fullmatch(span)
+        number, unit = match.groups() if match else ("", "")
+    try:
+        seconds = float(number) * _SECONDS[unit.lower()]
+    except (KeyError, TypeError, ValueError):
+        told = f'{name}={span!r} is no time; write seconds, or such as "10 min", "2 h"'
+        raise SearchError(told) from None
     if not 0.0 < seconds < math.inf:
         raise SearchError(f"{name} must be above 0 and finite, got {span!r}")
     return seconds
-
-
-def _read(span: float | str) -> float | None:
-    number, unit = span, 1.0
-    if isinstance(span, str):
-        match = _TEXT.fullmatch(span)
-        if match is None or match[2].lower() not in _SECONDS:
-            return None
-        number, unit = match[1], _SECONDS[match[2].lower()]
-    try:
-        return float(number) * unit
-    except (TypeError, ValueError):
-        return None
