@@ -47,13 +47,6 @@ def is_watched() -> bool:
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
     """Shows how many bytes of a total are done.
 
-    Parameters
-    ----------
-    total
-        Bytes to do.
-    description
-        What is done.
-
     Examples
     --------
     >>> with ProgressBar(100, "writing") as progress:
@@ -99,11 +92,6 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
 
 class Waiting(contextlib.AbstractContextManager["Waiting"]):
     """Shows a line with a spinner while the block runs.
-
-    Parameters
-    ----------
-    text
-        What is done.
 
     Examples
     --------

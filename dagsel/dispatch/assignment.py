@@ -42,7 +42,7 @@ class Assigner:
         rank = list_scheduler.speed if list_scheduler.replicated else list_scheduler.load
         first = self._warm_homes() if len(hosts) > 1 else ()
         for host in sorted(hosts, key=lambda s: (s.worker not in first, -rank[s.worker])):
-            if state.n_evaluations or not list_scheduler.is_unneeded(host.worker):
+            if state.n_evaluations or host.worker not in list_scheduler.unneeded:
                 self._bind_next(host, state.now, blocked=0)
 
     def _warm_homes(self) -> set[Worker | None]:
@@ -86,7 +86,7 @@ class Assigner:
         near: list[tuple[KnownWorker, Binding]] = []
         for host in self.workers.staying:
             if not host.bound:
-                blocked |= 0 if list_scheduler.is_unneeded(host.worker) else host.held
+                blocked |= 0 if host.worker in list_scheduler.unneeded else host.held
             elif len(host.bound) < DEPTH:
                 binding = state.bindings[host.bound[-1]]
                 opens = free_at[host.worker] - binding.ahead_s

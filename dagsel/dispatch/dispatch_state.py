@@ -35,42 +35,22 @@ MOST_LOOKED_AT = 32  # waiting evaluations of a shard
 
 @dataclass(frozen=True, slots=True)
 class DispatchConfig:
-    """What the dispatcher is told once.
-
-    Parameters
-    ----------
-    n_shards
-        Number of training shards, and of validation shards.
-    replicas
-        Copies of each shard, on distinct workers.
-    max_strikes
-        A trial fails after so many lost workers or passed time limits of one unit; up to twice as
-        many if other units have such trouble too.
-    unit_timeout_s
-        Time limit of a unit; None for none.
-    grace_s
-        How long a unit past its limit may take to stop before its worker is restarted.
-    lookahead_s
-        How long at most before the expected end of its running unit a worker may get the next one.
-    overhead_s
-        The time that it takes to tell a worker of a unit. Behind units that are long in comparison
-        nothing is bound early if the trial may stay on its worker.
-    capacity_timeout_s
-        The run fails if a shard has no worker for so long, and a trial if its gang has not enough.
-    rebalance
-        Whether shards follow the workers' measured speeds; if not, each worker gets as many as
-        the others.
-    """
+    """What the dispatcher is told once."""
 
     n_shards: int
-    replicas: int = 1
+    replicas: int = 1  # copies of each shard, on distinct workers
+    # A trial fails after so many lost workers or passed time limits of one unit; up to twice as
+    # many if other units have such trouble too.
     max_strikes: int = 3
-    unit_timeout_s: float | None = None
-    grace_s: float = 10.0
+    unit_timeout_s: float | None = None  # time limit of a unit
+    grace_s: float = 10.0  # after its limit a unit has so long to stop, or its worker is restarted
+    # how long at most before the expected end of its running unit a worker may get the next one
     lookahead_s: float = 0.1
+    # The time that it takes to tell a worker of a unit. Behind units that are long in comparison
+    # nothing is bound early if the trial may stay on its worker.
     overhead_s: float = 0.003
-    capacity_timeout_s: float = 60.0
-    rebalance: bool = True
+    capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
+    rebalance: bool = True  # shards follow measured speeds; else each worker gets as many
 
     def __post_init__(self) -> None:
         for name in ("n_shards", "replicas", "max_strikes"):
@@ -79,64 +59,31 @@ class DispatchConfig:
 
 
 class DispatchState:
-    """The dispatcher's state.
-
-    Parameters
-    ----------
-    config
-        What the dispatcher is told once.
-
-    Attributes
-    ----------
-    now, out, wake_at
-        In the present call: the time, the instructions so far, and when to be called again even
-        if nothing happens.
-    trials, bindings, workers, evaluations
-        See above. `evaluations` has an ordered set for each shard; `n_evaluations` is their size.
-    stopped
-        Trials that are over.
-    strikes
-        By unit how often a worker was lost, or the time limit passed, while it ran.
-    n_strikes, struck_at
-        Strikes of all units so far; by unit how many there were when it got its first one.
-    early
-        Units that were ready before their round was added.
-    allowances
-        How trials may train, if there was an event for it.
-    checks
-        By check the bit mask of validation shards that are not scored.
-    coming_to_rest
-        Trials that have to rest and for which there was no `TrialRests` yet.
-    gangs
-        Trials that have a unit to bind to several workers.
-    last_gang
-        The workers of a trial's last gang.
-    horizon
-        No training unit starts that is expected to end after it.
-    """
+    """The dispatcher's state."""
 
     def __init__(self, config: DispatchConfig) -> None:
         self.config = config
         self.now = 0.0
-        self.out: list[Instruction] = []
+        self.out: list[Instruction] = []  # of the present call
         self.wake_at: float | None = None
         self.trials: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
         self.workers = Workers(config.n_shards, config.replicas)
+        # Ready evaluating units: for each shard an ordered set.
         self.evaluations: list[dict[Unit, None]] = [{} for _ in range(config.n_shards)]
         self.n_evaluations = 0
         self.stopped: set[int] = set()
-        self.strikes: dict[Unit, int] = {}
-        self.n_strikes = 0
-        self.struck_at: dict[Unit, int] = {}
-        self.early: dict[int, list[Unit]] = {}
+        self.strikes: dict[Unit, int] = {}  # how often a worker, or too much time, was lost by it
+        self.n_strikes = 0  # of all units so far
+        self.struck_at: dict[Unit, int] = {}  # `n_strikes` when the unit got its first one
+        self.early: dict[int, list[Unit]] = {}  # ready before their round was added
         self.allowances: dict[int, Allowance] = {}
-        self.checks: dict[tuple[int, int], int] = {}
-        self.coming_to_rest: dict[int, None] = {}
-        self.gangs: dict[int, None] = {}
-        self.last_gang: dict[int, tuple[Worker, ...]] = {}
-        self.horizon = inf
-        self._gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
+        self.checks: dict[tuple[int, int], int] = {}  # bit masks of shards that are not scored
+        self.coming_to_rest: dict[int, None] = {}  # trials without a `TrialRests` yet
+        self.gangs: dict[int, None] = {}  # trials that have a unit to bind to several workers
+        self.last_gang: dict[int, tuple[Worker, ...]] = {}  # by trial
+        self.horizon = inf  # no training unit starts that is expected to end after it
+        self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
@@ -286,8 +233,8 @@ class DispatchState:
                 self.drop_evaluation(unit)
         for check in [check for check in self.checks if check[0] == number]:
             del self.checks[check]
-        for timed in [key for key in self._gang_s if key[0] == number]:
-            del self._gang_s[timed]
+        for timed in [key for key in self.gang_s if key[0] == number]:
+            del self.gang_s[timed]
         for unit in [unit for unit in self.strikes if unit.trial == number]:
             self.clear_strikes(unit)
         self.times.forget_trial(number)
@@ -310,9 +257,9 @@ class DispatchState:
     def unit_seconds(self, unit: Unit, worker: Worker, gang: int = 1) -> float:
         """Return how long a unit is expected to take."""
         if unit.kind != "train":
-            return self.times.evaluation_seconds(unit.trial, worker)
-        if gang > 1 and (unit.trial, gang) in self._gang_s:
-            return self._gang_s[unit.trial, gang]
+            return self.times.ratio * self.times.seconds(unit.trial, worker)
+        if gang > 1 and (unit.trial, gang) in self.gang_s:
+            return self.gang_s[unit.trial, gang]
         return self.times.seconds(unit.trial, worker) / gang
 
     def fits(self, unit: Unit, worker: Worker, start: float, gang: int = 1) -> bool:
@@ -320,10 +267,6 @@ class DispatchState:
         if self.horizon == inf:
             return True
         return start + self.unit_seconds(unit, worker, gang) <= self.horizon + ROUNDING_S
-
-    def learn_gang(self, unit: Unit, gang: int, seconds: float) -> None:
-        """Note how long a gang's unit took."""
-        self._gang_s[unit.trial, gang] = seconds
 
     def time_worker(self, host: KnownWorker) -> None:
         """Update when the worker's units are expected to end."""

@@ -57,11 +57,6 @@ __all__ = ["DispatchConfig", "Dispatcher"]
 class Dispatcher:
     """Binds ready units to workers and shards.
 
-    Parameters
-    ----------
-    config
-        What it is told once.
-
     Examples
     --------
     >>> from dagsel.dispatch.units import Round
@@ -71,7 +66,7 @@ class Dispatcher:
     [LoadShard(worker='a', shard=0)]
     >>> unit = Unit("train", 7, 1, 0)
     >>> dispatcher.handle(ShardLoaded("a", 0), UnitReady(unit), now_s=1.0)
-    [Bind(unit=Unit(kind='train', trial=7, epoch=1, position=0), worker='a', shard=0)]
+    [Bind(unit=Unit(kind='train', trial=7, ...), worker='a', shard=0, members=(), seconds=None)]
     """
 
     def __init__(self, config: DispatchConfig) -> None:
@@ -86,20 +81,10 @@ class Dispatcher:
     # ---- events
 
     def handle(self, *events: DispatchEvent, now_s: float) -> list[Instruction]:
-        """Take in all events, then decide.
+        """Take in what has happened since the last call, in order; return what to do, in order.
 
-        Parameters
-        ----------
-        *events
-            What has happened since the last call, in order. Pass events that came together in
-            one call: nothing is decided in between.
-        now_s
-            The time; never less than before.
-
-        Returns
-        -------
-        instructions
-            What to do, in order.
+        Pass events that came together in one call: nothing is decided in between. `now_s` is never
+        less than before.
 
         Raises
         ------
@@ -275,7 +260,12 @@ class Dispatcher:
         spend(self.state, unit, event.seconds)
         self.state.clear_strikes(unit)
         if unit.kind == "check":
-            self._on_check_done(unit)
+            self.state.drop_evaluation(unit)
+            check, checks = (unit.trial, unit.epoch), self.state.checks
+            if check in checks:
+                checks[check] &= ~(1 << unit.position)
+                if not checks[check]:
+                    del checks[check]
             return
         trial = self.trials.get(unit.trial)
         if trial is None or unit.epoch not in trial.epochs:
@@ -300,21 +290,13 @@ class Dispatcher:
             self.state.work_left.is_stale = True
         trial.close(unit.epoch)
         if worker is not None:
-            self.list_scheduler.move_home(unit.trial, worker)
+            self.list_scheduler.home[unit.trial] = worker
             epoch.trained_on = worker
             if binding is not None and binding.members and event.seconds and not was_cut:
-                self.state.learn_gang(unit, len(binding.workers), event.seconds)
+                self.state.gang_s[unit.trial, len(binding.workers)] = event.seconds
             elif binding is not None and not (repeat or was_cut or binding.members):
                 self._learn(unit, worker, event.seconds)
         self.state.requeue(trial)
-
-    def _on_check_done(self, unit: Unit) -> None:
-        self.state.drop_evaluation(unit)
-        check, checks = (unit.trial, unit.epoch), self.state.checks
-        if check in checks:
-            checks[check] &= ~(1 << unit.position)
-            if not checks[check]:
-                del checks[check]
 
     def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:
         was_known = self.times.known
@@ -329,7 +311,7 @@ class Dispatcher:
         binding = self.bindings.get(unit)
         if binding is not None and shard is not None and unit.trial in self.trials:
             # Its state stays in that worker's memory.
-            self.list_scheduler.move_home(unit.trial, binding.worker)
+            self.list_scheduler.home[unit.trial] = binding.worker
         self.state.give_back(unit)
         if unit.kind == "check":
             self.state.drop_evaluation(unit)

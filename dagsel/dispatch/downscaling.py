@@ -9,44 +9,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Releasable:
-    """A worker that may be released.
-
-    Parameters
-    ----------
-    worker
-        Its address.
-    running
-        Whether it runs a unit.
-    shards
-        The shards that it holds.
-    node
-        The node that it is billed with; workers of a node go together. None for one of its own.
-    """
+    """A worker that may be released."""
 
     worker: str
     running: bool = False
     shards: frozenset[int] = frozenset()
-    node: str | None = None
+    node: str | None = None  # workers of one go together; None: on its own
 
 
 def choose(workers: Sequence[Releasable], n: int) -> tuple[str, ...]:
-    """Choose workers to release.
+    """Choose at most n workers to release, the cheapest first.
 
     Nodes go one after the other: first those with the fewest running units, of these the ones with
     the fewest shards that no other node holds, then the ones with the fewest shards. Shards are
     counted anew after each node, so two workers that share a shard are not both free of cost.
-
-    Parameters
-    ----------
-    workers
-        All workers.
-    n
-        How many to release at most; a node with more workers than are left of it stays.
-
-    Returns
-    -------
-    tuple of str
-        Addresses, the cheapest first.
+    A node with more workers than are left of n stays.
 
     Examples
     --------

@@ -92,27 +92,13 @@ class GangBroke:
 
 @dataclass(frozen=True, slots=True)
 class WorkerAdded:
-    """A worker has joined.
-
-    Parameters
-    ----------
-    worker
-        Its address.
-    shards
-        The shards that it holds already.
-    speed
-        Its speed relative to other workers'; unit times correct it.
-    max_shards
-        How many shards fit in its memory; None for no limit.
-    node
-        The machine that it runs on; a gang prefers workers of few nodes.
-    """
+    """A worker has joined."""
 
     worker: Worker
-    shards: frozenset[int] = frozenset()
-    speed: float = 1.0
-    max_shards: int | None = None
-    node: str = ""
+    shards: frozenset[int] = frozenset()  # that it holds already
+    speed: float = 1.0  # relative to the others'; unit times correct it
+    max_shards: int | None = None  # how many fit in its memory; None: no limit
+    node: str = ""  # a gang prefers workers of few nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +233,6 @@ class Bind:
     shard: int
     members: tuple[Worker, ...] = ()
     seconds: float | None = None
-
-    def __repr__(self) -> str:
-        told = f"unit={self.unit!r}, worker={self.worker!r}, shard={self.shard!r}"
-        told += f", members={self.members!r}" if self.members else ""
-        return f"Bind({told}{'' if self.seconds is None else f', seconds={self.seconds!r}'})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,27 +40,8 @@ def choose(
 ) -> Choice | None:
     """Choose a gang's shard and workers: free soonest, then those of last time, then few nodes.
 
-    Parameters
-    ----------
-    need
-        Bit mask of the shards that the gang may visit.
-    size
-        Number of its workers.
-    hosts
-        The workers to choose from.
-    free_at
-        When each is free.
-    now_s
-        The time.
-    home
-        The worker that has the state; it leads, if it is chosen.
-    last
-        The workers that trained the trial last time.
-
-    Returns
-    -------
-    Choice
-        None if no shard is held by `size` workers.
+    Return None if no shard of the mask `need` is held by `size` hosts. `home` has the state: it
+    leads, if it is chosen. `last` trained the trial last time.
 
     Examples
     --------
@@ -111,20 +92,12 @@ def _near(
 
 
 class Gangs:
-    """The gangs that wait.
-
-    Attributes
-    ----------
-    reserved
-        Workers that are kept for the first gang that waits.
-    stuck
-        Trials for whose gangs there are not enough workers, and since when.
-    """
+    """The gangs that wait."""
 
     def __init__(self, state: DispatchState) -> None:
         self.state = state
-        self.reserved: frozenset[Worker] = frozenset()
-        self.stuck: dict[int, float] = {}
+        self.reserved: frozenset[Worker] = frozenset()  # for the first gang that waits
+        self.stuck: dict[int, float] = {}  # trials with too few workers, and since when
 
     def settle(self) -> None:
         """Start the gangs that can start; fail trials whose gangs could not for too long."""
@@ -211,8 +184,7 @@ class Gangs:
     def _is_scored_first(self, trial: Trial) -> bool:
         # Else the evaluating units would wait for workers until the gang has trained all epochs.
         epoch = trial.ready[0].epoch - 1
-        before = trial.open.get(epoch)
-        return before is not None and any(
+        return epoch in trial.open and any(
             unit.trial == trial.number and unit.epoch == epoch
             for waiting in self.state.evaluations
             for unit in waiting

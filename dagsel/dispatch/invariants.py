@@ -81,15 +81,14 @@ def _check_binding(state: DispatchState, binding: Binding) -> None:
         assert not binding.members or host.bound == [unit], (
             f"a worker of the gang of {unit} has another unit"
         )
+    assert unit.kind == "train" or shard == unit.position, f"{unit} is bound to shard {shard}"
     if unit.kind == "check":
-        assert shard == unit.position, f"{unit} is bound to shard {shard}"
         return
     trial = state.trials.get(unit.trial)
     if trial is None or unit.epoch not in trial.epochs:
         assert binding.preempted_s is not None, f"{unit} runs, but its trial is over"
         return
     if unit.kind == "evaluate":
-        assert shard == unit.position, f"{unit} is bound to shard {shard}"
         return
     recorded = trial.recorded(unit)
     if recorded is None:

@@ -24,13 +24,7 @@ STAY_BONUS = 0.3  # of the largest remaining work, for a trial whose state is he
 
 
 def bits(mask: int) -> Iterator[int]:
-    """Yield the positions of the ones, lowest first.
-
-    Examples
-    --------
-    >>> list(bits(0b1010))
-    [1, 3]
-    """
+    """Yield the positions of the ones, lowest first."""
     while mask:
         low = mask & -mask
         yield low.bit_length() - 1
@@ -40,49 +34,31 @@ def bits(mask: int) -> Iterator[int]:
 class ListScheduler(Generic[W]):
     """Remaining work of trials and workers, and the rule that orders it.
 
-    Parameters
-    ----------
-    time
-        Seconds that the next unit of a trial takes on a worker.
-    stay
-        Bonus for a trial whose state is on the worker, as a share of the largest remaining work.
-
-    Attributes
-    ----------
-    target
-        A lower bound of the time at which all is done; raised when it proves out of reach.
-    rem, need, priority, home
-        By trial: remaining work; shards that its next unit may take; its priority, which counts
-        before ``rem``; the worker that has its state.
-    held, load, free_at, speed
-        By worker: shards; remaining work; when its last unit ends; how fast it is.
-    demand
-        By shard: outstanding work at speed 1; used if shards have several holders.
-    wait_until
-        After a `pick` of nothing: until when the worker should wait (infinity: the next event).
+    `time` returns the seconds that the next unit of a trial takes on a worker. A trial whose state
+    is on the worker has a bonus: `stay`, as a share of the largest remaining work.
     """
 
     def __init__(self, time: Callable[[int, W], float], *, stay: float = STAY_BONUS) -> None:
         self.time = time
         self.stay = stay
-        self.target = 0.0
-        self.rem: dict[int, float] = {}
-        self.need: dict[int, int] = {}
-        self.priority: dict[int, float] = {}
-        self.home: dict[int, W] = {}
+        self.target = 0.0  # lower bound of the end of all; raised when it proves out of reach
+        self.rem: dict[int, float] = {}  # remaining work
+        self.need: dict[int, int] = {}  # shards that the trial's next unit may take
+        self.priority: dict[int, float] = {}  # counts before `rem`
+        self.home: dict[int, W] = {}  # the worker that has the state; fixed while the trial is idle
         self.held: dict[W, int] = {}
-        self.load: dict[W, float] = {}
-        self.free_at: dict[W, float] = {}
+        self.load: dict[W, float] = {}  # remaining work
+        self.free_at: dict[W, float] = {}  # when the worker's last unit ends
         self.speed: dict[W, float] = {}
-        self.demand: dict[int, float] = {}
-        self.replicated = False
-        self.wait_until = inf
+        self.demand: dict[int, float] = {}  # by shard: outstanding work at speed 1
+        self.replicated = False  # a shard has several holders; only then `demand` counts
+        self.wait_until = inf  # after a `pick` of nothing; infinity: the next event
         self._idle: list[tuple[float, float, int]] = []
         self._key: dict[int, tuple[float, float, int]] = {}
         self._lims: list[tuple[float, int]] = []
         self._lim: dict[int, float] = {}
         self._here: dict[W, set[int]] = {}
-        self._unneeded: set[W] = set()  # workers that no idle trial needs
+        self.unneeded: set[W] = set()  # workers of which it is known that no idle trial needs them
 
     # ---- which trials are idle or run
 
@@ -101,8 +77,8 @@ class ListScheduler(Generic[W]):
         rank = self.rem[trial] * weight
         key = self._key[trial] = (-self.priority.get(trial, 0.0), -rank, trial)
         insort(self._idle, key)
-        if self._unneeded:
-            self._unneeded = {worker for worker in self._unneeded if not need & self.held[worker]}
+        if self.unneeded:
+            self.unneeded = {worker for worker in self.unneeded if not need & self.held[worker]}
         if self.stay and (home := self.home.get(trial)) is not None:
             self._here.setdefault(home, set()).add(trial)
 
@@ -116,10 +92,6 @@ class ListScheduler(Generic[W]):
         lim = self._lim.pop(trial, None)
         if lim is not None:
             del self._lims[bisect_left(self._lims, (lim, trial))]
-
-    def move_home(self, trial: int, worker: W) -> None:
-        """Note which worker has the state of a trial that is not idle."""
-        self.home[trial] = worker
 
     def start(self, trial: int, worker: W, now: float, seconds: float, need_next: int) -> None:
         """Note that a unit starts at `now`; the trial's next one may take `need_next`."""
@@ -159,13 +131,13 @@ class ListScheduler(Generic[W]):
         for table in (self.held, self.load, self.free_at, self.speed):
             table.pop(worker, None)
         self._here.pop(worker, None)
-        self._unneeded.discard(worker)
+        self.unneeded.discard(worker)
         for trial in [trial for trial, home in self.home.items() if home == worker]:
             del self.home[trial]
 
     def holders_changed(self) -> None:
         """Note that workers hold other shards; see whether a shard has several holders."""
-        self._unneeded.clear()
+        self.unneeded.clear()
         once = twice = 0
         for mask in self.held.values():
             twice |= once & mask
@@ -180,7 +152,7 @@ class ListScheduler(Generic[W]):
         Trials that could take one of the shards in `blocked` are left to other workers.
         """
         self.wait_until = inf
-        if worker in self._unneeded:
+        if worker in self.unneeded:
             return None
         if self.replicated:
             return self._pick_by_pressure(worker, now, blocked)
@@ -188,10 +160,6 @@ class ListScheduler(Generic[W]):
         if trial is None:
             return None
         return trial, self._shard(trial, self.need[trial] & self.held[worker])
-
-    def is_unneeded(self, worker: W) -> bool:
-        """Whether it is known that no idle trial needs the worker."""
-        return worker in self._unneeded
 
     def would_stay(self, trial: int, worker: W) -> bool:
         """Whether a trial that runs on the worker is likely to take its next unit there."""
@@ -253,7 +221,7 @@ class ListScheduler(Generic[W]):
                 return trial
         if first is None:
             if not blocked:
-                self._unneeded.add(worker)
+                self.unneeded.add(worker)
             return None
         slack = self.target - self.load[worker]
         if limit > slack or self.target - self.rem[first] < limit:
@@ -288,7 +256,8 @@ class ListScheduler(Generic[W]):
         held = self.held[worker]
         pressure = self._pressures()
         rem = self.rem
-        top_rem = max((rem[t] for t in self._likely_longest()), default=0.0) or 1.0
+        likely_longest = (*(key[2] for key in self._idle[:1]), *self._lim)
+        top_rem = max((rem[trial] for trial in likely_longest), default=0.0) or 1.0
         top_pressure = max(pressure.values(), default=0.0) or 1.0
         ranked: list[tuple[float, float, int, int]] = []
         for trial, mask in self._fronts(worker, held, blocked):
@@ -300,18 +269,13 @@ class ListScheduler(Generic[W]):
                 part = PRESSURE_WEIGHT * pressure.get(shard, 0.0) / top_pressure
                 ranked.append((-rank, -score - part, trial, shard))
         if not ranked and not blocked:
-            self._unneeded.add(worker)
+            self.unneeded.add(worker)
         ranked.sort()
         for _, _, trial, shard in ranked:
             end = now + self.time(trial, worker)
             if end <= self.target or not self._sooner_elsewhere(trial, shard, worker, now, end):
                 return trial, shard
         return None
-
-    def _likely_longest(self) -> Iterator[int]:
-        if self._idle:
-            yield self._idle[0][2]
-        yield from self._lim
 
     def _pressures(self) -> dict[int, float]:
         speeds: dict[int, float] = {}

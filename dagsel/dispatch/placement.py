@@ -10,27 +10,13 @@ from dagsel.dispatch.events import Worker
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a worker can hold.
-
-    Parameters
-    ----------
-    worker
-        Its address.
-    speed
-        Relative to the others'.
-    max_shards
-        How many shards fit in its memory; None for no limit.
-    held
-        The shards that it holds, or loads, already.
-    refused
-        The shards that it could not load.
-    """
+    """What a worker can hold."""
 
     worker: Worker
-    speed: float = 1.0
-    max_shards: int | None = None
-    held: frozenset[int] = frozenset()
-    refused: frozenset[int] = frozenset()
+    speed: float = 1.0  # relative to the others'
+    max_shards: int | None = None  # in its memory; None: no limit
+    held: frozenset[int] = frozenset()  # or loading
+    refused: frozenset[int] = frozenset()  # could not load
 
 
 def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> list[int]:
@@ -38,40 +24,26 @@ def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> li
 
     There are ``min(replicas, workers)`` copies of each shard. If that leaves workers without a
     shard there are more copies, and if memory does not suffice there are fewer.
-
-    Examples
-    --------
-    >>> quotas(8, [Capacity("a", speed=3.0), Capacity("b", speed=1.0)])
-    [6, 2]
-    >>> quotas(8, [Capacity("a", speed=3.0, max_shards=4), Capacity("b"), Capacity("c")])
-    [4, 2, 2]
     """
     room = [
         n_shards if host.max_shards is None else max(0, min(n_shards, host.max_shards))
         for host in hosts
     ]
-    copies = min(sum(room), max(n_shards * min(replicas, len(hosts)), len(hosts)))
-    full = [limit == 0 for limit in room]
+    total = sum(room)
+    copies = min(total, max(n_shards * min(replicas, len(hosts)), len(hosts)))
+    not_full = [k for k, limit in enumerate(room) if limit]
     while True:
-        open_copies = copies - sum(
-            limit for limit, is_full in zip(room, full, strict=True) if is_full
-        )
-        speed = sum(host.speed for host, is_full in zip(hosts, full, strict=True) if not is_full)
-        share = [
-            0.0 if f else open_copies * s.speed / speed for s, f in zip(hosts, full, strict=True)
-        ]
-        over = [k for k, part in enumerate(share) if not full[k] and part >= room[k]]
-        if not over:
+        n_left = copies - total + sum(room[k] for k in not_full)
+        speed = sum(hosts[k].speed for k in not_full)
+        share = {k: n_left * hosts[k].speed / speed for k in not_full}
+        within = [k for k in not_full if share[k] < room[k]]
+        if within == not_full:
             break
-        for k in over:
-            full[k] = True
-    counts = [limit if f else int(part) for limit, f, part in zip(room, full, share, strict=True)]
+        not_full = within
+    counts = [int(share.get(k, limit)) for k, limit in enumerate(room)]
     # Rounding up by the largest remainder makes slow workers late: 2 shards for a share of 1.6 are
     # 25% more, 7 for 6.5 only 8%. Rounding up where it ends soonest shortens rounds by 1 to 3%.
-    by_end = sorted(
-        (k for k, is_full in enumerate(full) if not is_full),
-        key=lambda host: ((counts[host] + 1) / hosts[host].speed, host),
-    )
+    by_end = sorted(not_full, key=lambda k: ((counts[k] + 1) / hosts[k].speed, k))
     for k in by_end[: copies - sum(counts)]:
         counts[k] += 1
     return counts
@@ -80,23 +52,11 @@ def quotas(n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1) -> li
 def place(
     n_shards: int, hosts: Sequence[Capacity], *, replicas: int = 1
 ) -> dict[Worker, frozenset[int]]:
-    """Place shards on workers.
+    """Place shards on workers: as many on each as `quotas` says.
 
-    Parameters
-    ----------
-    n_shards
-        Number of shards.
-    hosts
-        The workers that may hold shards.
-    replicas
-        Copies of each shard, on distinct workers.
-
-    Returns
-    -------
-    placement
-        The shards of each worker, as many as `quotas` says. A worker keeps what it holds as far as
-        possible: with one copy of each shard no placement of these quotas moves fewer. A shard for
-        which memory, or refusals, leave no place is in no worker's set.
+    A worker keeps what it holds as far as possible: with one copy of each shard no placement of
+    these quotas moves fewer. A shard for which memory, or refusals, leave no place is in no
+    worker's set.
 
     Examples
     --------
@@ -112,8 +72,8 @@ def place(
     least, n_extra = divmod(sum(left), n_shards)
     chosen: list[set[int]] = [set() for _ in hosts]
     copies = [0] * n_shards
-    for most in (least, least + 1):
-        n_extra -= _keep(hosts, left, chosen, copies, most, n_extra if most > least else None)
+    _keep(hosts, left, chosen, copies, least, limit=sum(left))
+    n_extra -= _keep(hosts, left, chosen, copies, least + 1, limit=n_extra)
     # Each shard gets its first copy before any gets its last.
     for level in range(1, least + 1):
         for shard in range(n_shards):
@@ -134,23 +94,22 @@ def _keep(
     chosen: list[set[int]],
     copies: list[int],
     most: int,
-    limit: int | None,
+    *,
+    limit: int,
 ) -> int:
     """Keep what is held, shards with few holders first, up to the quotas and `most` copies.
 
-    Return how many of at most `limit` were kept; 0 without a limit.
+    Return how many were kept, at most `limit`.
     """
     holders = [sum(shard in host.held for host in hosts) for shard in range(len(copies))]
     kept = 0
     held = [(holders[s], s, at) for at, host in enumerate(hosts) for s in host.held - host.refused]
     for _, shard, k in sorted(held):
-        if shard in chosen[k]:
-            continue
-        if left[k] and copies[shard] < most and (limit is None or kept < limit):
+        if kept < limit and left[k] and copies[shard] < most and shard not in chosen[k]:
             chosen[k].add(shard)
             copies[shard] += 1
             left[k] -= 1
-            kept += limit is not None
+            kept += 1
     return kept
 
 
@@ -193,21 +152,10 @@ def _add_beyond_quota(shard: int, hosts: Sequence[Capacity], chosen: list[set[in
 
 
 def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
-    """Return how many shards a worker may hold.
+    """Return how many shards fit into a share of a worker's memory limit; None for any number.
 
-    Parameters
-    ----------
-    memory_limit
-        The worker's memory limit in bytes; None or 0 for no limit.
-    shard_bytes
-        Bytes of the largest shard with its validation shard.
-    share
-        The share of the limit that shards may take; the rest is for states and training.
-
-    Returns
-    -------
-    int or None
-        None for any number.
+    A limit of None or 0 is none. `shard_bytes` are those of the largest shard with its validation
+    shard; what is left of the limit is for states and training.
 
     Examples
     --------

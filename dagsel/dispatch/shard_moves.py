@@ -14,20 +14,12 @@ EVERYWHERE = 1 << 30  # replicas: as many as there are workers
 
 
 class ShardMoves:
-    """Moves shards between workers.
-
-    Attributes
-    ----------
-    has_begun
-        Whether there was a round: before the first one no shard is placed.
-    workers_changed
-        Whether shards have to be placed anew: workers came or went, or could not load a shard.
-    """
+    """Moves shards between workers."""
 
     def __init__(self, state: DispatchState) -> None:
         self.state = state
-        self.has_begun = False
-        self.workers_changed = False
+        self.has_begun = False  # before the first round no shard is placed
+        self.workers_changed = False  # so shards have to be placed anew
         self._moving = False  # not all shards are where they are wanted
         self._holders_changed = False  # since missing shards were last looked for
         self._missing_since: float | None = None

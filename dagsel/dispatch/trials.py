@@ -10,51 +10,27 @@ from dagsel.dispatch.units import Chain, Unit
 
 @dataclass(slots=True)
 class Epoch:
-    """One epoch of a trial.
-
-    Attributes
-    ----------
-    visited
-        By position the shard that the unit visited; None before the unit is done. It stays if the
-        unit's result is lost: a unit that runs again visits the same shard.
-    left
-        Bit mask of the shards that no done unit has visited.
-    unscored
-        Bit mask of the validation shards whose evaluating units are not done.
-    trained_on
-        The worker that trained the newest unit.
-    """
+    """One epoch of a trial."""
 
     chain: Chain
+    # By position; it stays if a result is lost: a unit that runs again visits the same shard.
     visited: list[int | None]
-    left: int
-    unscored: int
-    trained_on: Worker | None = None
+    left: int  # bit mask of the shards that no done unit has visited
+    unscored: int  # bit mask of the validation shards that are not scored
+    trained_on: Worker | None = None  # the worker that trained the newest unit
 
 
 @dataclass(slots=True)
 class Trial:
-    """One trial's epochs, and which of its training units are ready or bound.
-
-    Attributes
-    ----------
-    epochs, open
-        All epochs, and those with units that are not done.
-    ready
-        Training units to bind, in chain order; more than one if results were lost.
-    active, active_shard
-        The training unit that is bound, and its shard.
-    partial
-        The shards with which interrupted units go on.
-    """
+    """One trial's epochs, and which of its training units are ready or bound."""
 
     number: int
     epochs: dict[int, Epoch] = field(default_factory=dict)
-    ready: list[Unit] = field(default_factory=list)
-    active: Unit | None = None
+    ready: list[Unit] = field(default_factory=list)  # in chain order; several if results were lost
+    active: Unit | None = None  # the training unit that is bound
     active_shard: int | None = None
-    partial: dict[Unit, int] = field(default_factory=dict)
-    open: dict[int, Epoch] = field(default_factory=dict)
+    partial: dict[Unit, int] = field(default_factory=dict)  # shards of interrupted units
+    open: dict[int, Epoch] = field(default_factory=dict)  # those with units that are not done
 
     def add(self, chain: Chain) -> None:
         """Add a chain's epochs."""
@@ -130,24 +106,12 @@ SPENT_S = 1e-4
 
 @dataclass(slots=True)
 class Allowance:
-    """How a trial may train.
+    """How a trial may train."""
 
-    Attributes
-    ----------
-    gang
-        Number of workers that train it together.
-    seconds_left
-        How long it may still train; None for no limit.
-    held
-        Whether it has to rest.
-    number
-        The number that the caller gave last; see `dagsel.dispatch.events.TrialAllowed`.
-    """
-
-    gang: int = 1
-    seconds_left: float | None = None
-    held: bool = False
-    number: int = 0
+    gang: int = 1  # workers that train it together
+    seconds_left: float | None = None  # None for no limit
+    held: bool = False  # it has to rest
+    number: int = 0  # the last one of `TrialAllowed` or `TrialHeld`
 
 
 #: The allowance of a trial for which there was no event.
@@ -156,38 +120,19 @@ FREE = Allowance()
 
 @dataclass(slots=True)
 class Binding:
-    """A unit on a worker.
-
-    Attributes
-    ----------
-    seconds
-        How long it is expected to take.
-    ahead_s
-        How long before its end its worker may get another unit.
-    began_s
-        When it became the first of its worker's units; None while another one runs there.
-    started
-        Whether the worker said that it runs.
-    preempted_s
-        When it was told to stop; None if it was not.
-    timed_out
-        Whether it was told to stop because of its time limit.
-    members
-        The other workers of its gang.
-    lost
-        Members that have gone since, even if a worker with such an address has joined again.
-    """
+    """A unit on a worker."""
 
     unit: Unit
     worker: Worker
     shard: int
-    seconds: float
-    ahead_s: float
-    began_s: float | None = None
-    started: bool = False
-    preempted_s: float | None = None
-    timed_out: bool = False
-    members: tuple[Worker, ...] = ()
+    seconds: float  # expected
+    ahead_s: float  # so long before its end its worker may get another unit
+    began_s: float | None = None  # None: another unit runs there
+    started: bool = False  # the worker said that it runs
+    preempted_s: float | None = None  # when it was told to stop
+    timed_out: bool = False  # it was told to stop because of its time limit
+    members: tuple[Worker, ...] = ()  # the other workers of its gang
+    # members that have gone, even if a worker with such an address has joined again
     lost: tuple[Worker, ...] = ()
 
     @property

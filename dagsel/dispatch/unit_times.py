@@ -94,22 +94,10 @@ class UnitTimes:
         """Estimate the seconds of a training unit."""
         return self.unit_s * self.cost[trial] * self.pace[worker]
 
-    def evaluation_seconds(self, trial: int, worker: Worker) -> float:
-        """Estimate the seconds of an evaluating unit."""
-        return self.ratio * self.seconds(trial, worker)
-
     def optimism(self, trial: int) -> float:
         """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
 
         Such a trial is served early, as if it were long: if it is, its chain must begin early.
-
-        Examples
-        --------
-        >>> times = UnitTimes()
-        >>> times.add_trial(0)
-        >>> times.add_trial(1, cost=3.0)
-        >>> times.optimism(0) > times.optimism(1)
-        True
         """
         return OPTIMISM if trial in self._unknown else 1.0
 

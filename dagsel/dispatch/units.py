@@ -16,31 +16,12 @@ Kind: TypeAlias = Literal["train", "evaluate", "check"]
 
 
 class Unit(NamedTuple):
-    """One trial's pass over one shard; also the tail of its Dask key.
+    """One trial's pass over one shard; also the tail of its Dask key."""
 
-    Parameters
-    ----------
-    kind
-        ``"train"``; ``"evaluate"`` scores the state after an epoch, ``"check"`` that of a trial
-        that was paused.
-    trial
-        Number of the trial.
-    epoch
-        From 1. For a check: the number of the check.
-    position
-        For a training unit: its place in the epoch's chain. For the others: the index of the
-        validation shard that is scored.
-
-    Examples
-    --------
-    >>> Unit("train", trial=3, epoch=1, position=0)
-    Unit(kind='train', trial=3, epoch=1, position=0)
-    """
-
-    kind: Kind
+    kind: Kind  # "evaluate" scores the state after an epoch, "check" that of a paused trial
     trial: int
-    epoch: int
-    position: int
+    epoch: int  # from 1; of a check: its number
+    position: int  # in the epoch's chain; else the validation shard that is scored
 
 
 def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[int, ...]:
@@ -57,21 +38,11 @@ def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[in
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The part of an epoch that an earlier session of the run has done.
+    """The part of an epoch that an earlier session of the run has done."""
 
-    Parameters
-    ----------
-    visits
-        The visited shards, in order.
-    scored
-        The scored validation shards.
-    partial
-        The shard of the next unit, if that unit was stopped in the middle of it; else None.
-    """
-
-    visits: tuple[int, ...] = ()
-    scored: frozenset[int] = frozenset()
-    partial: int | None = None
+    visits: tuple[int, ...] = ()  # shards, in order
+    scored: frozenset[int] = frozenset()  # validation shards
+    partial: int | None = None  # shard of the next unit, if that was stopped in the middle
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,44 +51,15 @@ class Chain:
 
     Each epoch has ``n_shards`` training units, one after the other. Unless ``evaluate`` is false it
     also has ``n_shards`` evaluating units, which are ready when the last training unit is done.
-
-    Parameters
-    ----------
-    trial
-        Number of the trial.
-    epochs
-        The epochs, in order and without a gap.
-    n_shards
-        Number of training shards, and of validation shards.
-    order
-        For each epoch the shards in the order of the visits. None, for one epoch or for all, leaves
-        the order to the dispatcher.
-    evaluate
-        Whether each epoch is followed by a validation.
-    begun
-        What is already done of the first epochs.
-
-    Raises
-    ------
-    ValueError
-        If there are no epochs, they are not consecutive or start below 1, or an order is not a
-        permutation of the shards.
-
-    Examples
-    --------
-    >>> chain = Chain(trial=0, epochs=range(1, 2), n_shards=2)
-    >>> [unit.position for unit in chain.units]
-    [0, 1]
-    >>> [unit.position for unit in chain.evaluations(1)]
-    [0, 1]
     """
 
     trial: int
-    epochs: range
+    epochs: range  # in order and without a gap
     n_shards: int
+    # by epoch the shards in the order of the visits; None: the dispatcher chooses
     order: tuple[tuple[int, ...] | None, ...] | None = None
-    evaluate: bool = True
-    begun: tuple[Begun, ...] = ()
+    evaluate: bool = True  # whether each epoch is followed by a validation
+    begun: tuple[Begun, ...] = ()  # what is already done of the first epochs
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:
@@ -160,13 +102,7 @@ class Chain:
                     yield Unit("evaluate", self.trial, epoch, shard)
 
     def fixed_shard(self, unit: Unit) -> int | None:
-        """Return the shard that the unit must visit, or None if the dispatcher may choose.
-
-        Examples
-        --------
-        >>> Chain(0, range(1, 2), 2, order=((1, 0),)).fixed_shard(Unit("train", 0, 1, 0))
-        1
-        """
+        """Return the shard that the unit must visit, or None if the dispatcher may choose."""
         if unit.kind != "train":
             return unit.position
         if self.order is None:
@@ -177,18 +113,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Chains that were decided together and become one graph.
-
-    Parameters
-    ----------
-    number
-        Number of the round in its run.
-    chains
-        At most one per trial.
-    """
+    """Chains that were decided together and become one graph."""
 
     number: int
-    chains: tuple[Chain, ...]
+    chains: tuple[Chain, ...]  # at most one per trial
 
     def __post_init__(self) -> None:
         trials = [chain.trial for chain in self.chains]

@@ -17,27 +17,15 @@ GAIN = 0.15  # share of the slowest worker's time that a new placement must save
 
 @dataclass(slots=True)
 class KnownWorker:
-    """A worker: the shards that it holds and the units that are bound to it, the running one first.
-
-    Attributes
-    ----------
-    held, loading, wanted
-        Bit masks of shards: in its memory, on their way, and assigned by the placement.
-    refused
-        Shards that it could not load, and why.
-    placed_speed
-        Its speed when shards were last placed.
-    node
-        The machine that it runs on.
-    """
+    """A worker, its shards and the units that are bound to it, the running one first."""
 
     worker: Worker
     max_shards: int | None
-    held: int = 0
-    loading: int = 0
-    wanted: int = 0
-    refused: dict[int, str] = field(default_factory=dict)
-    placed_speed: float = 1.0
+    held: int = 0  # bit mask of shards in its memory
+    loading: int = 0  # those on their way
+    wanted: int = 0  # those that the placement assigns to it
+    refused: dict[int, str] = field(default_factory=dict)  # shards that it could not load, and why
+    placed_speed: float = 1.0  # when shards were last placed
     draining: bool = False
     drained: bool = False
     restarting: bool = False
@@ -48,23 +36,9 @@ class KnownWorker:
         """Whether the shard is in its memory."""
         return bool(self.held >> shard & 1)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether it may load one more shard."""
-        taken = (self.held | self.loading).bit_count()
-        return self.max_shards is None or taken < self.max_shards
-
 
 class Workers(dict[Worker, KnownWorker]):
-    """All workers, by address.
-
-    Parameters
-    ----------
-    n_shards
-        Number of shards.
-    replicas
-        Copies of each shard.
-    """
+    """All workers, by address."""
 
     def __init__(self, n_shards: int, replicas: int) -> None:
         super().__init__()
@@ -126,12 +100,7 @@ class Workers(dict[Worker, KnownWorker]):
         """Yield the loads and drops that bring the staying workers towards their placement.
 
         A shard is dropped only if enough of the workers that should hold it do, and no unit that is
-        bound to the worker needs it.
-
-        Parameters
-        ----------
-        in_use
-            For each worker the bit mask of the shards that bound units need.
+        bound to the worker needs it. `in_use` has the bit masks of the shards that units need.
         """
         for host in self.staying:
             for shard in bits(host.held & ~host.wanted & ~in_use.get(host.worker, 0)):
@@ -139,7 +108,8 @@ class Workers(dict[Worker, KnownWorker]):
                     host.held &= ~(1 << shard)
                     yield DropShard(host.worker, shard)
             for shard in bits(host.wanted & ~host.held & ~host.loading):
-                if shard not in host.refused and host.has_room:
+                taken, most = (host.held | host.loading).bit_count(), host.max_shards
+                if shard not in host.refused and (most is None or taken < most):
                     host.loading |= 1 << shard
                     yield LoadShard(host.worker, shard)
 

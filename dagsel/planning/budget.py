@@ -21,45 +21,21 @@ _MONEY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Z]{3}|[$€£¥])\s*")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a run may cost.
+    """What a run may cost."""
 
-    Parameters
-    ----------
-    worker_seconds
-        How long all workers together may be billed.
-    price_per_worker_hour
-        What an hour of a worker costs; None if it is not known.
-    currency
-        The currency of the price.
-    """
-
-    worker_seconds: float
-    price_per_worker_hour: float | None = None
+    worker_seconds: float  # that may be billed
+    price_per_worker_hour: float | None = None  # None: not known
     currency: str = ""
 
     def money(self, worker_seconds: float) -> float | None:
-        """Return the price of so much time; None if it is not known.
-
-        Examples
-        --------
-        >>> Budget(7200, price_per_worker_hour=2.5).money(3600)
-        2.5
-        """
+        """Return the price of so much time; None if it is not known."""
         if self.price_per_worker_hour is None:
             return None
         return worker_seconds / 3600 * self.price_per_worker_hour
 
 
 def read_budget(value: float | str, price_per_worker_hour: float | None = None) -> Budget:
-    """Read a budget.
-
-    Parameters
-    ----------
-    value
-        Worker-seconds as a number, a text like ``"30 worker-minutes"``, or money like
-        ``"12.50 USD"``.
-    price_per_worker_hour
-        What an hour of a worker costs, in the currency of the budget.
+    """Read a budget: worker-seconds, or a text like ``"30 worker-minutes"`` or ``"12.50 USD"``.
 
     Raises
     ------
@@ -105,19 +81,6 @@ def _worker_seconds(value: float | str) -> float:
 class Bill:
     """What the workers of a run have cost so far; each event makes a new bill.
 
-    Parameters
-    ----------
-    node_size
-        Workers of a node, which is billed as a whole.
-    asked
-        Number of nodes that the cluster was asked for.
-    nodes
-        The workers that are there, by node.
-    at
-        Time of the last event, in seconds since the run began.
-    node_seconds
-        What was billed until then.
-
     Examples
     --------
     Two workers are asked for; they come after 10 s and 20 s, and one goes after 60 s:
@@ -130,11 +93,11 @@ class Bill:
     120.0
     """
 
-    node_size: int = 1
-    asked: int = 0
-    nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    at: float = 0.0
-    node_seconds: float = 0.0
+    node_size: int = 1  # workers of a node, which is billed as a whole
+    asked: int = 0  # nodes that the cluster was asked for
+    nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # with their workers
+    at: float = 0.0  # time of the last event, in seconds since the run began
+    node_seconds: float = 0.0  # billed until then
 
     def ask(self, n_workers: int, *, at: float) -> Bill:
         """Ask the cluster for so many workers in all."""
@@ -206,22 +169,15 @@ def to_seconds(name: str, span: float | str) -> float:
     ...
     dagsel.errors.SearchError: deadline='soon' is no time; write seconds, or such as "10 min", "2 h"
     """
-    seconds = _read(span)
-    if seconds is None:
-        raise SearchError(f'{name}={span!r} is no time; write seconds, or such as "10 min", "2 h"')
+    number, unit = span, "s"
+    if isinstance(span, str):
+        match = _TEXT.fullmatch(span)
+        number, unit = match.groups() if match else ("", "")
+    try:
+        seconds = float(number) * _SECONDS[unit.lower()]
+    except (KeyError, TypeError, ValueError):
+        told = f'{name}={span!r} is no time; write seconds, or such as "10 min", "2 h"'
+        raise SearchError(told) from None
     if not 0.0 < seconds < math.inf:
         raise SearchError(f"{name} must be above 0 and finite, got {span!r}")
     return seconds
-
-
-def _read(span: float | str) -> float | None:
-    number, unit = span, 1.0
-    if isinstance(span, str):
-        match = _TEXT.fullmatch(span)
-        if match is None or match[2].lower() not in _SECONDS:
-            return None
-        number, unit = match[1], _SECONDS[match[2].lower()]
-    try:
-        return float(number) * unit
-    except (TypeError, ValueError):
-        return None

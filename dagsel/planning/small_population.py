@@ -44,26 +44,9 @@ def gang_for(
 ) -> int:
     """Return on how many workers to train each of a few trials.
 
-    Parameters
-    ----------
-    policy
-        ``"gang"`` takes the fastest gang, or the largest if nothing was measured; ``"auto"`` takes
-        it only if it is known to be faster than hopping.
-    n_trials
-        Number of trials with something left to train; 1 or more.
-    n_workers
-        Number of workers.
-    efficiency
-        e(g) by the number of workers; None if nothing was measured.
-    fits
-        Whether a gang of so many workers can train each of the trials.
-
-    Examples
-    --------
-    >>> gang_for("auto", 2, 8, efficiency=lambda g: 0.9 ** (g - 1))
-    4
-    >>> gang_for("auto", 2, 8, efficiency=None), gang_for("gang", 2, 8, efficiency=None)
-    (1, 4)
+    ``"gang"`` takes the fastest gang, or the largest if nothing was measured; ``"auto"`` takes it
+    only if it is known to be faster than hopping. `efficiency` is e(g), None if nothing was
+    measured; `fits` tells whether so many workers can train each of the trials.
     """
     if policy not in ("auto", "gang") or (policy == "auto" and efficiency is None):
         return 1
@@ -84,24 +67,10 @@ def is_worth_a_switch(
     *,
     switch_s: float = SWITCH_S,
 ) -> bool:
-    """Whether a gang of another size saves more time than the switch costs.
+    """Whether a gang of `then` instead of `now` workers saves more than the switch costs.
 
-    Parameters
-    ----------
-    now, then
-        Workers of each trial.
-    left_s
-        Remaining seconds on one worker of the trial with the most; None if they are not known:
-        then the switch is worth it.
-    efficiency
-        e(g); None counts as 1.
-    switch_s
-        What a switch costs, in seconds of a trial.
-
-    Examples
-    --------
-    >>> is_worth_a_switch(1, 4, 10.0, None), is_worth_a_switch(1, 4, 1.0, None)
-    (True, False)
+    `left_s` are the remaining seconds on one worker of the trial with the most; if they are not
+    known, the switch is worth it.
     """
     if left_s is None:
         return True

@@ -101,11 +101,5 @@ class SimulatedCluster:
 
 
 def worker_name(number: int) -> str:
-    """Return a worker's address.
-
-    Examples
-    --------
-    >>> worker_name(3)
-    'worker-3'
-    """
+    """Return a worker's address."""
     return f"worker-{number}"

@@ -111,10 +111,24 @@ def preview(
         _check_any(rows)
         return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
     cluster = _cluster(cluster, n_workers)
-    arguments: dict[str, Any] = {"seed": seed, "direction": direction}
-    arguments["space"] = _space(flow, curves, space)
+    space = _space(flow, curves, space)
     curves = _curves(curves, epoch_seconds)
-    run = _simulated(flow, curves, cluster, deadline_s, budget_s, arguments)
+    if cluster.n_workers * cluster.startup_s >= budget_s:
+        raise SearchError(
+            f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
+            f"workers are there, {cluster.startup_s:g} s after they are asked for"
+        )
+    run = simulate(
+        flow,
+        curves,
+        cluster,
+        seed=seed,
+        space=space,
+        direction=direction,
+        deadline=deadline,
+        budget=budget,
+        price_per_worker_hour=price_per_worker_hour,
+    )
     rows = _spans(run)
     _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
@@ -190,24 +204,6 @@ def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | No
 
 
 # ---- what a simulation tells
-
-
-def _simulated(
-    flow: Flow,
-    curves: Curves,
-    cluster: SimulatedCluster,
-    deadline_s: float,
-    budget_s: float,
-    arguments: dict[str, Any],
-) -> SimulatedRun:
-    if cluster.n_workers * cluster.startup_s >= budget_s:
-        raise SearchError(
-            f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
-            f"workers are there, {cluster.startup_s:g} s after they are asked for"
-        )
-    limits = {"deadline": deadline_s, "budget": budget_s}
-    given: dict[str, Any] = {name: s for name, s in limits.items() if s < math.inf}
-    return simulate(flow, curves, cluster, **given, **arguments)
 
 
 def _turns(run: SimulatedRun) -> list[Any]:

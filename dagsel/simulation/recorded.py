@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -68,19 +68,14 @@ class Recorded:
         """
         record = run.record
         trained, scored = _work(record, "train"), _work(record, "evaluate")
-        curves = cls.from_metrics(
-            run.metrics,
-            {number: trial.config for number, trial in record.trials.items()},
-            metric=run.metric,
-            epoch_s=_epoch_s(record, trained),
-        )
-        return cls(
-            curves.configs,
-            curves.values,
-            curves.epoch_s,
-            {trial.number: trial.reason for trial in record.failures},
-            fmean(scored.values()) / fmean(trained.values()) if trained and scored else 0.0,
-            frozenset(number for number, trial in record.trials.items() if trial.adoptions),
+        configs = {number: trial.config for number, trial in record.trials.items()}
+        epoch_s = _epoch_s(record, trained)
+        share = fmean(scored.values()) / fmean(trained.values()) if trained and scored else 0.0
+        return replace(
+            cls.from_metrics(run.metrics, configs, metric=run.metric, epoch_s=epoch_s),
+            failed={trial.number: trial.reason for trial in record.failures},
+            evaluation_share=share,
+            adopted=frozenset(n for n, trial in record.trials.items() if trial.adoptions),
         )
 
     @classmethod

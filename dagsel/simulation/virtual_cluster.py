@@ -45,55 +45,27 @@ Speedup = Callable[[Unit, int], float]
 
 
 class Ran(NamedTuple):
-    """A unit, or a piece of one, as it ran.
-
-    Parameters
-    ----------
-    unit, worker, shard, start_s, stop_s
-        The unit, where it ran, with which shard, and when.
-    hop
-        Whether the state had to move.
-    members
-        The other workers of its gang.
-    done
-        How much of the unit is done after it: 1 if all is.
-    waits_s
-        How long after its start it began to train.
-    """
+    """A unit, or a piece of one, as it ran."""
 
     unit: Unit
     worker: Worker
     shard: int
     start_s: float
     stop_s: float
-    hop: bool
+    hop: bool  # its state had to move
     members: tuple[Worker, ...] = ()
-    done: float = 1.0
-    waits_s: float = 0.0
+    done: float = 1.0  # share of the unit after it
+    waits_s: float = 0.0  # before it began to train
 
 
 @dataclass(slots=True)
 class VirtualOutcome:
-    """What has happened on a model cluster; all lists are in the order of time.
+    """What has happened on a model cluster; all lists are in the order of time."""
 
-    Attributes
-    ----------
-    timeline
-        The units that were done.
-    pieces
-        What was trained of units that were stopped before their end.
-    loaded
-        Workers and the shards that they have loaded.
-    failed
-        Why trials failed, or (as trial -1) the run.
-    rests
-        Trials that came to rest.
-    """
-
-    timeline: list[Ran] = field(default_factory=list)
-    pieces: list[Ran] = field(default_factory=list)
+    timeline: list[Ran] = field(default_factory=list)  # units that were done
+    pieces: list[Ran] = field(default_factory=list)  # trained parts of units that were stopped
     loaded: list[tuple[Worker, int]] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)  # why trials, or (as trial -1) the run
     rests: list[TrialRests] = field(default_factory=list)
 
     @property
@@ -134,25 +106,10 @@ class _Machine:
 class VirtualCluster:
     """Workers that take time for units and loads.
 
-    Parameters
-    ----------
-    dispatcher
-        The dispatcher that is driven.
-    seconds
-        True time of a unit on a worker with a shard; called once at each start of a unit.
-    load_seconds
-        Time to load a shard.
-    hop_seconds
-        Time to move a state to another worker.
-    speedup
-        How many times as fast a gang trains a unit as one worker does; linear by default.
-    batches
-        Number of batches of a unit, which can be stopped between two of them. None: it stops at
-        once.
-    switch_seconds
-        Time that it takes to go on with a unit that was stopped, or with a gang of another size.
-    watch
-        Called with every list of instructions.
+    `seconds` is the true time of a unit, called once at each start of it; `hop_seconds` the time to
+    move a state, `switch_seconds` that to go on with a stopped unit, or with a gang of another
+    size. A unit can be stopped between two of its `batches`; None: at once. `watch` is called with
+    every list of instructions.
 
     Examples
     --------

@@ -54,30 +54,14 @@ class Step:
 
 @dataclass(slots=True)
 class World:
-    """Performs a flow's decisions; trials end in any order, and some fail.
-
-    Parameters
-    ----------
-    flow
-        The flow under test.
-    context
-        What the flow is told at the start.
-    tape
-        Chooses what happens.
-    configs
-        Makes the configuration of a trial.
-    n_points
-        Size of the search space; None if it is infinite.
-    deadline
-        After how many events the deadline comes; None for never.
-    """
+    """Performs a flow's decisions; trials end in any order, and some fail."""
 
     flow: Flow
     context: Context
     tape: Tape
     configs: Callable[[int], Mapping[str, Any]]
-    n_points: int | None = None
-    deadline: int | None = None
+    n_points: int | None = None  # of the search space; None: infinite
+    deadline: int | None = None  # after how many events; None: never
     steps: list[Step] = field(default_factory=list)
     live: dict[int, LiveTrial] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
@@ -133,7 +117,9 @@ class World:
         return Asked(trials, exhausted, tuple(self.configs(trial) for trial in trials))
 
     def _happen(self) -> Event:
-        movers = [n for n, trial in sorted(self.live.items()) if self._runs(trial) or trial.awaited]
+        movers = [
+            trial for _, trial in sorted(self.live.items()) if self._runs(trial) or trial.awaited
+        ]
         if self._is_tick_next(bool(movers)):
             assert self.wake_s is not None
             self.seconds, self.wake_s = max(self.seconds, self.wake_s), None
@@ -145,8 +131,9 @@ class World:
         if what >= 24 and (missing := self.n_wanted - self.n_workers):
             come = 1 + self.tape.choose(abs(missing))
             return self._staff(self.n_workers + (come if missing > 0 else -come))
-        overdue = [n for n in movers if self._is_overdue(self.live[n])]
-        trial = self.live[(overdue or movers)[self.tape.choose(len(overdue or movers))]]
+        since = len(self.steps) - PAUSE_EVENTS
+        movers = [trial for trial in movers if trial.awaited and trial.asked_at < since] or movers
+        trial = movers[self.tape.choose(len(movers))]
         if what >= 29:
             return self._end(TrialFailed(trial.number, "it broke"))
         before_s, prunes = trial.trained_s, self.flow.traits.uses_pruner
@@ -164,9 +151,6 @@ class World:
     def _staff(self, n_workers: int) -> WorkersChanged:
         self.n_workers = n_workers
         return WorkersChanged(n_workers)
-
-    def _is_overdue(self, trial: LiveTrial) -> bool:
-        return trial.awaited is not None and len(self.steps) - trial.asked_at > PAUSE_EVENTS
 
     def _runs(self, trial: LiveTrial) -> bool:
         return trial.trains and trial.gang <= max(1, self.n_workers)

@@ -174,10 +174,10 @@ def _draw(rows: Sequence[Row]) -> list[str]:
         middle = (column + 0.5) * seconds / COLUMNS
         index = max(i for i, start in enumerate(starts) if i == 0 or start <= middle)
         tops.append(-(-rows[index].n_workers * height // most))
-    labels = {height: str(most)}
     width = len(str(most))
     lines = [
-        f" {labels.get(line, ''):>{width}} |" + "".join(" #"[top >= line] for top in tops).rstrip()
+        f" {most if line == height else '':>{width}} |"
+        + "".join(" #"[top >= line] for top in tops).rstrip()
         for line in range(height, 0, -1)
     ]
     end = span(seconds)

@@ -17,14 +17,9 @@ _WINDOW_S = 10.0
 
 
 class SearchProgress:
-    """Shows epochs done, trials alive, the best value and units per second.
+    """Shows epochs done, trials alive, the best value of the metric and units per second.
 
-    Parameters
-    ----------
-    metric
-        Name of the metric that is optimized.
-    console
-        Where to show them; nothing is shown if it is neither a terminal nor a notebook.
+    Nothing is shown if the console is neither a terminal nor a notebook.
     """
 
     def __init__(self, metric: str, *, console: Console | None = None) -> None:
@@ -80,13 +75,7 @@ class SearchProgress:
 
 
 def describe(record: Record, metric: str, units_per_second: float) -> str:
-    """Return the text of the line.
-
-    Examples
-    --------
-    >>> describe(Record("r"), "accuracy", 12.34)
-    '0 epochs · 0 trials alive · 12.3 units/s'
-    """
+    """Return the text of the line."""
     parts = [f"{record.n_epochs} epochs", f"{record.n_live} trials alive"]
     if record.failures:
         parts.append(f"{len(record.failures)} failed")
