@@ -194,9 +194,9 @@ class _Timer:
         gang = uuid.uuid4().hex
 
         def start(rank: int, place: tuple[str, int] | None = None) -> Future[Any]:
-            seat = _Seat(self.topic, gang, rank, size, place)
+            member = _Membership(self.topic, gang, rank, size, place)
             return self._submit(
-                self.workers[rank], _time_rank, self.ready[rank], seat, n_boundaries
+                self.workers[rank], _time_rank, self.ready[rank], member, n_boundaries
             )
 
         futures = [start(0)]
@@ -249,7 +249,7 @@ class _Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
+class _Membership:
     """The place of one rank in a gang: where rank 0 is, and the topic to which it reports that."""
 
     topic: str
@@ -309,7 +309,7 @@ def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -
     return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
 
 
-def _time_rank(task: tuple[bytes, bytes], ready: _Ready, seat: _Seat, n_boundaries: int) -> _Rank:
+def _time_rank(task: tuple[bytes, bytes], ready: _Ready, member: _Membership, n_boundaries: int) -> _Rank:
     """Train as one rank of a gang and time the batches."""
     workload, config = map(cloudpickle.loads, task)
     give_back_memory()  # memory that an earlier task has freed would not count
@@ -319,12 +319,12 @@ def _time_rank(task: tuple[bytes, bytes], ready: _Ready, seat: _Seat, n_boundari
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, boundaries = _memory(cuda), _Boundaries(n_boundaries)
-    state = workload.init(config, _VISIT.seed) if seat.rank == 0 else None
-    stop = boundaries if seat.rank == 0 else never
-    if seat.size == 1:
+    state = workload.init(config, _VISIT.seed) if member.rank == 0 else None
+    stop = boundaries if member.rank == 0 else never
+    if member.size == 1:
         workload.train(state, ready.shard, config, visit=_VISIT, should_stop=stop)
     else:
-        with _gang(seat) as gang:
+        with _gang(member) as gang:
             workload.train_gang(
                 state, ready.shard, config, visit=_VISIT, should_stop=stop, gang=gang
             )
@@ -333,19 +333,19 @@ def _time_rank(task: tuple[bytes, bytes], ready: _Ready, seat: _Seat, n_boundari
     return _Rank(tuple(boundaries.times), ready.batch_samples, memory, device)
 
 
-def _gang(seat: _Seat) -> Any:
-    if seat.place is not None:
-        host, port = seat.place
+def _gang(member: _Membership) -> Any:
+    if member.place is not None:
+        host, port = member.place
         return join_gang(
-            host, port, rank=seat.rank, size=seat.size, name=seat.gang, timeout_s=_TIMEOUT_S
+            host, port, rank=member.rank, size=member.size, name=member.gang, timeout_s=_TIMEOUT_S
         )
     worker = get_worker()
     host = get_address_host(worker.address)
 
     def gather(port: int) -> None:
-        worker.log_event(seat.topic, (seat.gang, (host, port)))
+        worker.log_event(member.topic, (member.gang, (host, port)))
 
-    return lead_gang(host, size=seat.size, name=seat.gang, timeout_s=_TIMEOUT_S, gather=gather)
+    return lead_gang(host, size=member.size, name=member.gang, timeout_s=_TIMEOUT_S, gather=gather)
 
 
 def _cuda() -> Any:
