@@ -309,7 +309,9 @@ def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -
     return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
 
 
-def _time_rank(task: tuple[bytes, bytes], ready: _Ready, member: _Membership, n_boundaries: int) -> _Rank:
+def _time_rank(
+    task: tuple[bytes, bytes], ready: _Ready, member: _Membership, n_boundaries: int
+) -> _Rank:
     """Train as one rank of a gang and time the batches."""
     workload, config = map(cloudpickle.loads, task)
     give_back_memory()  # memory that an earlier task has freed would not count
