@@ -190,7 +190,10 @@ def _parts_by_key(kind: Any) -> dict[str, _Part]:
 
 
 def _default(field: Field[Any]) -> Any:
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    if callable(field.default_factory):
+        return field.default_factory()
+    # A class that was pickled by value has a copy of MISSING.
+    return MISSING if isinstance(field.default, type(MISSING)) else field.default
 
 
 def _writer(kind: Any) -> Callable[[Any], Json]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import cloudpickle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -172,3 +174,16 @@ def test_scalars_of_numpy_become_plain(n: int, x: float) -> None:
 def test_what_has_no_form_in_json_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="has no form in JSON"):
         to_json(value)
+
+
+def test_a_class_that_was_pickled_by_value_is_read() -> None:
+    @dataclass
+    class Local:
+        n: int
+        known: dict[int, float] = field(default_factory=dict)
+
+    kind = pickle.loads(cloudpickle.dumps(Local))  # which gives it copies of its fields
+    assert from_json(kind, {"n": 3}) == kind(3)
+    assert from_json(kind, {"n": 3, "known": [[1, 0.5]]}) == kind(3, {1: 0.5})
+    with pytest.raises(ValueError, match="n"):
+        from_json(kind, {})
