@@ -19,7 +19,7 @@ cloudpickle.register_pickle_by_value(churn)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(int(os.environ.get("CHURN_SEEDS", "8"))))
+@pytest.mark.parametrize("seed", range(int(os.environ.get("CHURN_SEEDS", "3"))))
 def test_churn(seed: int, tmp_path: Path) -> None:
     arrays = {"x": np.zeros((240, 4), np.float32)}
     data = ShardedDataset.write(str(tmp_path / "data.zarr"), arrays, n_shards=churn.N_SHARDS)
