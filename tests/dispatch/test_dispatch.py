@@ -38,6 +38,7 @@ from dagsel.dispatch.events import (
     WorkerAdded,
     WorkerRemoved,
 )
+from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.simulation.virtual_cluster import VirtualCluster
 
@@ -536,3 +537,13 @@ def test_a_gang_takes_turns_with_trials_on_one_worker():
         assert len(ends) == n
         assert ends[0] < 15.0, "the other one would be over at 20"
         assert max(after - end for end, after in pairwise(ends)) < 10.0
+
+
+def test_a_trial_of_unknown_cost_ranks_as_if_it_were_longer() -> None:
+    times = UnitTimes()
+    times.add_worker("a", 1.0)
+    times.add_trial(0)
+    times.add_trial(1, cost=3.0)
+    assert times.optimism(0) > times.optimism(1) == 1.0
+    times.observe(0, "a", 2.0)
+    assert times.optimism(0) == 1.0
