@@ -6,6 +6,7 @@ A policy is a pure function of jobs in the order in which they are served.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -225,9 +226,9 @@ class Allocator(Wrapper):
         self.note(event)
         return self.pass_on(self.flow.handle(event))
 
+    @abstractmethod
     def divide(self, jobs: Sequence[Job], n_workers: int) -> Mapping[int, int]:
         """Return how many workers each job gets; 0 for one that waits on."""
-        raise NotImplementedError
 
     def note(self, event: Event) -> None:
         """Keep the book of what has happened."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -117,9 +118,9 @@ class StagedSearch(Flow):
             plan=self.plan,
         )
 
+    @abstractmethod
     def make_plan(self) -> StagePlan:
         """Return the stages; raise if there is no room for one."""
-        raise NotImplementedError
 
     def is_ranked(self, bracket: int) -> bool:
         """Whether the trials of a bracket are ranked after this stage; if not, they train on."""

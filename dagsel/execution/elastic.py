@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -45,7 +46,7 @@ class Size(NamedTuple):
 Request: TypeAlias = Size | frozenset[str] | None
 
 
-class ClusterDriver:
+class ClusterDriver(ABC):
     """Scales a cluster: performs requests one after the other, in a thread of its own.
 
     Each kind of cluster has a subclass, which overrides `why_not`, `wanted`, `fill` and
@@ -61,22 +62,22 @@ class ClusterDriver:
         self._thread: threading.Thread | None = None
 
     @property
+    @abstractmethod
     def why_not(self) -> str:
         """Why the cluster cannot be scaled, and what to do; empty if it can."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def wanted(self) -> int:
         """Workers that the cluster was told to have: those that are there and those to come."""
-        raise NotImplementedError
 
+    @abstractmethod
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Do what `grow` asks for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close_workers(self, workers: Collection[str]) -> None:
         """Do what `retire` asks for."""
-        raise NotImplementedError
 
     @property
     def can_scale(self) -> bool:
