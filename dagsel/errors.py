@@ -16,6 +16,7 @@
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
     ├── SearchError               (ValueError) study, space, flow and metric do not fit together
+    │   └── StudyStorageError     the study's storage is gone, damaged, or on an unknown host
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
     ├── TrainingError             a unit's training went wrong
@@ -110,6 +111,10 @@ class CheckpointCorruptError(CheckpointError):
 
 class SearchError(DagselError, ValueError):
     """Study, space, flow and metric do not fit together."""
+
+
+class StudyStorageError(SearchError):
+    """The study's storage is gone, damaged, without the study, or on an unknown host."""
 
 
 class WorkloadError(DagselError, ValueError):

@@ -387,8 +387,17 @@ class RoundSent:
     epochs: tuple[tuple[int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The run was given up ``at`` (seconds since the epoch): its live trials have failed."""
+
+    at: float
+    reason: str
+
+
 Entry: TypeAlias = (
     SessionBegun
+    | Abandoned
     | Turn
     | FlowState
     | UnitRecord
@@ -439,6 +448,7 @@ ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
 REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
+    abandoned=Abandoned,
     turn=Turn,
     flow=FlowState,
     unit=UnitRecord,

@@ -11,17 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import RunDirError, SearchError
+from dagsel.errors import RunDirError, SearchError, StudyStorageError
 from dagsel.flow import Asked, Flow, check_flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
-from dagsel.messages import ENTRIES, SessionBegun, Turn, read_entries
+from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn, read_entries
 from dagsel.planning.small_population import Policy
 from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
-from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
+from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
+from dagsel.study import (
+    Adopted,
+    Callback,
+    Space,
+    StudyDriver,
+    give_up,
+    guarded,
+    home_of,
+    open_study,
+)
 from dagsel.workloads.base import Workload
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
@@ -186,7 +196,7 @@ def resume(
     *,
     workload: Workload | None = None,
     space: Space | None = None,
-    study: Study | None = None,
+    study: Study | str | None = None,
     flow: Flow | None = None,
     data: ShardedDataset | str | None = None,
     cluster: Any = None,
@@ -207,12 +217,13 @@ def resume(
     workload, space
         Those that the run began with; always needed, as a ``run_dir`` holds no code.
     study
-        The study, if its name and URL do not open it, or if its sampler is not Optuna's default. A
-        study that was in memory is filled again.
+        The study, or the URL of its storage. Needed if its sampler is not Optuna's default, if it
+        is on a server, or if its URL had a password. A study that was in memory is filled again.
     flow
         The search procedure, if it is not one of dagsel's.
     data
-        The data set, if its URL has changed or needs credentials.
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
     callbacks, worker_timeout
         As for `dagsel.optimize`.
     count_downtime
@@ -229,7 +240,7 @@ def resume(
         If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
         the run. Nothing in it changes.
     SearchError
-        If study, space or flow are not those of the run.
+        If study, space or flow are not those of the run, or the study cannot be opened.
     DatasetError
         If the data set cannot be read.
     ClusterError
@@ -238,13 +249,13 @@ def resume(
     folder = RunDir(run_dir)
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
-    workload, space, data = _parts(settings, workload, space, data)
+    workload, space, data = _parts(settings, workload, space, data, folder)
     flow = settings.make_flow(flow)
     with folder.lock(about["run"]) as lock:
         entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
         record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
         catch_up(flow, entries, folder.url)
-        study = study or open_study(settings.study, settings.direction, settings.home)
+        study = _study(settings, study, folder)
         if type(study.sampler).__name__ != settings.sampler:
             logger.warning(
                 "the run began with a %s and goes on with a %s; give study= with the same sampler",
@@ -260,8 +271,10 @@ def resume(
             record.seconds = max(record.seconds, time.time() - began)
         session = Session(settings, folder, driver, flow, workload, data, record)
         if record.finished:
+            if record.abandoned:
+                logger.warning("run %s is only read: %s", record.run, record.abandoned)
             driver.fail_live("the run had ended")
-            tidy(session.result)  # its driver may have died before it could
+            tidy(record, folder)  # its driver may have died before it could
             return session.result
         return session.run(client, cluster, worker_timeout, lock)
 
@@ -292,7 +305,8 @@ def replay(
     workload, space
         Those that the run began with.
     data
-        The data set, if its URL has changed or needs credentials.
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
     into
         Folder for the repeated run; by default a new one under ``dagsel-runs``.
 
@@ -310,12 +324,12 @@ def replay(
     source = RunDir(run_dir)
     about = source.about()
     settings = Settings.from_json(about, source.url)
-    workload, space, data = _parts(settings, workload, space, data)
+    workload, space, data = _parts(settings, workload, space, data, source)
     entries = read_entries(source.journal.read(), source.url, settings.dagsel)
     then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     # The script ends when the recorded run did, however long that takes here.
-    free: dict[str, Any] = {"flow_config": None, "deadline_s": None, "budget_s": None}
+    free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
@@ -339,6 +353,55 @@ def replay(
     return repeated
 
 
+def abandon(
+    run_dir: str, *, study: Study | str | None = None, reason: str = "the run was abandoned"
+) -> None:
+    """Give up a run that was interrupted: its live trials fail, and no resume goes on with it.
+
+    Until then they stay RUNNING in the study, as the run may go on; samplers of other searches in
+    the same study may take that into account. The best model so far is kept: `dagsel.resume` only
+    reads the run from now on. States of other trials are deleted. No cluster and no code of the run
+    is needed.
+
+    If the study's storage is gone, the run is given up all the same, and a warning says so. Call it
+    again with ``study=`` to tell the study.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder.
+    study
+        The study or the URL of its storage, if the one in ``run_dir`` does not open it.
+    reason
+        Why; written to the run and to each of the trials.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, another driver has it, or it cannot be written.
+    """
+    folder = RunDir(run_dir)
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    with folder.lock(about["run"]):
+        entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
+        record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
+        if not record.finished:
+            given_up = Abandoned(time.time(), reason)
+            folder.journal.append([ENTRIES.encode(given_up)])
+            record.add(given_up)
+        try:
+            if study is not None or settings.home is not None:  # one in memory is gone
+                give_up(guarded(_study(settings, study, folder)), record.run, _told(record))
+        except StudyStorageError as error:
+            logger.warning(
+                "run %s is abandoned, but its trials are still running in the study: %s",
+                record.run,
+                error,
+            )
+        tidy(record, folder)
+
+
 def _idle_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
     if policy not in get_args(Policy):
         raise SearchError(f"small_population must be one of {get_args(Policy)}, got {policy!r}")
@@ -357,6 +420,7 @@ def _parts(
     workload: Workload | None,
     space: Space | None,
     data: ShardedDataset | str | None,
+    folder: RunDir,
 ) -> tuple[Workload, Space, ShardedDataset]:
     """Return the parts of a resumed run; raise an error if they are not those it began with."""
     if workload is None or space is None:
@@ -364,6 +428,12 @@ def _parts(
             "a run_dir holds no code: give workload= and space= as the run began with them"
         )
     settings.check_workload(describe(workload))
+    if data is None and (unknown := unknown_hosts(hosts_in(settings.data), folder.url)):
+        raise RunDirError(
+            f"{folder.url}/run.json names the data set {without_credentials(settings.data)}, and "
+            f"nobody else names that place; if it is yours, give data= with that URL, or set "
+            f"{KNOWN_HOSTS}={' '.join(unknown)!r}"
+        )
     if not isinstance(data, ShardedDataset):
         data = ShardedDataset.open(data or settings.data)
     settings.check_data(data.digest, data.url)
@@ -372,12 +442,25 @@ def _parts(
 
 def _adopt(driver: StudyDriver, record: Record) -> None:
     """Write what the study lacks of the record, and add configurations to the record's trials."""
+    record.configure(driver.adopt(_told(record)))
+
+
+def _told(record: Record) -> dict[int, Adopted]:
+    """Return what the study is to hold of the record's trials."""
     told = {}
     for trial in record.trials.values():
         values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
         end = (trial.state, trial.reason, trial.traceback)
         told[trial.number] = Adopted(trial.params, values, *end)
-    record.configure(driver.adopt(told))
+    return told
+
+
+def _study(settings: Settings, study: Study | str | None, folder: RunDir) -> Study:
+    """Return a resumed run's study: the user's, or the one at the URL of the user or the run."""
+    name = (settings.study, settings.direction)
+    if isinstance(study, str):
+        return open_study(*name, study)
+    return study or open_study(*name, settings.home, folder.url)
 
 
 def _new_run_dir(study: str, run: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import queue
@@ -59,6 +60,7 @@ from dagsel.planning.budget import Bill
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
 ASK_AGAIN_S = 10.0
+_LOOK_S = 0.2  # so often a command that waits for its answer looks at the connection
 
 logger = logging.getLogger("dagsel")
 
@@ -79,6 +81,8 @@ class DaskEngine:
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
+    _stream: Any = None  # the client's connection to the scheduler as the run began
+    _address: str = ""
     _bill: Bill = field(default_factory=Bill)
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
     _leaving: set[str] = field(default_factory=set)
@@ -118,6 +122,8 @@ class DaskEngine:
 
     def _start(self) -> None:
         run = self.spec.run
+        self._stream, self._address = self.client.scheduler_comm, _address(self.client)
+        self._check_connection()
         node_size = 1 if self.driver is None else self.driver.node_size
         self._bill = Bill(node_size, at=self.now())
         self._found = self._workers_there()
@@ -183,11 +189,34 @@ class DaskEngine:
     def _workers_there(self) -> set[str]:
         return set(self.client.scheduler_info(n_workers=-1)["workers"])
 
+    def _check_connection(self) -> None:
+        """Raise a `ClusterError` if the connection to the scheduler broke.
+
+        A client connects again, for 30 s; but Dask has forgotten the run's tasks by then. A
+        scheduler that only pauses keeps its connection.
+        """
+        if self.client.status != "running" or self.client.scheduler_comm is not self._stream:
+            raise ClusterError(
+                f"the scheduler at {self._address} is gone, or the connection to it broke"
+            )
+
+    @property
+    def _is_connected(self) -> bool:
+        try:
+            self._check_connection()
+        except ClusterError:
+            return False
+        return True
+
     def _stop(self) -> None:
         run = self.spec.run
         self._futures.clear()
         self._checks.clear()
         self._loads.clear()
+        if not self._is_connected:  # each of these would wait for it
+            if self.driver is not None:
+                self.driver.close(timeout_s=0.0)
+            return
         for leave in (
             partial(self.tell, EndRun()),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
@@ -331,7 +360,22 @@ class DaskEngine:
         if isinstance(command, TrialAllowed | TrialHeld):
             # Nobody waits for its score any more, and the state that is scored may be deleted.
             self._checks.pop(command.trial, None)
-        self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
+        self._check_connection()
+        self.client.sync(self._send, COMMANDS.encode(command))
+
+    async def _send(self, command: Json) -> None:
+        """Send a command; does not wait for a scheduler that is gone."""
+        scheduler: Any = self.client.scheduler
+        topic = command_topic(self.spec.run)
+        sending = asyncio.ensure_future(scheduler.log_event(topic=topic, msg=command))
+        try:
+            while not (await asyncio.wait([sending], timeout=_LOOK_S))[0]:
+                self._check_connection()
+            await sending
+        except OSError as error:
+            raise ClusterError(f"the scheduler at {self._address} is gone: {error}") from None
+        finally:
+            sending.cancel()
 
     def check(
         self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
@@ -409,8 +453,7 @@ class DaskEngine:
         NoWorkersError
             If there has been no worker for longer than the time limit.
         """
-        if self.client.status == "closed":
-            raise ClusterError("the scheduler is gone; states up to the last unit are in run_dir")
+        self._check_connection()
         now = time.monotonic()
         if self.workers:
             self._alone_since = now
@@ -438,3 +481,8 @@ class DaskEngine:
         if isinstance(message, WorkerJoined):
             self._shrink()
         return message
+
+
+def _address(client: Client) -> str:
+    scheduler: Any = client.scheduler
+    return "an unknown address" if scheduler is None else str(scheduler.address)
