@@ -102,6 +102,8 @@ class StudyDriver:
         check
             Raises an error if nothing can be trained with a configuration.
         """
+        # What Optuna has cached of a study says nothing of its storage.
+        self._theirs._storage.get_study_user_attrs(self._theirs._study_id)
         check_metric(self._theirs, self.metric, directions)
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
             check_pruner(self._pruner, self.traits.max_epochs)

@@ -72,7 +72,8 @@ def _kept(url: URL) -> str | None:
         place, mark, _ = (url.database or "").partition("#")
         place = f"{place}#{_HIDDEN}" if mark else place
     query = {name: _shown(name, value) for name, value in url.query.items()}
-    return url.set(database=place, query=query).render_as_string(hide_password=True)
+    kept = url.set(database=place, query=query).render_as_string(hide_password=True)
+    return kept.replace(quote(_HIDDEN, safe=""), _HIDDEN).replace("///file%3A", "///file:")
 
 
 def _shown(name: str, value: Any) -> Any:
