@@ -29,7 +29,7 @@ def test_the_docstring_draws_the_real_tree() -> None:
     drawn: dict[str, tuple[str, set[str]]] = {}  # error: its parent and its other bases
     branch = ["DagselError"]
     for line in (errors.__doc__ or "").splitlines():
-        if found := re.match(r"([ │├└─]{8,}) (\w+Error)(?: +\((\w+)\))?", line):
+        if found := re.match(r"([ │]*[├└]──) (\w+Error)(?: +\((\w+)\))?", line):
             depth = len(found[1]) // 4
             branch[depth:] = [found[2]]
             drawn[found[2]] = branch[depth - 1], {found[3]} - {None}
