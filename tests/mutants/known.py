@@ -109,6 +109,62 @@ FAULTS = (
         "known[:N_SWITCHES]",
         "flows/test_allocation.py flows/test_marble.py",
     ),
+    Fault(
+        "rule: no bonus for a state that is here",
+        "dispatch/list_scheduler.py",
+        "self._key[first][1] * (1.0 - self.stay)",
+        "self._key[first][1]",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: no bonus for a state that is here, where shards have several holders",
+        "dispatch/list_scheduler.py",
+        "score += self.stay",
+        "score += 0.0",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: a state that is here counts before a priority",
+        "dispatch/list_scheduler.py",
+        "if first is None or self._key[first][0] < best[0]:",
+        "if first is None:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: what it costs to wait is not counted",
+        "dispatch/list_scheduler.py",
+        "if limit > slack or self.target - self.rem[first] < limit:",
+        "if False:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: a worker that is late itself waits",
+        "dispatch/list_scheduler.py",
+        "if limit > slack or self.target - self.rem[first] < limit:",
+        "if self.target - self.rem[first] < limit:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: no priority where shards have several holders",
+        "dispatch/list_scheduler.py",
+        "ranked.append((-rank, -score - part, trial, shard))",
+        "ranked.append((0.0, -score - part, trial, shard))",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: waits for trials of less priority",
+        "dispatch/list_scheduler.py",
+        "or self.priority.get(trial, 0.0) < priority:",
+        "or False:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "brackets: a budget that just pays for one more full bracket does not",
+        "planning/brackets.py",
+        "while (q + 1) * nu**q <= B / B_0:",
+        "while (q + 1) * nu**q < B / B_0:",
+        "planning/test_brackets.py",
+    ),
 )
 
 
