@@ -26,6 +26,7 @@ from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import ENTRIES, Entry
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
@@ -72,6 +73,7 @@ class Session:
     # Orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed if the
     # run is deterministic.
     visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
+    first: tuple[Entry, ...] = ()  # what the journal begins with; the record has it already
 
     @property
     def result(self) -> Run:
@@ -116,15 +118,19 @@ class Session:
             here = stack.enter_context(connect(client, cluster))
             driver = elastic_for(here, cluster)
             engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
+            journal = LockedJournal(self.folder.journal, lock)
+            if self.first:
+                journal.append([ENTRIES.encode(entry) for entry in self.first])
             runner = Runner(
                 self.flow,
                 self.driver,
                 engine,
                 self.folder.states,
-                LockedJournal(self.folder.journal, lock),
+                journal,
                 record,
                 settings.metric,
                 seed=settings.seed,
+                about=self.folder.digest(),
                 check=checks(self.workload, self.data),
                 check_gang=self._check_gang,
                 adapt=self._adapt,

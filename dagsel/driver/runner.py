@@ -93,6 +93,7 @@ class Runner:
     record: Record  # what has happened: empty, or what an earlier session has left
     metric: str  # name of the metric that the search is about
     seed: int = 0  # seed of the run
+    about: str | None = None  # checksum of the run's settings, to stand in the journal
     # Raises an error if nothing can be trained with a configuration.
     check: Callable[[Any], None] = lambda config: None
     # Raises an error if so many workers cannot train a configuration together.
@@ -135,7 +136,7 @@ class Runner:
             If the flow decides what cannot be done.
         """
         self._clock.begin(self.record)
-        self._note(SessionBegun(self.engine.wall(), self.record.seconds))
+        self._note(SessionBegun(self.engine.wall(), self.record.seconds, self.about))
         self._clock.tell()
         if self.record.context is None:
             self._begin()
