@@ -18,7 +18,16 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
-ALONE = ("chaos", "execution", "gpu", "laws", "workloads/test_gang.py", "workloads/test_traps.py")
+ALONE = (
+    "attack/test_fuzz_files.py",
+    "attack/test_run_dirs.py",
+    "chaos",
+    "execution",
+    "gpu",
+    "laws",
+    "workloads/test_gang.py",
+    "workloads/test_traps.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
