@@ -18,7 +18,15 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
-ALONE = ("chaos", "execution", "gpu", "laws", "workloads/test_gang.py", "workloads/test_traps.py")
+ALONE = (
+    "attack/test_planted_gang.py",
+    "chaos",
+    "execution",
+    "gpu",
+    "laws",
+    "workloads/test_gang.py",
+    "workloads/test_traps.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
