@@ -32,8 +32,8 @@ from dagsel.workloads.sklearn import objects
 #: What reading a state has no need of. An event that begins so is a fault.
 BANNED = (
     "import", "exec", "compile", "code.", "open", "os.", "pty.", "subprocess.", "socket.",
-    "urllib.", "http.", "ctypes.", "pickle.", "marshal.", "shutil.", "tempfile.", "sqlite3.", "webbrowser.",
-    "glob.", "cpython.run", "function.__new__", "sys.addaudithook", "mmap.", "syslog.", "signal.",
+    "urllib.", "http.", "ctypes.", "pickle.", "marshal.", "shutil.", "tempfile.", "sqlite3.",
+    "webbrowser.", "glob.", "cpython.run", "function.__new__", "sys.addaudithook", "mmap.", "syslog.", "signal.",
     "_posixsubprocess.", "sys.setprofile", "sys.settrace", "object.__delattr__",
 )  # fmt: skip
 CALLS = [
