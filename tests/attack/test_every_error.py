@@ -1,0 +1,250 @@
+"""Every public error comes out of a public call, with the name of what is at fault in it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import optuna
+import pytest
+import searches
+import torch
+from distributed import LocalCluster
+
+import dagsel
+from dagsel import errors
+from dagsel.flows import RandomSearch
+from dagsel.simulation import SimulatedCluster
+from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+TESTS = Path(__file__).parents[1]
+RUNS = TESTS / "data" / "runs_of_163b1ee"
+LOCK = threading.Lock()  # cannot be sent
+
+Call = Callable[[Path], object]
+
+
+def optimize(folder: Path, **changes: Any) -> dagsel.Run:
+    """Search with what would do, but for the changes."""
+    arguments: dict[str, Any] = {
+        "study": optuna.create_study(direction="maximize"),
+        "workload": SyntheticWorkload(),
+        "data": str(RUNS / "data"),
+        "space": searches.space,
+        "flow": RandomSearch(max_epochs=1, n_trials=1),
+        "metric": "value",
+        "client": "tcp://127.0.0.1:9",  # nobody is there
+        "run_dir": str(folder / "run"),
+    }
+    return dagsel.optimize(**{**arguments, **changes})
+
+
+def search_nowhere(folder: Path) -> dagsel.Run:
+    """Search where no scheduler listens; Dask tries on for 30 s by default."""
+    with dask.config.set({"distributed.comm.timeouts.connect": "0.2 s"}):
+        return optimize(folder)
+
+
+def search_here(folder: Path, *, cluster: dict[str, Any], **changes: Any) -> dagsel.Run:
+    """Search on a cluster of threads."""
+    here = {"processes": False, "dashboard_address": None, "threads_per_worker": 1, **cluster}
+    with LocalCluster(**here) as made:
+        return optimize(folder, client=made.scheduler_address, **changes)
+
+
+def data_set(folder: Path) -> ShardedDataset:
+    copy = folder / "data"
+    shutil.copytree(RUNS / "data", copy)
+    return ShardedDataset.open(str(copy))
+
+
+def damaged_shard(folder: Path) -> None:
+    data = data_set(folder)
+    chunk = next(path for path in (folder / "data").rglob("c/*/*") if path.is_file())
+    flipped = bytearray(chunk.read_bytes())
+    flipped[len(flipped) // 2] ^= 1
+    chunk.write_bytes(flipped)
+    data.verify()
+
+
+def damaged_manifest(folder: Path) -> None:
+    data_set(folder)
+    manifest = folder / "data" / "dagsel.json"
+    manifest.write_text(manifest.read_text()[:-40])
+    ShardedDataset.open(str(folder / "data"))
+
+
+def ended_run(folder: Path) -> Path:
+    shutil.copytree(RUNS / "torch-ended", folder / "run")
+    return folder / "run"
+
+
+def resume(run: Path) -> dagsel.Run:
+    return dagsel.resume(
+        str(run), workload=searches.trained(), space=searches.space, data=str(RUNS / "data")
+    )
+
+
+def damaged_journal(folder: Path) -> None:
+    journal = ended_run(folder) / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"0", b"7", 1)
+    journal.write_bytes(b"".join(lines))
+    resume(journal.parent)
+
+
+def lost_state(folder: Path) -> None:
+    run = ended_run(folder)
+    ended = resume(run)
+    shutil.rmtree(run / "states")
+    ended.best_model()
+
+
+def damaged_state(folder: Path) -> None:
+    run = ended_run(folder)
+    ended = resume(run)
+    for state in run.rglob("*.safetensors"):
+        state.write_bytes(state.read_bytes()[:-8])
+    ended.best_model()
+
+
+def locked(folder: Path) -> None:
+    run = ended_run(folder)
+    with RunDir(str(run)).lock("ours"):
+        resume(run)
+
+
+class Failing:
+    """Curves of trials that all fail."""
+
+    evaluation_share = 0.0
+
+    def value(self, config: Any, epoch: float, *, trial: int) -> float:
+        raise errors.TrainingError("it burnt down")
+
+    def seconds(self, config: Any, *, trial: int) -> float:
+        return 1.0
+
+
+def no_trial(folder: Path) -> None:
+    flow = RandomSearch(max_epochs=1, n_trials=1)
+    run = dagsel.simulate(flow, Failing(), SimulatedCluster(n_workers=1), space=searches.space)
+    _ = run.best_value
+
+
+def unsendable() -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        lambda config: LOCK and torch.nn.Linear(4, 2),
+        searches.loss,
+        searches.optimizer,
+        batch_size=8,
+        metrics={"value": searches.accuracy},
+    )
+
+
+def ragged(folder: Path) -> None:
+    ShardedDataset.write(str(folder / "data"), {"x": np.zeros(3), "y": np.zeros(4)}, n_shards=1)
+
+
+#: What raises each error, and what its message names.
+RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
+    errors.DatasetInputError: (ragged, "4"),
+    errors.DatasetExistsError: (
+        lambda folder: ShardedDataset.write(data_set(folder).url, {"x": np.zeros(3)}, n_shards=1),
+        "data",
+    ),
+    errors.DatasetNotFoundError: (lambda folder: optimize(folder, data="nowhere"), "nowhere"),
+    errors.DatasetFormatError: (damaged_manifest, "data"),
+    errors.ShardCorruptError: (damaged_shard, "shard"),
+    errors.RunDirError: (lambda folder: dagsel.resume(str(folder)), "holds no run"),
+    errors.RunDirLockedError: (locked, "in use by the driver"),
+    errors.JournalCorruptError: (damaged_journal, "journal"),
+    errors.CheckpointNotFoundError: (lost_state, "trial"),
+    errors.CheckpointCorruptError: (damaged_state, "trial"),
+    errors.CheckpointError: (
+        lambda folder: CheckpointStore(str(folder)).save(-1, 1, 0, b"state", {}),
+        "trial",
+    ),
+    errors.SearchError: (lambda folder: optimize(folder, metric="f1"), "'f1'"),
+    errors.WorkloadError: (
+        lambda folder: optimize(
+            folder,
+            metric="accuracy",
+            workload=dagsel.TorchWorkload(
+                searches.model,
+                searches.loss,
+                searches.optimizer,
+                batch_size=0,
+                metrics={"accuracy": searches.accuracy},
+            ),
+        ),
+        "batch_size is 0",
+    ),
+    errors.WorkloadTransportError: (
+        lambda folder: optimize(folder, workload=unsendable()),
+        "'model' of the TorchWorkload",
+    ),
+    errors.ClusterError: (search_nowhere, "no scheduler at"),
+    errors.NoWorkersError: (
+        lambda folder: search_here(folder, cluster={"n_workers": 0}, worker_timeout=0.3),
+        "no worker came",
+    ),
+    errors.WorkerMemoryError: (
+        lambda folder: search_here(folder, cluster={"n_workers": 1, "memory_limit": "1 kB"}),
+        "1,000 bytes",
+    ),
+    errors.NoCompletedTrialError: (no_trial, "it burnt down"),
+}
+
+#: Errors that end a trial or a unit, not a call; a version of one's own needs a process of its own.
+ELSEWHERE = {
+    errors.DivergedError: "attack/test_every_error.py",
+    errors.GangBrokenError: "workloads/test_traps.py",
+    errors.TrainingError: "workloads/test_gang.py",
+    errors.VersionMismatchError: "execution/test_optimize.py",
+}
+
+
+@pytest.mark.parametrize("kind", RAISES, ids=lambda kind: kind.__name__)
+def test_the_error_comes_out_of_a_call(kind: type[errors.DagselError], tmp_path: Path) -> None:
+    call, named = RAISES[kind]
+    with pytest.raises(kind) as caught:
+        call(tmp_path)
+    assert type(caught.value) is kind
+    assert named in str(caught.value)
+
+
+def nan_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs, targets) * float("nan")
+
+
+def test_a_diverged_trial_says_so(tmp_path: Path) -> None:
+    workload = dagsel.TorchWorkload(
+        searches.model,
+        nan_loss,
+        searches.optimizer,
+        batch_size=8,
+        metrics={"accuracy": searches.accuracy},
+    )
+    run = search_here(tmp_path, cluster={"n_workers": 1}, workload=workload, metric="accuracy")
+    (failed,) = run.failures
+    assert failed.reason.startswith(errors.DivergedError.__name__)
+
+
+def test_no_error_is_left_out() -> None:
+    public = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.DagselError)
+    }
+    roots = {errors.DagselError, errors.DatasetError}  # only their kinds are raised
+    assert public - roots == RAISES.keys() | ELSEWHERE.keys()
+    for kind, file in ELSEWHERE.items():
+        assert re.search(rf"\b{kind.__name__}\b", (TESTS / file).read_text())
