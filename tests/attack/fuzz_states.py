@@ -33,8 +33,8 @@ from dagsel.workloads.sklearn import objects
 BANNED = (
     "import", "exec", "compile", "code.", "open", "os.", "pty.", "subprocess.", "socket.",
     "urllib.", "http.", "ctypes.", "pickle.", "marshal.", "shutil.", "tempfile.", "sqlite3.",
-    "webbrowser.", "glob.", "cpython.run", "function.__new__", "sys.addaudithook", "mmap.", "syslog.", "signal.",
-    "_posixsubprocess.", "sys.setprofile", "sys.settrace", "object.__delattr__",
+    "webbrowser.", "glob.", "cpython.run", "function.__new__", "sys.addaudithook", "mmap.",
+    "signal.", "_posixsubprocess.", "sys.setprofile", "sys.settrace", "object.__delattr__",
 )  # fmt: skip
 CALLS = [
     [kind, module, name]
