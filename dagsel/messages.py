@@ -338,6 +338,7 @@ class SessionBegun:
 
     at: float
     seconds: float
+    about: str | None = None  # checksum of ``run.json``
 
 
 @dataclass(frozen=True, slots=True)

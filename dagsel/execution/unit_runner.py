@@ -26,7 +26,7 @@ from distributed.comm.addressing import get_address_host
 from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted
 from dagsel.dispatch.units import Unit
-from dagsel.errors import DivergedError, GangBrokenError
+from dagsel.errors import DivergedError, GangBrokenError, NothingTrainedError
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, before
@@ -212,6 +212,7 @@ class UnitRunner:
         self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
     ) -> tuple[State | StoredResult, UnitRecord]:
         """Store the unit's state and pass it on."""
+        self._check_consumed(unit, binding.shard, trained)
         trained_at = time.time()
         kept = self.states.save(unit, trained.state, _stored(unit, binding, trained))
         times = (start, began, trained_at)
@@ -220,6 +221,16 @@ class UnitRunner:
         if kept.shard != binding.shard:  # another attempt, believed lost, was first
             return StoredResult(unit.trial, unit.epoch, unit.position), done
         return self.states.keep(unit, trained.state), done
+
+    def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
+        """Raise an error if a unit that has ended has trained on nothing."""
+        n_there = self._spec.data.shard_sizes[shard].n_train
+        if n_there and not trained.n_samples:
+            raise NothingTrainedError(
+                f"trial {unit.trial} trained on none of the {n_there} samples of shard {shard}: "
+                "see that train consumes the shard's batches and returns their n_samples (of "
+                "TorchWorkload, that train_fn loops over batches)"
+            )
 
     def _work(
         self,

@@ -71,6 +71,14 @@ class _Record:
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far the stored states of a trial reach."""
+
+    epoch: int = 0  # the last epoch that has a state, complete or partial
+    n_checks: int = 0  # the last check whose state was copied
+
+
 class CheckpointStore:
     """Stores states under keys of trial, epoch and position.
 
@@ -263,6 +271,17 @@ class CheckpointStore:
         """List epochs and positions of a trial's complete states (or partial ones), sorted."""
         found = (_RECORD.fullmatch(name) for name in self._folder.names(_folder_of(trial)))
         return tuple(sorted((int(m[1]), int(m[2])) for m in found if m and bool(m[3]) is partial))
+
+    def extents(self) -> dict[int, Extent]:
+        """Return how far the states of each trial reach; without trials that have none."""
+        found = {}
+        for trial in self.trials():
+            names = self._folder.names(_folder_of(trial))
+            epochs = [int(match[1]) for name in names if (match := _RECORD.fullmatch(name))]
+            checks = [int(match[1]) for name in names if (match := _CHECK.fullmatch(name))]
+            if epochs or checks:
+                found[trial] = Extent(max(epochs, default=0), max(checks, default=0))
+        return found
 
     def latest(self, trial: int) -> tuple[int, int] | None:
         """Return epoch and position of a trial's newest complete state."""
