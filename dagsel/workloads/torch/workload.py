@@ -299,7 +299,7 @@ class TorchWorkload:
     ) -> Trained:
         reader, device = StateReader(state), device_of(shard)
         cursor = Cursor.begin(reader.meta.get("cursor"), visit)
-        with preserved_streams(torch=True):
+        with preserved_streams(torch=True, gang=None if gang is None else gang.name):
             batches = training_batches(
                 shard,
                 config,
