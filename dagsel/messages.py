@@ -12,7 +12,7 @@ What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
@@ -223,6 +223,7 @@ class GangGathers:
     worker: str
     attempt: int
     port: int
+    config: str = field(repr=False)  # the trial's configuration, pickled, in base64
 
 
 Notice: TypeAlias = (
@@ -268,6 +269,8 @@ class JoinGang:
     # Where the leader waits.
     host: str
     port: int
+    # The trial's configuration, pickled, in base64: it comes by Dask, as tasks do.
+    config: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

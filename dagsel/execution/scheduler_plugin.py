@@ -393,7 +393,8 @@ class DispatchPlugin(SchedulerPlugin):
             return
         host, size = get_address_host(leader), len(binding.workers)
         for rank, member in enumerate(binding.members, start=1):
-            join = messages.JoinGang(unit, attempt, binding.shard, rank, size, host, call.port)
+            place = (rank, size, host, call.port)
+            join = messages.JoinGang(unit, attempt, binding.shard, *place, call.config)
             self._send(member, join)
 
     def _may_read(self, key: Any, worker: str) -> bool:

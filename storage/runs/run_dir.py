@@ -184,6 +184,8 @@ class RunDir:
             If another driver has it; names that driver.
         RunDirError
             If the folder cannot be written.
+        LinkError
+            If the folder of the states is a symbolic link.
 
         Examples
         --------
@@ -194,6 +196,7 @@ class RunDir:
         ...
         dagsel.errors.RunDirLockedError: memory://locked-run is in use by the driver of run 3f9a...
         """
+        self.states.check_links()
         return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
 
     def belongs_to(self, run: str) -> bool:

@@ -9,9 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
-from dagsel.state import State
+from dagsel.state import State, reading_state
 from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -152,7 +153,10 @@ class SklearnWorkload:
         size = self._batch_size(config, len(samples))
         with preserved_streams():
             estimator, classes, meta = self._restore(state, config)
-            begin, *begun = meta.get("cursor", [0, *place])
+            with reading_state():
+                begin, *begun = from_json(list[int], meta.get("cursor", [0, *place]))
+                if not 0 <= begin < max(len(samples), 1):
+                    raise ValueError(f"a place after {begin} of {len(samples)} samples")
             if begun != place:
                 raise WorkloadError(f"the state was stopped inside (trial, epoch, shard) {begun}; "
                                     f"it cannot go on with {place}")  # fmt: skip
@@ -289,12 +293,13 @@ class SklearnWorkload:
     def _restore(self, state: State, config: Config) -> tuple[Any, Any, dict[str, Any]]:
         meta = state.meta
         estimator = self._make(config)
-        decoder = Decoder(state.tensors, _own_classes(estimator))
-        decoder.nodes[0] = estimator
-        attributes = {name: decoder.decode(value) for name, value in meta["estimator"].items()}
-        classes = decoder.decode(meta["classes"])
-        set_state(estimator, attributes)
-        write_streams(decoder.decode(meta["random"]))
+        with reading_state():
+            decoder = Decoder(state.tensors, _own_classes(estimator))
+            decoder.nodes[0] = estimator
+            attributes = {name: decoder.decode(value) for name, value in meta["estimator"].items()}
+            classes = from_json(np.ndarray | None, decoder.decode(meta["classes"]))
+            set_state(estimator, attributes)
+            write_streams(decoder.decode(meta["random"]))
         return estimator, classes, meta
 
 

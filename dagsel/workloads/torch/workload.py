@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
-from dagsel.state import State
+from dagsel.state import State, reading_state
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -61,6 +61,7 @@ from dagsel.workloads.torch.state import (
     check,
     load_module,
     load_optimizer,
+    load_schedule,
     pack,
 )
 
@@ -315,12 +316,11 @@ class TorchWorkload:
             optimizer, schedule = self._build_optimizer(module, config)
             load_optimizer(reader, optimizer, module)
             if schedule is not None:
-                schedule.load_state_dict(reader.decode("schedule", reader.copy))
-                optimizer._opt_called = True  # type: ignore[attr-defined]  # a restored one was
+                load_schedule(reader, schedule, optimizer)
             if gang is None or gang.rank == 0:
                 reader.set_streams(device)
             else:
-                seed_rank(reader.meta["seed"], cursor, gang.rank)
+                seed_rank(reader.seed, cursor, gang.rank)
             model = module.train()
             if isinstance(batches, GangBatches):
                 model = distribute(model, batches)
@@ -337,7 +337,7 @@ class TorchWorkload:
             if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
                 schedule.step()
             reached = batches.cursor
-            meta = {"seed": reader.meta["seed"], "cursor": asdict(reached)}
+            meta = {"seed": reader.seed, "cursor": asdict(reached)}
             if not batches.stopped:
                 del meta["cursor"]
             if gang is None or gang.rank == 0:
@@ -383,7 +383,8 @@ class TorchWorkload:
         """
         reader = StateReader(state)
         tree = {part: reader.decode(part, reader.view) for part in reader.tree}
-        steps = n_steps(tree["schedule"] or {})
+        with reading_state():
+            steps = n_steps(tree["schedule"] or {})
         with preserved_streams(torch=True):
             before, after = self._outline(config, steps), self._outline(new_config, steps)
             if before.kind != after.kind:
@@ -429,7 +430,7 @@ class TorchWorkload:
         self, reader: StateReader, config: Config, device: torch.device
     ) -> torch.nn.Module:
         large = reader.nbytes("model.") > _LARGE
-        module = self._build(config, reader.meta["seed"], large=large)
+        module = self._build(config, reader.seed, large=large)
         if any(parameter.device != device for parameter in module.parameters()):
             module = module.to(device)
         load_module(reader, module)
