@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos clean
+.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos known-faults clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -16,6 +16,7 @@ help:
 	@echo "make churn           the churn test with the oldest and the newest distributed"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
+	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
@@ -92,6 +93,9 @@ chaos: $(VENV)/.dev
 
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 $(BIN)/python -m pytest -q tests/laws/test_replay.py
+
+known-faults: $(VENV)/.dev
+	$(BIN)/python tests/mutants/known.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

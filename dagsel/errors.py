@@ -12,6 +12,7 @@
     ├── RunDirError               (OSError) a run's folder is taken or out of reach
     │   ├── RunDirLockedError     another driver holds it
     │   └── JournalCorruptError   the run's journal is damaged in the middle
+    ├── LinkError                 (OSError) a symbolic link stands where dagsel writes
     ├── CheckpointError           something is wrong with a stored state
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
@@ -21,6 +22,7 @@
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
+    │   ├── NothingTrainedError   a unit consumed no sample of its shard
     │   └── GangBrokenError       a worker of a gang was lost or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
@@ -97,6 +99,10 @@ class JournalCorruptError(RunDirError):
     """The run's journal is damaged, and not only at its end, where a crash cuts it off."""
 
 
+class LinkError(DagselError, OSError):
+    """A symbolic link stands where dagsel would write or delete."""
+
+
 class CheckpointError(DagselError):
     """Something is wrong with a stored state."""
 
@@ -131,6 +137,10 @@ class TrainingError(DagselError):
 
 class DivergedError(TrainingError):
     """A loss or a metric became NaN."""
+
+
+class NothingTrainedError(TrainingError):
+    """A training unit has consumed no sample of its shard."""
 
 
 class GangBrokenError(TrainingError):

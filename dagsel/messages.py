@@ -12,7 +12,7 @@ What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
@@ -67,6 +67,10 @@ class UnitWork:
     losses: tuple[int, float, float] | None = None
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
+    # How often it was begun since its last record, and the seconds of the attempts that were lost
+    # with a worker, by the scheduler's clock.
+    attempts: int = 1
+    lost_seconds: float = 0.0
     # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None
@@ -186,6 +190,7 @@ class WorkerJoined:
     speed: float = 1.0  # in GFLOP/s
     # Whether it has been given the resource that units take for this run.
     owns_resource: bool = False
+    process: str = ""  # the same for workers that are threads of one process; "" if not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +223,7 @@ class GangGathers:
     worker: str
     attempt: int
     port: int
+    config: str = field(repr=False)  # the trial's configuration, pickled, in base64
 
 
 Notice: TypeAlias = (
@@ -263,6 +269,8 @@ class JoinGang:
     # Where the leader waits.
     host: str
     port: int
+    # The trial's configuration, pickled, in base64: it comes by Dask, as tasks do.
+    config: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +343,7 @@ class SessionBegun:
 
     at: float
     seconds: float
+    about: str | None = None  # checksum of ``run.json``
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError, SearchError, StudyStorageError
 from dagsel.flow import Asked, Flow, check_flow, limits_of
@@ -17,9 +18,9 @@ from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
-from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn, read_entries
+from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn
 from dagsel.planning.small_population import Policy
-from dagsel.session import Session, tidy
+from dagsel.session import Session, checks, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
 from dagsel.study import (
@@ -158,7 +159,7 @@ def optimize(
     run = uuid.uuid4().hex[:8]
     driver = StudyDriver(study, space, metric, seed, callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
-    driver.validate(workload.metrics, grid=grid, check=workload.validate)
+    driver.validate(workload.metrics, grid=grid, check=checks(workload, data))
     assert driver.sampler_seed is not None
     settings = Settings(
         study=driver.name,
@@ -183,10 +184,10 @@ def optimize(
         small_population=_idle_policy(small_population, deterministic, workload),
     )
     folder = RunDir(run_dir or _new_run_dir(driver.name, run))
-    folder.claim(run, settings.to_json())
     record = Record(run, data.n_shards, settings.direction)
     session = Session(settings, folder, driver, flow.fresh(), workload, data, record)
     with folder.lock(run) as lock:
+        folder.claim(run, settings.to_json())
         return session.run(client, cluster, worker_timeout, lock)
 
 
@@ -249,11 +250,10 @@ def resume(
     folder = RunDir(run_dir)
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
-    workload, space, data = _parts(settings, workload, space, data, folder)
-    flow = settings.make_flow(flow)
     with folder.lock(about["run"]) as lock:
-        entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
-        record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
+        entries, record = read_history(folder, settings, about["run"])
+        workload, space, data = _parts(settings, workload, space, data, folder)
+        flow = settings.make_flow(flow)
         catch_up(flow, entries, folder.url)
         study = _study(settings, study, folder)
         if type(study.sampler).__name__ != settings.sampler:
@@ -264,7 +264,7 @@ def resume(
             )
         draws = (settings.seed, callbacks, record.run, settings.sampler_seed, flow.traits)
         driver = StudyDriver(study, space, settings.metric, *draws)
-        driver.validate(workload.metrics, grid=False, check=workload.validate)
+        driver.validate(workload.metrics, grid=False, check=checks(workload, data))
         _adopt(driver, record)
         if count_downtime and entries:
             began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))
@@ -324,10 +324,11 @@ def replay(
     source = RunDir(run_dir)
     about = source.about()
     settings = Settings.from_json(about, source.url)
+    entries, then = read_history(source, settings, about["run"])
     workload, space, data = _parts(settings, workload, space, data, source)
-    entries = read_entries(source.journal.read(), source.url, settings.dagsel)
-    then = Record.read(about["run"], settings.n_shards, settings.direction, entries)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
+    if not script.turns:
+        raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
     # The script ends when the recorded run did, however long that takes here.
     free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
@@ -341,10 +342,12 @@ def replay(
     record.add(drawn)
     _adopt(driver, record)
     folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
-    folder.claim(run, settings.to_json())
-    folder.journal.append([ENTRIES.encode(drawn)])
-    session = Session(settings, folder, driver, script, workload, data, record, then.visits())
+    orders = then.visits()
+    session = Session(
+        settings, folder, driver, script, workload, data, record, orders, first=(drawn,)
+    )
     with folder.lock(run) as lock:
+        folder.claim(run, settings.to_json())
         repeated = session.run(client, cluster, worker_timeout, lock)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
@@ -384,8 +387,7 @@ def abandon(
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]):
-        entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
-        record = Record.read(about["run"], settings.n_shards, settings.direction, entries)
+        _, record = read_history(folder, settings, about["run"])
         if not record.finished:
             given_up = Abandoned(time.time(), reason)
             folder.journal.append([ENTRIES.encode(given_up)])

@@ -27,6 +27,7 @@ from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import ENTRIES, Entry
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
@@ -34,7 +35,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import Reconfigurable, Workload
+from dagsel.workloads.base import DataOutline, Reconfigurable, Workload, validator
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Session:
     # Orders of visits of a recorded run; None leaves them to the dispatcher, or to the seed if the
     # run is deterministic.
     visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
+    first: tuple[Entry, ...] = ()  # what the journal begins with; the record has it already
 
     @property
     def result(self) -> Run:
@@ -120,6 +122,9 @@ class Session:
             here = stack.enter_context(connect(client, cluster))
             driver = elastic_for(here, cluster)
             engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
+            journal = LockedJournal(self.folder.journal, lock)
+            if self.first:
+                journal.append([ENTRIES.encode(entry) for entry in self.first])
             runner = Runner(
                 self.flow,
                 self.driver,
@@ -129,7 +134,8 @@ class Session:
                 record,
                 settings.metric,
                 seed=settings.seed,
-                check=self.workload.validate,
+                about=self.folder.digest(),
+                check=checks(self.workload, self.data),
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
@@ -192,6 +198,12 @@ class Session:
         if not isinstance(self.workload, Reconfigurable):
             return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def checks(workload: Workload, data: ShardedDataset) -> Callable[[Any], None]:
+    """Return a function that raises an error if nothing can be trained with a configuration."""
+    arrays = {name: (spec.numpy_dtype, spec.shape) for name, spec in data.schema.items()}
+    return validator(workload, DataOutline(data.manifest.sizes("train"), arrays))
 
 
 def tidy(record: Record, folder: RunDir) -> None:

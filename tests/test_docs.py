@@ -25,6 +25,8 @@ PAGES = [
 ]
 BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+#: What a page says that its programs print.
+PRINTS = re.compile(r"[Pp]rints `([^`]+)`")
 #: A dashboard of somebody else on this machine is no fault of a page.
 PORT_TAKEN = "ignore:Port 8787 is already in use:UserWarning"
 #: A test that a page refers to.
@@ -55,7 +57,9 @@ def run(*command: str, folder: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
 def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text("\n".join(blocks(page)))
-    run("page.py", folder=tmp_path)
+    printed = run("page.py", folder=tmp_path)
+    for said in PRINTS.findall(page.read_text()):
+        assert said in printed
 
 
 def test_few_blocks_are_left_out() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import queue
@@ -37,6 +36,7 @@ from dagsel.errors import (
     WorkerMemoryError,
 )
 from dagsel.execution.compatibility import check_versions
+from dagsel.execution.connection import Connection
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
@@ -60,7 +60,6 @@ from dagsel.planning.budget import Bill
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
 ASK_AGAIN_S = 10.0
-_LOOK_S = 0.2  # so often a command that waits for its answer looks at the connection
 
 logger = logging.getLogger("dagsel")
 
@@ -81,8 +80,9 @@ class DaskEngine:
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
-    _stream: Any = None  # the client's connection to the scheduler as the run began
-    _address: str = ""
+    _connection: Connection = field(init=False)
+    _processes: dict[str, str] = field(default_factory=dict)  # that workers live in, gone ones too
+    _has_shared: bool = False  # whether two of them were seen in one
     _bill: Bill = field(default_factory=Bill)
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
     _leaving: set[str] = field(default_factory=set)
@@ -101,6 +101,9 @@ class DaskEngine:
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
     _alone_since: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._connection = Connection.of(self.client)
 
     def __enter__(self) -> DaskEngine:
         try:
@@ -122,8 +125,7 @@ class DaskEngine:
 
     def _start(self) -> None:
         run = self.spec.run
-        self._stream, self._address = self.client.scheduler_comm, _address(self.client)
-        self._check_connection()
+        self._connection.check()
         node_size = 1 if self.driver is None else self.driver.node_size
         self._bill = Bill(node_size, at=self.now())
         self._found = self._workers_there()
@@ -189,31 +191,12 @@ class DaskEngine:
     def _workers_there(self) -> set[str]:
         return set(self.client.scheduler_info(n_workers=-1)["workers"])
 
-    def _check_connection(self) -> None:
-        """Raise a `ClusterError` if the connection to the scheduler broke.
-
-        A client connects again, for 30 s; but Dask has forgotten the run's tasks by then. A
-        scheduler that only pauses keeps its connection.
-        """
-        if self.client.status != "running" or self.client.scheduler_comm is not self._stream:
-            raise ClusterError(
-                f"the scheduler at {self._address} is gone, or the connection to it broke"
-            )
-
-    @property
-    def _is_connected(self) -> bool:
-        try:
-            self._check_connection()
-        except ClusterError:
-            return False
-        return True
-
     def _stop(self) -> None:
         run = self.spec.run
         self._futures.clear()
         self._checks.clear()
         self._loads.clear()
-        if not self._is_connected:  # each of these would wait for it
+        if not self._connection.is_there:  # each of these would wait for it
             if self.driver is not None:
                 self.driver.close(timeout_s=0.0)
             return
@@ -257,11 +240,13 @@ class DaskEngine:
             case ShardLoaded(worker, shard):
                 self._loads.pop((worker, shard), None)
             case WorkerJoined(worker, name, threads):
+                self._processes[worker] = message.process or worker
                 self.workers.add(worker)
-                self._n_most = max(self._n_most, len(self.workers))
+                self._n_most = max(self._n_most, self.n_workers)
                 node = name if self.driver is None else self.driver.node_of(name)
                 self._write(lambda bill, at: bill.join(worker, at=at, node=node))
                 self._compare_threads(threads)
+                self._warn_of_shared_process(message.process)
             case WorkerRemoved(worker):
                 for known in (self.workers, self._leaving, self._retiring):
                     known.discard(worker)
@@ -284,13 +269,25 @@ class DaskEngine:
         self._threads.add(threads)
         if len(self._threads) == 2:
             numbers = " and ".join(map(str, sorted(self._threads)))
-            reason = (
+            self._warn(
                 f"workers train with {numbers} threads, whose "
                 "sums differ in their last bits; to repeat this run bit for bit give them the same "
                 "OMP_NUM_THREADS"
             )
-            logger.warning("%s", reason)
-            self._messages.put(Note(reason))
+
+    def _warn_of_shared_process(self, process: str) -> None:
+        here = [worker for worker in self.workers if self._processes[worker] == process]
+        if len(here) > 1 and not self._has_shared:
+            self._has_shared = True
+            self._warn(
+                f"{len(here)} workers are threads of one process, which trains one unit at a time: "
+                "random numbers belong to the process; to train on all workers at once, start "
+                "them as processes: Client(processes=True)"
+            )
+
+    def _warn(self, reason: str) -> None:
+        logger.warning("%s", reason)
+        self._messages.put(Note(reason))
 
     def _load(self, worker: str, shard: int) -> None:
         self._n_loads += 1
@@ -317,7 +314,11 @@ class DaskEngine:
 
     @property
     def n_workers(self) -> int:
-        """Workers that can run units and stay."""
+        """Workers that can run units and stay; those that share a process count as one."""
+        return len({self._processes[worker] for worker in self.workers - self._leaving})
+
+    @property
+    def _n_staying(self) -> int:
         return len(self.workers - self._leaving)
 
     @property
@@ -360,22 +361,7 @@ class DaskEngine:
         if isinstance(command, TrialAllowed | TrialHeld):
             # Nobody waits for its score any more, and the state that is scored may be deleted.
             self._checks.pop(command.trial, None)
-        self._check_connection()
-        self.client.sync(self._send, COMMANDS.encode(command))
-
-    async def _send(self, command: Json) -> None:
-        """Send a command; does not wait for a scheduler that is gone."""
-        scheduler: Any = self.client.scheduler
-        topic = command_topic(self.spec.run)
-        sending = asyncio.ensure_future(scheduler.log_event(topic=topic, msg=command))
-        try:
-            while not (await asyncio.wait([sending], timeout=_LOOK_S))[0]:
-                self._check_connection()
-            await sending
-        except OSError as error:
-            raise ClusterError(f"the scheduler at {self._address} is gone: {error}") from None
-        finally:
-            sending.cancel()
+        self._connection.log(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
         self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
@@ -399,7 +385,7 @@ class DaskEngine:
         """
         why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
         if self.driver is None or why_not:
-            reason = f"{n_workers} workers were wanted, and {self.n_workers} are there: {why_not}"
+            reason = f"{n_workers} workers were wanted, and {self._n_staying} are there: {why_not}"
             self._messages.put(Note(reason))
             return
         self._n_wanted = max(1, n_workers)
@@ -408,7 +394,7 @@ class DaskEngine:
 
     def _shrink(self) -> None:
         """Release surplus workers; one may have come after it was given up."""
-        if self._n_wanted is not None and self.n_workers > self._n_wanted:
+        if self._n_wanted is not None and self._n_staying > self._n_wanted:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
             self.tell(Shrink(self._n_wanted, nodes))
@@ -434,7 +420,7 @@ class DaskEngine:
         A cluster may be late to notice that a machine is gone, and starts no other one by itself.
         """
         if (
-            self.n_workers < (self._n_wanted or 1)
+            self._n_staying < (self._n_wanted or 1)
             and time.monotonic() - self._asked_at > ASK_AGAIN_S
             and self.driver is not None
             and self.driver.can_scale
@@ -453,7 +439,7 @@ class DaskEngine:
         NoWorkersError
             If there has been no worker for longer than the time limit.
         """
-        self._check_connection()
+        self._connection.check()
         now = time.monotonic()
         if self.workers:
             self._alone_since = now
@@ -481,8 +467,3 @@ class DaskEngine:
         if isinstance(message, WorkerJoined):
             self._shrink()
         return message
-
-
-def _address(client: Client) -> str:
-    scheduler: Any = client.scheduler
-    return "an unknown address" if scheduler is None else str(scheduler.address)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
+from unittest import SkipTest
 
 import numpy as np
 
@@ -115,15 +116,17 @@ class FlowSuite:
     def test_a_wrapper_loses_no_trait(self) -> None:
         """What an inner flow says of itself, a flow around it says too: each field of `Traits`."""
         flow: Any = self.make_flow()
-        inner = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
+        parts = {f.name: getattr(flow, f.name) for f in fields(flow) if f.init}
+        inner = {name: part for name, part in parts.items() if isinstance(part, Flow)}
+        if not inner:
+            raise SkipTest("the flow is not around another one")
         for name, part in inner.items():
-            if isinstance(part, Flow):
-                told = replace(flow, **{name: _Telling(part)}).traits
-                if told.reads_configs:  # it may read more of them
-                    told = replace(told, reads_configs=_TOLD.reads_configs)
-                names = [f.name for f in fields(Traits)]
-                lost = [name for name in names if getattr(told, name) != getattr(_TOLD, name)]
-                assert not lost, f"{type(flow).__name__}.traits loses {', '.join(lost)} of {name}"
+            told = replace(flow, **{name: _Telling(part)}).traits
+            if told.reads_configs:  # it may read more of them
+                told = replace(told, reads_configs=_TOLD.reads_configs)
+            names = [f.name for f in fields(Traits)]
+            lost = [name for name in names if getattr(told, name) != getattr(_TOLD, name)]
+            assert not lost, f"{type(flow).__name__}.traits loses {', '.join(lost)} of {name}"
 
     def test_decisions_are_legal_and_the_search_ends(self) -> None:
         """However the cluster orders what happens, the flow goes on, and at last it finishes.

@@ -131,11 +131,14 @@ class World:
         if what >= 24 and (missing := self.n_wanted - self.n_workers):
             come = 1 + self.tape.choose(abs(missing))
             return self._staff(self.n_workers + (come if missing > 0 else -come))
+        if what >= 29:
+            # A trial that waits between two decisions fails if its state cannot be read any more.
+            begun = [trial for trial in self.live.values() if trial.epochs or trial.batches]
+            victims = sorted({trial.number for trial in [*movers, *begun]})
+            return self._end(TrialFailed(victims[self.tape.choose(len(victims))], "it broke"))
         since = len(self.steps) - PAUSE_EVENTS
         movers = [trial for trial in movers if trial.awaited and trial.asked_at < since] or movers
         trial = movers[self.tape.choose(len(movers))]
-        if what >= 29:
-            return self._end(TrialFailed(trial.number, "it broke"))
         before_s, prunes = trial.trained_s, self.flow.traits.uses_pruner
         event = trial.go_on(self.tape, runs=self._runs(trial), prunes=prunes)
         self.seconds += trial.trained_s - before_s

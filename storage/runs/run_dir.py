@@ -3,7 +3,8 @@
 ::
 
     lock.json      who drives it; only while someone does
-    run.json       which run, and everything that a resume needs; written first, never changed
+    run.json       which run, and everything that a resume needs; written first, and never changed
+                   once something has begun
     journal.jsonl  a Journal (`journal/` on object stores)
     states/        a CheckpointStore
     best.json      the best trial and where its state is; written last
@@ -17,7 +18,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dagsel.errors import RunDirError
+import google_crc32c
+
+from dagsel.errors import JournalCorruptError, RunDirError
 from dagsel.storage.files import Folder, Url
 from dagsel.storage.runs.checkpoints import CheckpointStore
 from dagsel.storage.runs.journal import Journal
@@ -25,6 +28,7 @@ from dagsel.storage.runs.lock import BEAT_S, STALE_AFTER_S, RunLock, acquire
 
 FORMAT = "dagsel.run"
 VERSION = 1
+BEST = "best.json"
 
 
 class RunDir:
@@ -50,6 +54,7 @@ class RunDir:
     >>> folder.claim("3f9a", {"study": "digits"})
     >>> folder.belongs_to("3f9a"), folder.about()
     (True, {'run': '3f9a', 'study': 'digits'})
+    >>> folder.journal.append([{"is": "session"}])
     >>> folder.claim("77aa", {"study": "digits"})
     Traceback (most recent call last):
     ...
@@ -69,7 +74,9 @@ class RunDir:
         return self._folder.url
 
     def claim(self, run: str, about: Mapping[str, Any]) -> None:
-        """Make the folder that of a new run.
+        """Make the folder that of a new run; the caller holds the lock.
+
+        The folder of a run of which nothing has begun is used again.
 
         Parameters
         ----------
@@ -81,7 +88,7 @@ class RunDir:
         Raises
         ------
         RunDirError
-            If another run has it already, or it cannot be written.
+            If a run that has begun has it already, or it cannot be written.
         """
         if taken := about.keys() & {"format", "version", "run"}:
             raise RunDirError(f"{sorted(taken)} in about are the folder's own; rename them")
@@ -93,12 +100,32 @@ class RunDir:
         try:
             if self._folder.create("run.json", data, sync=True):
                 return
+            if not self.has_begun() and self._is_ours():
+                self._folder.replace("run.json", data, sync=True)
+                return
             found = self._folder.read("run.json")
         except OSError as error:
             raise self._out_of_reach("write", error) from None
         raise RunDirError(
             f"{self.url} holds run {_run_of(found or b'')} already; choose another run_dir"
         )
+
+    def has_begun(self) -> bool:
+        """Whether anything has happened in the run: it has a journal, a state or a best trial."""
+        try:
+            has_entries = bool(self.journal.read())
+        except JournalCorruptError:
+            return True
+        return has_entries or bool(self.states.trials()) or self.has_best()
+
+    def has_best(self) -> bool:
+        """Whether `write_best` was called: the run has ended."""
+        return self._folder.read(BEST) is not None
+
+    def digest(self) -> str:
+        """Return the checksum of ``run.json``, which the journal holds; empty if it is missing."""
+        data = self._read_about()
+        return "" if data is None else f"{google_crc32c.value(data):08x}"
 
     def about(self) -> dict[str, Any]:
         """Read what the run was claimed with, and its identifier as ``"run"``.
@@ -108,10 +135,7 @@ class RunDir:
         RunDirError
             If it is no run of dagsel, is from a newer version, or cannot be read.
         """
-        try:
-            data = self._folder.read("run.json")
-        except OSError as error:
-            raise self._out_of_reach("read", error) from None
+        data = self._read_about()
         if data is None:
             raise RunDirError(f"{self.url} holds no run: run.json is missing; check the path")
         try:
@@ -160,6 +184,8 @@ class RunDir:
             If another driver has it; names that driver.
         RunDirError
             If the folder cannot be written.
+        LinkError
+            If the folder of the states is a symbolic link.
 
         Examples
         --------
@@ -170,6 +196,7 @@ class RunDir:
         ...
         dagsel.errors.RunDirLockedError: memory://locked-run is in use by the driver of run 3f9a...
         """
+        self.states.check_links()
         return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
 
     def belongs_to(self, run: str) -> bool:
@@ -179,7 +206,20 @@ class RunDir:
 
     def write_best(self, about: Mapping[str, Any]) -> None:
         """Write which trial is the best and where its state is."""
-        self._folder.replace("best.json", json.dumps(dict(about), indent=1, default=str).encode())
+        self._folder.replace(BEST, json.dumps(dict(about), indent=1, default=str).encode())
+
+    def _read_about(self) -> bytes | None:
+        try:
+            return self._folder.read("run.json")
+        except OSError as error:
+            raise self._out_of_reach("read", error) from None
+
+    def _is_ours(self) -> bool:
+        try:
+            self.about()
+        except RunDirError:
+            return False
+        return True
 
     def _out_of_reach(self, what: str, error: OSError) -> RunDirError:
         text = self._folder.hide(str(error))

@@ -86,10 +86,9 @@ def ended_run(folder: Path) -> Path:
     return folder / "run"
 
 
-def resume(run: Path) -> dagsel.Run:
-    return dagsel.resume(
-        str(run), workload=searches.trained(), space=searches.space, data=str(RUNS / "data")
-    )
+def resume(run: Path, **changes: Any) -> dagsel.Run:
+    arguments: dict[str, Any] = {"workload": searches.trained(), "space": searches.space}
+    return dagsel.resume(str(run), **arguments, data=str(RUNS / "data"), **changes)
 
 
 def damaged_journal(folder: Path) -> None:
@@ -105,6 +104,17 @@ def lost_state(folder: Path) -> None:
     ended = resume(run)
     shutil.rmtree(run / "states")
     ended.best_model()
+
+
+def lost_study(folder: Path) -> None:
+    resume(ended_run(folder), study=f"sqlite:///{folder}/study.db")
+
+
+def linked_states(folder: Path) -> None:
+    run = ended_run(folder)
+    (run / "states").rename(folder / "states")
+    (run / "states").symlink_to(folder / "states")
+    resume(run)
 
 
 def damaged_state(folder: Path) -> None:
@@ -166,6 +176,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
     errors.RunDirError: (lambda folder: dagsel.resume(str(folder)), "holds no run"),
     errors.RunDirLockedError: (locked, "in use by the driver"),
     errors.JournalCorruptError: (damaged_journal, "journal"),
+    errors.LinkError: (linked_states, "states is a symbolic link"),
     errors.CheckpointNotFoundError: (lost_state, "trial"),
     errors.CheckpointCorruptError: (damaged_state, "trial"),
     errors.CheckpointError: (
@@ -173,6 +184,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
         "trial",
     ),
     errors.SearchError: (lambda folder: optimize(folder, metric="f1"), "'f1'"),
+    errors.StudyStorageError: (lost_study, "study.db: there is no such file; give study="),
     errors.WorkloadError: (
         lambda folder: optimize(
             folder,

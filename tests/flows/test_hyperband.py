@@ -80,6 +80,19 @@ def test_the_most_aggressive_bracket_is_served_first(play: Callable[..., Any]) -
     assert [trial for trial, _ in played.order[:12]] == [*range(9), 0, 0, 1]
 
 
+@pytest.mark.parametrize(
+    ("rounding", "sizes", "n_complete"),
+    [("floor", [[9, 3, 1], [5, 1], [3]], 5), ("ceil", [[9, 3, 1], [5, 2], [3]], 6)],
+)
+def test_rungs_are_rounded_as_asked(
+    play: Callable[..., Any], rounding: Any, sizes: list[list[int]], n_complete: int
+) -> None:
+    flow = Hyperband(max_epochs=9, rounding=rounding)
+    assert [[rung.n_trials for rung in bracket] for bracket in flow.brackets] == sizes
+    played = play(flow, lambda trial, epoch: trial)
+    assert played.at("complete") == [9] * n_complete
+
+
 def test_a_small_space_fills_the_first_brackets(play: Callable[..., Any]) -> None:
     played = play(Hyperband(max_epochs=9), lambda trial, epoch: trial, n_points=11)
     assert played.at("complete") == [9, 9]

@@ -195,7 +195,7 @@ def test_who_was_served_last_gives_way_when_workers_are_lost() -> None:
 
 
 def test_a_promotion_must_pay() -> None:
-    for switch_s, promoted in [(90.1, []), (89.9, [Train(1, 0, gang=4)])]:
+    for switch_s, promoted in [(90.1, []), (90.0, []), (89.9, [Train(1, 0, gang=4)])]:
         flow = Marble(JobQueue(), SCALING, switch_s=switch_s)
         assert begun(flow, WIDE, WIDE, n_workers=5) == [Train(0, 8, gang=4), Train(1, 8)]
         flow.handle(Reported(1, 1, 0.5, {}, seconds=20.0))

@@ -90,6 +90,25 @@ def test_quantiles(n: int, quantile: float, n_worst: int) -> None:
     assert [clone.target for clone in clones(flow, {"v": 1}, n)] == list(range(n - n_worst, n))
 
 
+def test_of_equal_members_the_lower_number_is_the_better() -> None:
+    for seed in range(10):
+        flow = PBT(max_epochs=3, n_trials=4, mutations={"v": [1, 2]})
+        flow.start(Context(n_workers=4, seed=seed))
+        flow.handle(Asked((0, 1, 2, 3), configs=4 * ({"v": 1},)))
+        made = [d for d in generation(flow, 1, 4 * [0.5]) if isinstance(d, Clone)]
+        assert [(clone.source, clone.target) for clone in made] == [(0, 3)]
+
+
+def test_a_value_is_multiplied_with_one_of_the_factors() -> None:
+    found = {
+        clone.config["v"]
+        for seed in range(40)
+        for flow in [PBT(3, 5, {"v": Range(0.0, 100.0)}, 1, 0.25, 0.0, factors=(2.0, 3.0, 0.5))]
+        for clone in clones(flow, {"v": 2.0}, seed=seed)
+    }
+    assert found == {4.0, 6.0, 1.0}
+
+
 def test_perturbation_values_of_ray() -> None:
     assert explored(2.0, Range(0.0, 100.0)) == {2.0 * 1.2, 2.0 * 0.8}
     assert explored(10, Range(0, 100)) == {8, 12}

@@ -46,6 +46,26 @@ class TestWideTrials(FlowSuite):
         return SEER(20, 160, reduction_factor=2, min_stage=4, min_workers=2, max_workers=4)
 
 
+@pytest.mark.parametrize(
+    ("changed", "workers", "n_stages"),
+    [
+        ({}, (1, 2, 4), 6),
+        ({"parallelism_factor": 3}, (1, 3, 9), 6),  # p_min·ν^k workers a trial
+        ({"min_workers": 2}, (2, 4, 8), 6),
+        ({"max_workers": 2}, (1, 2), 6),
+        ({"reduction_factor": 3}, (1, 2, 4), 4),  # fewer, shorter stages
+        ({"min_stage": 5}, (1, 2, 4, 8), 4),
+    ],
+)
+def test_each_parameter_reaches_the_plan(
+    changed: dict[str, Any], workers: tuple[int, ...], n_stages: int
+) -> None:
+    usual: dict[str, Any] = {"reduction_factor": 2, "min_stage": 1, "mode": "paper"}
+    flow = SEER(100, 3200, **{**usual, **changed})
+    assert flow.brackets.workers == workers
+    assert flow.brackets.n_stages == len(flow.plan.stages) == n_stages
+
+
 def example(n_workers: int = 16, n_trials: int = 12, *, max_epochs: int | None = None) -> SEER:
     """The worked example, begun: stages end at 10/7, 30/7 and 10 s, on 16, 8 and 4 workers."""
     flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper", max_epochs=max_epochs)

@@ -109,6 +109,14 @@ def test_r_and_q_are_the_largest(problem: dict[str, Any], more: Fraction) -> Non
     assert found.n_full == max(q for q in range(1, 60) if q * nu ** (q - 1) <= B / B_0)
 
 
+@pytest.mark.parametrize("nu", [2, 3])
+@pytest.mark.parametrize("q", [2, 3, 4])
+def test_a_budget_that_just_pays_for_a_full_bracket_does(q: int, nu: int) -> None:
+    B = q * nu ** (q - 1)  # B_0 is 1
+    assert solve_brackets(1, B, parallelism_factor=nu).n_full == q
+    assert solve_brackets(1, B - 0.001, parallelism_factor=nu).n_full == q - 1
+
+
 @given(problem=problems())
 def test_brackets_are_as_algorithm_2_says(problem: dict[str, Any]) -> None:
     found, plan = solve(problem)

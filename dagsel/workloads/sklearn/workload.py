@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
-from dagsel.state import State
+from dagsel.state import State, reading_state
 from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -37,7 +37,7 @@ class SklearnWorkload:
     The first array of a shard holds the samples, shape ``(n_samples, ...)``, flattened to two
     dimensions; the last one, if there is more than one, the targets. NumPy's and Python's global
     random streams travel with a trial, so that an estimator with ``random_state=None`` is
-    reproducible too. The loss of a training unit is NaN.
+    reproducible too. A training unit has no loss.
 
     Parameters
     ----------
@@ -153,7 +153,10 @@ class SklearnWorkload:
         size = self._batch_size(config, len(samples))
         with preserved_streams():
             estimator, classes, meta = self._restore(state, config)
-            begin, *begun = meta.get("cursor", [0, *place])
+            with reading_state():
+                begin, *begun = from_json(list[int], meta.get("cursor", [0, *place]))
+                if not 0 <= begin < max(len(samples), 1):
+                    raise ValueError(f"a place after {begin} of {len(samples)} samples")
             if begun != place:
                 raise WorkloadError(f"the state was stopped inside (trial, epoch, shard) {begun}; "
                                     f"it cannot go on with {place}")  # fmt: skip
@@ -175,7 +178,7 @@ class SklearnWorkload:
             after = {} if finished else {"cursor": [end, *place]}
             losses = Losses(-(-(end - begin) // size))
             after_unit = self._capture(estimator, classes, after)
-            return Trained(after_unit, end, math.nan, finished, losses=losses)
+            return Trained(after_unit, end, None, finished, losses=losses)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard."""
@@ -290,12 +293,13 @@ class SklearnWorkload:
     def _restore(self, state: State, config: Config) -> tuple[Any, Any, dict[str, Any]]:
         meta = state.meta
         estimator = self._make(config)
-        decoder = Decoder(state.tensors, _own_classes(estimator))
-        decoder.nodes[0] = estimator
-        attributes = {name: decoder.decode(value) for name, value in meta["estimator"].items()}
-        classes = decoder.decode(meta["classes"])
-        set_state(estimator, attributes)
-        write_streams(decoder.decode(meta["random"]))
+        with reading_state():
+            decoder = Decoder(state.tensors, _own_classes(estimator))
+            decoder.nodes[0] = estimator
+            attributes = {name: decoder.decode(value) for name, value in meta["estimator"].items()}
+            classes = from_json(np.ndarray | None, decoder.decode(meta["classes"]))
+            set_state(estimator, attributes)
+            write_streams(decoder.decode(meta["random"]))
         return estimator, classes, meta
 
 

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
+from dagsel.state import reading_state
 from dagsel.workloads.base import Visit
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
@@ -37,7 +39,10 @@ class Cursor:
     def begin(cls, saved: dict[str, Any] | None, visit: Visit) -> Cursor:
         """Return the place where a visit begins: its start, or the saved place in its shard."""
         here = cls(visit.trial, visit.epoch, visit.shard)
-        cursor = here if saved is None else cls(**saved)
+        with reading_state():
+            cursor: Cursor = here if saved is None else from_json(cls, saved)
+            if min(cursor.n_batches, cursor.n_samples, cursor.n_logged) < 0:
+                raise ValueError(f"a place inside a shard is {cursor}")
         if (cursor.trial, cursor.epoch, cursor.shard) != (here.trial, here.epoch, here.shard):
             raise WorkloadError(
                 f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of "
@@ -81,10 +86,12 @@ class ShardBatches:
             self._sizes[-1] = n_kept % batch_size
         self._make, self._should_stop, self._cursor = make, should_stop, cursor
         self._done, self.max_batch = cursor.n_batches, max_batch
+        self._taken = self._done  # batches that were handed out, also one that a loop broke off at
         self._losses: dict[int, Any] = {}
         self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
         self._low, self._high = math.inf, -math.inf
         self.stopped = False
+        self.is_empty = False  # whether `input_fn` has given no sample of any batch so far
         self.after_batch: Callable[[], object] | None = None
         self.may_stop: Callable[[], bool] = lambda: True
         # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
@@ -98,6 +105,7 @@ class ShardBatches:
         n_batches, should_stop = len(self._parts), self._should_stop
         wanted = False
         for batch in self._batches(self._parts[self._done :]):
+            self._taken = self._done + 1
             yield batch
             self._done += 1
             if self.after_batch is not None:
@@ -151,7 +159,7 @@ class ShardBatches:
         self._fold()
         start = self._cursor
         return Cursor(
-            start.trial, start.epoch, start.shard, self._done, sum(self._sizes[: self._done]),
+            start.trial, start.epoch, start.shard, self._taken, sum(self._sizes[: self._taken]),
             self._loss_sum, self._n_logged,
         )  # fmt: skip
 
@@ -161,15 +169,20 @@ class ShardBatches:
         self._fold()
         if self._n_logged:
             return self._loss_sum / self._n_logged
-        return math.nan if self._done else 0.0
+        return math.nan if self._taken else 0.0
 
     @property
     def losses(self) -> Losses:
         """Range of the losses reported since the beginning of this piece."""
         self._fold()
-        n = self._done - self._cursor.n_batches
+        n = self._taken - self._cursor.n_batches
         known = self._low <= self._high and not math.isnan(self._loss_sum)
         return Losses(n, self._low, self._high) if known else Losses(n)
+
+    def gave_nothing(self) -> bool:
+        """Whether every batch of the shard was handed out, and none had a sample in it."""
+        n = self._taken - self._cursor.n_batches
+        return self.is_empty and 0 < len(self._parts) == n
 
     @property
     def diverged(self) -> bool:

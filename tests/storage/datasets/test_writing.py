@@ -243,7 +243,8 @@ def test_whatever_operation_fails_the_set_is_whole_or_not_there(
     write(Faulty, 0)
     for n in range(n_operations(faults, overwrite=True) + 1):
         faults.off()
-        folder.remove("")
+        if folder.names():
+            folder.fs.rm(folder.path(), recursive=True)
         if is_overwrite:
             write(Faulty, 1)
         faults.after(n, crash=crash)

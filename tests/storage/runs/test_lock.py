@@ -268,15 +268,39 @@ def test_of_two_that_take_over_at_once_the_last_to_write_wins() -> None:
 def test_a_claim_is_read_back_and_never_changed(place: Any) -> None:
     run_dir = RunDir(place.url, place.options)
     run_dir.claim("3f9a", {"space": {"lr": [1e-4, float("inf")]}, "n": 3})
+    run_dir.journal.append([{"is": "session"}])
+    kept = place.files()
     for run in ("3f9a", "77aa"):
         with pytest.raises(RunDirError, match="holds run 3f9a already; choose another"):
             run_dir.claim(run, {})
     about = RunDir(place.url, place.options).about()
     assert about == {"run": "3f9a", "space": {"lr": [1e-4, float("inf")]}, "n": 3}
-    assert place.files() == ["run.json"]
+    assert place.files() == kept
     for bad in ({"run": "x"}, {"format": "x"}, {"a": object()}):
         with pytest.raises(RunDirError, match=r"rename|no JSON"):
             RunDir("memory://bad-claim").claim("3f9a", bad)
+
+
+def test_a_folder_in_which_nothing_has_begun_is_claimed_again(place: Any) -> None:
+    run_dir = RunDir(place.url, place.options)
+    run_dir.claim("3f9a", {"n": 3})
+    run_dir.claim("77aa", {"n": 4})
+    assert RunDir(place.url, place.options).about() == {"run": "77aa", "n": 4}
+    run_dir.states.save(0, 1, 0, b"a state", {})
+    with pytest.raises(RunDirError, match="holds run 77aa already"):
+        run_dir.claim("d00d", {"n": 5})
+    run_dir.states.drop(0)
+    run_dir.write_best({"trial": 0})
+    with pytest.raises(RunDirError, match="holds run 77aa already"):
+        run_dir.claim("d00d", {"n": 5})
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"run": "3f9a"}', ""])
+def test_a_run_json_of_another_program_is_never_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(RunDirError, match="holds run .* already; choose another"):
+        RunDir(tmp_path).claim("77aa", {})
+    assert (tmp_path / "run.json").read_text() == text
 
 
 @pytest.mark.parametrize(

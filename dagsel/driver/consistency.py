@@ -1,0 +1,95 @@
+"""Whether ``run.json``, journal and states of a run belong together, before anyone goes on with it.
+
+The journal is written before a decision takes effect. So it knows of every trial that has a state,
+and has ordered every epoch of which there is one. A journal that does not was deleted, cut, or is
+another run's: going on with it would begin another search in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dagsel.errors import RunDirError
+from dagsel.history.record import Record
+from dagsel.history.settings import Settings
+from dagsel.messages import Entry, SessionBegun, read_entries
+from dagsel.storage import RunDir
+from dagsel.storage.runs.checkpoints import Extent
+
+
+def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Entry], Record]:
+    """Read the journal of a run, and check that it is the whole one of this run.
+
+    Returns
+    -------
+    entries, record
+        What the journal holds, and what it comes to.
+
+    Raises
+    ------
+    RunDirError
+        If it is damaged or shortened, or ``run.json`` was changed.
+    """
+    # Listed before the journal is read: what a driver stores now, the journal knows by then.
+    stored, has_ended = folder.states.extents(), folder.has_best()
+    entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
+    check_settings(entries, folder.digest(), folder.url)
+    record = Record(run, settings.n_shards, settings.direction)
+    for number, entry in enumerate(entries):
+        try:
+            record.add(entry)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise RunDirError(
+                f"the journal of {folder.url} contradicts itself (entry {number}: "
+                f"{type(error).__name__}: {error}); restore it from a copy"
+            ) from None
+    missing = what_is_missing(record, stored, has_ended=has_ended)
+    if missing:
+        what = "lacks its end" if entries else "is missing or empty"
+        raise RunDirError(
+            f"the journal of {folder.url} {what}: {missing}; restore the journal from a copy, or "
+            "start anew in another run_dir"
+        )
+    return entries, record
+
+
+def check_settings(entries: Iterable[Entry], digest: str, url: str) -> None:
+    """Raise a `RunDirError` if ``run.json`` is not what a session of the journal began with."""
+    for entry in entries:
+        if isinstance(entry, SessionBegun) and entry.about not in (None, digest):
+            raise RunDirError(
+                f"{url}/run.json is not the one that the run began with (checksum {digest}, in "
+                f"the journal {entry.about}): it was changed, or is another run's; restore it from "
+                "a copy"
+            )
+
+
+def what_is_missing(record: Record, stored: Mapping[int, Extent], *, has_ended: bool) -> str:
+    """Say what a journal lacks that must have been in it; empty if nothing is known to.
+
+    Parameters
+    ----------
+    record
+        What the journal comes to.
+    stored
+        By trial, how far its stored states reach.
+    has_ended
+        Whether the folder says which trial was the best, which is written at the end.
+    """
+    for number, extent in stored.items():
+        trial = record.trials.get(number)
+        if trial is None:
+            return f"it does not know trial {number}, which has states"
+        if extent.epoch > trial.n_decided:
+            return (
+                f"trial {number} has a state of epoch {extent.epoch}, and no more than "
+                f"{trial.n_decided} are ordered"
+            )
+        if extent.n_checks > len(trial.checks):
+            return (
+                f"trial {number} has the state of its check {extent.n_checks}, of "
+                f"{len(trial.checks)}"
+            )
+    if has_ended and not record.finished:
+        return "there is a best.json, which is written when a run ends"
+    return ""
