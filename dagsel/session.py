@@ -122,7 +122,6 @@ class Session:
             here = stack.enter_context(connect(client, cluster))
             driver = elastic_for(here, cluster)
             engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
-            journal = LockedJournal(self.folder.journal, lock)
             if self.first:
                 journal.append([ENTRIES.encode(entry) for entry in self.first])
             runner = Runner(
@@ -161,7 +160,7 @@ class Session:
             yield
         except BaseException as error:
             goes_on = not self.record.finished or isinstance(error, StudyStorageError)
-            is_ours = not isinstance(error, RunDirLockedError)
+            is_ours = self.visits is None and not isinstance(error, RunDirLockedError)
             if journal.has_entries and goes_on and is_ours:
                 kept = (
                     "the run is kept: go on with  "

@@ -219,6 +219,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
 ELSEWHERE = {
     errors.DivergedError: "attack/test_every_error.py",
     errors.GangBrokenError: "workloads/test_traps.py",
+    errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.TrainingError: "workloads/test_gang.py",
     errors.VersionMismatchError: "execution/test_optimize.py",
 }
