@@ -228,7 +228,7 @@ def test_absurd_sizes_in_a_record_or_a_journal_cost_nothing(
 ) -> None:
     run = run_dir(tmp_path)
     (path,) = tmp_path.glob("states/*/*.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "n_bytes": HUGE}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 1, "n_bytes": HUGE}))
     with pytest.raises(CheckpointCorruptError, match="7 bytes instead of"):
         run.states.load(1, 1, 0)
     names = {f"journal/{HUGE:08d}.jsonl": b""}
