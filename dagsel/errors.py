@@ -20,6 +20,7 @@
     │   └── WorkloadTransportError   a part of it cannot be sent to a worker
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
+    │   ├── NothingTrainedError   a unit consumed no sample of its shard
     │   └── GangBrokenError       a worker of a gang was lost or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
@@ -126,6 +127,10 @@ class TrainingError(DagselError):
 
 class DivergedError(TrainingError):
     """A loss or a metric became NaN."""
+
+
+class NothingTrainedError(TrainingError):
+    """A training unit has consumed no sample of its shard."""
 
 
 class GangBrokenError(TrainingError):

@@ -201,6 +201,7 @@ class WorkerJoined:
     speed: float = 1.0  # in GFLOP/s
     # Whether it has been given the resource that units take for this run.
     owns_resource: bool = False
+    process: str = ""  # the same for workers that are threads of one process; "" if not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.messages import SessionBegun, Turn
 from dagsel.planning.small_population import Policy
-from dagsel.session import Session, tidy
+from dagsel.session import Session, checks, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
 from dagsel.workloads.base import Workload
@@ -149,7 +149,7 @@ def optimize(
     run = uuid.uuid4().hex[:8]
     driver = StudyDriver(study, space, metric, seed, callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
-    driver.validate(workload.metrics, grid=grid, check=workload.validate)
+    driver.validate(workload.metrics, grid=grid, check=checks(workload, data))
     assert driver.sampler_seed is not None
     settings = Settings(
         study=driver.name,
@@ -253,7 +253,7 @@ def resume(
             )
         draws = (settings.seed, callbacks, record.run, settings.sampler_seed, flow.traits)
         driver = StudyDriver(study, space, settings.metric, *draws)
-        driver.validate(workload.metrics, grid=False, check=workload.validate)
+        driver.validate(workload.metrics, grid=False, check=checks(workload, data))
         _adopt(driver, record)
         if count_downtime and entries:
             began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))

@@ -34,7 +34,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import Reconfigurable, Workload
+from dagsel.workloads.base import DataOutline, Reconfigurable, Workload, validator
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Session:
                 settings.metric,
                 seed=settings.seed,
                 about=self.folder.digest(),
-                check=self.workload.validate,
+                check=checks(self.workload, self.data),
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
@@ -171,6 +171,12 @@ class Session:
         if not isinstance(self.workload, Reconfigurable):
             return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def checks(workload: Workload, data: ShardedDataset) -> Callable[[Any], None]:
+    """Return a function that raises an error if nothing can be trained with a configuration."""
+    arrays = {name: (spec.numpy_dtype, spec.shape) for name, spec in data.schema.items()}
+    return validator(workload, DataOutline(data.manifest.sizes("train"), arrays))
 
 
 def tidy(run: Run) -> None:

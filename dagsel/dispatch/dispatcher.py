@@ -335,7 +335,12 @@ class Dispatcher:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
         self.workers[event.worker] = KnownWorker(
-            event.worker, event.max_shards, held=held, placed_speed=event.speed, node=event.node
+            event.worker,
+            event.max_shards,
+            held=held,
+            placed_speed=event.speed,
+            node=event.node,
+            process=event.process,
         )
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held

@@ -99,6 +99,7 @@ class WorkerAdded:
     speed: float = 1.0  # relative to the others'; unit times correct it
     max_shards: int | None = None  # how many fit in its memory; None: no limit
     node: str = ""  # a gang prefers workers of few nodes
+    process: str = ""  # a gang has one worker of a process; "" for a process of its own
 
 
 @dataclass(frozen=True, slots=True)

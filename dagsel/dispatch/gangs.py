@@ -17,7 +17,7 @@ from dagsel.dispatch.events import Worker
 from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.strikes import fail
 from dagsel.dispatch.trials import Trial
-from dagsel.dispatch.workers import KnownWorker
+from dagsel.dispatch.workers import KnownWorker, n_processes
 
 
 class Choice(NamedTuple):
@@ -53,7 +53,7 @@ def choose(
     best: tuple[float, int, int] | None = None
     choice: Choice | None = None
     for shard in bits(need):
-        holders = [host for host in hosts if host.holds(shard)]
+        holders = _one_a_process([host for host in hosts if host.holds(shard)], free_at, home)
         if len(holders) < size:
             continue
         times = sorted(max(now_s, free_at[host.worker]) for host in holders)
@@ -66,6 +66,18 @@ def choose(
             workers = sorted((host.worker for host in chosen), key=lambda w: (w != home, w))
             best, choice = rank, Choice(start, shard, tuple(workers))
     return choice
+
+
+def _one_a_process(
+    hosts: list[KnownWorker], free_at: Mapping[Worker, float], home: Worker | None
+) -> list[KnownWorker]:
+    """Choose one worker of each process, the one that is free first: ranks need own streams."""
+    by_rank = sorted(hosts, key=lambda host: (free_at[host.worker], host.worker != home))
+    chosen: dict[str, KnownWorker] = {}
+    for host in by_rank:
+        chosen.setdefault(host.process or host.worker, host)
+    kept = {host.worker for host in chosen.values()}
+    return [host for host in hosts if host.worker in kept]
 
 
 def _near(
@@ -140,7 +152,14 @@ class Gangs:
 
     def _shortage(self, number: int) -> str:
         """Say why a gang cannot start, in numbers."""
-        size, n_workers = self.state.allowances[number].gang, len(self.state.workers.staying)
+        hosts = self.state.workers.staying
+        size, n_workers = self.state.allowances[number].gang, len(hosts)
+        if n_processes(hosts) < size <= n_workers:
+            return (
+                f"a gang of {size} was wanted, and the {n_workers} workers are threads of "
+                f"{n_processes(hosts)} processes, which can each train a part of one gang; start "
+                "workers as processes: Client(processes=True)"
+            )
         if n_workers < size:
             return f"a gang of {size} was wanted, and there are {n_workers} workers; add workers"
         return (
@@ -155,7 +174,7 @@ class Gangs:
         if not hosts:
             return True  # if none comes, the run ends, not the trial
         return any(
-            sum((host.held | host.loading | host.wanted) >> shard & 1 for host in hosts) >= size
+            n_processes(h for h in hosts if (h.held | h.loading | h.wanted) >> shard & 1) >= size
             for shard in bits(need)
         )
 

@@ -47,7 +47,7 @@ def watch_time_limits(state: DispatchState) -> None:
         return
     grace_s = state.config.grace_s
     for binding in list(state.bindings.values()):
-        if binding.began_s is None:
+        if binding.began_s is None or not binding.started:  # it waits for another unit
             continue
         if binding.preempted_s is None:
             if state.now < binding.began_s + limit:
@@ -57,7 +57,7 @@ def watch_time_limits(state: DispatchState) -> None:
             state.out.append(Preempt(binding.unit, binding.worker))
             strike(state, binding.unit, f"{binding.unit} ran longer than {limit:g} s")
         host = state.workers[binding.worker]
-        overdue_s = binding.preempted_s + grace_s
+        overdue_s = max(binding.began_s, binding.preempted_s) + grace_s
         if state.now < overdue_s:
             state.wake(overdue_s)
         elif not host.restarting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from dagsel.dispatch.events import DropShard, Instruction, LoadShard, Worker
@@ -31,10 +31,16 @@ class KnownWorker:
     restarting: bool = False
     bound: list[Unit] = field(default_factory=list)
     node: str = ""
+    process: str = ""  # "" for one of its own
 
     def holds(self, shard: int) -> bool:
         """Whether the shard is in its memory."""
         return bool(self.held >> shard & 1)
+
+
+def n_processes(hosts: Iterable[KnownWorker]) -> int:
+    """Count the processes that workers live in."""
+    return len({host.process or host.worker for host in hosts})
 
 
 class Workers(dict[Worker, KnownWorker]):

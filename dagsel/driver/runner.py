@@ -10,6 +10,7 @@ Time and cost are in `dagsel.driver.clock`, the allowances of trials in
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -69,6 +70,8 @@ from dagsel.study import StudyDriver
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
 
+logger = logging.getLogger("dagsel")
+
 Observer: TypeAlias = Callable[[Record], None]
 #: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
 Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
@@ -108,6 +111,7 @@ class Runner:
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
+    _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     # By trial: what waits until its damaged state is made again.
     _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
@@ -208,6 +212,7 @@ class Runner:
                     continue
                 decisions = self.flow.handle(event)
                 self._take(replace(turn, decisions=tuple(decisions)))
+                self._warn_of(event)
                 match event:
                     case Asked(trials):
                         self._welcome(trials)
@@ -231,6 +236,16 @@ class Runner:
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note(FlowState(save_state(self.flow)))
+
+    def _warn_of(self, event: Event) -> None:
+        """Log what is odd about a trial's results, once a trial."""
+        if isinstance(event, Reported) and event.trial not in self._warned:
+            warning = self.record.trials[event.trial].warning
+            if warning:
+                self._warned.add(event.trial)
+                logger.warning(
+                    "trial %d: %s; a workload without a loss returns None", event.trial, warning
+                )
 
     def _timed(self, entry: Timed) -> Timed:
         """Add what the run has taken so far, for a later session to continue from."""

@@ -79,6 +79,8 @@ class DaskEngine:
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
+    _processes: dict[str, str] = field(default_factory=dict)  # that workers live in, gone ones too
+    _has_shared: bool = False  # whether two of them were seen in one
     _bill: Bill = field(default_factory=Bill)
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
     _leaving: set[str] = field(default_factory=set)
@@ -228,11 +230,13 @@ class DaskEngine:
             case ShardLoaded(worker, shard):
                 self._loads.pop((worker, shard), None)
             case WorkerJoined(worker, name, threads):
+                self._processes[worker] = message.process or worker
                 self.workers.add(worker)
-                self._n_most = max(self._n_most, len(self.workers))
+                self._n_most = max(self._n_most, self.n_workers)
                 node = name if self.driver is None else self.driver.node_of(name)
                 self._write(lambda bill, at: bill.join(worker, at=at, node=node))
                 self._compare_threads(threads)
+                self._warn_of_shared_process(message.process)
             case WorkerRemoved(worker):
                 for known in (self.workers, self._leaving, self._retiring):
                     known.discard(worker)
@@ -255,13 +259,25 @@ class DaskEngine:
         self._threads.add(threads)
         if len(self._threads) == 2:
             numbers = " and ".join(map(str, sorted(self._threads)))
-            reason = (
+            self._warn(
                 f"workers train with {numbers} threads, whose "
                 "sums differ in their last bits; to repeat this run bit for bit give them the same "
                 "OMP_NUM_THREADS"
             )
-            logger.warning("%s", reason)
-            self._messages.put(Note(reason))
+
+    def _warn_of_shared_process(self, process: str) -> None:
+        here = [worker for worker in self.workers if self._processes[worker] == process]
+        if len(here) > 1 and not self._has_shared:
+            self._has_shared = True
+            self._warn(
+                f"{len(here)} workers are threads of one process, which trains one unit at a time: "
+                "random numbers belong to the process; to train on all workers at once, start "
+                "them as processes: Client(processes=True)"
+            )
+
+    def _warn(self, reason: str) -> None:
+        logger.warning("%s", reason)
+        self._messages.put(Note(reason))
 
     def _load(self, worker: str, shard: int) -> None:
         self._n_loads += 1
@@ -288,7 +304,11 @@ class DaskEngine:
 
     @property
     def n_workers(self) -> int:
-        """Workers that can run units and stay."""
+        """Workers that can run units and stay; those that share a process count as one."""
+        return len({self._processes[worker] for worker in self.workers - self._leaving})
+
+    @property
+    def _n_staying(self) -> int:
         return len(self.workers - self._leaving)
 
     @property
@@ -355,7 +375,7 @@ class DaskEngine:
         """
         why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
         if self.driver is None or why_not:
-            reason = f"{n_workers} workers were wanted, and {self.n_workers} are there: {why_not}"
+            reason = f"{n_workers} workers were wanted, and {self._n_staying} are there: {why_not}"
             self._messages.put(Note(reason))
             return
         self._n_wanted = max(1, n_workers)
@@ -364,7 +384,7 @@ class DaskEngine:
 
     def _shrink(self) -> None:
         """Release surplus workers; one may have come after it was given up."""
-        if self._n_wanted is not None and self.n_workers > self._n_wanted:
+        if self._n_wanted is not None and self._n_staying > self._n_wanted:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
             self.tell(Shrink(self._n_wanted, nodes))
@@ -390,7 +410,7 @@ class DaskEngine:
         A cluster may be late to notice that a machine is gone, and starts no other one by itself.
         """
         if (
-            self.n_workers < (self._n_wanted or 1)
+            self._n_staying < (self._n_wanted or 1)
             and time.monotonic() - self._asked_at > ASK_AGAIN_S
             and self.driver is not None
             and self.driver.can_scale

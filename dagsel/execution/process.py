@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib.util
 import os
 import platform
 import random
 import sys
+import uuid
 from collections.abc import Mapping
 
 from dagsel.errors import ClusterError
@@ -59,6 +61,12 @@ def own_random_numbers() -> None:
         is_dask = name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado")
         if is_dask and getattr(module, "random", None) is random:
             module.random = second  # type: ignore[attr-defined]
+
+
+@functools.cache
+def this_process(pid: int) -> str:
+    """Return a name of this process that no other has on any machine; a fork has another pid."""
+    return f"{pid}-{uuid.uuid4().hex}"
 
 
 def torch_threads() -> int | None:

@@ -218,8 +218,8 @@ class DispatchPlugin(SchedulerPlugin):
                 if notice.owns_resource:
                     self._with_our_resource.add(worker)
                 speed, node = self._comparable(notice.speed), get_address_host(worker)
-                joined = events.WorkerAdded(worker, frozenset(), speed, notice.max_shards, node)
-                self._push(joined)
+                can = (frozenset[int](), speed, notice.max_shards)
+                self._push(events.WorkerAdded(worker, *can, node, notice.process))
             case messages.WorkerRefused():
                 self._report(notice)
             case messages.WorkerLeaves(worker):

@@ -25,7 +25,7 @@ from distributed.comm.addressing import get_address_host
 from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted
 from dagsel.dispatch.units import Unit
-from dagsel.errors import DivergedError, GangBrokenError
+from dagsel.errors import DivergedError, GangBrokenError, NothingTrainedError
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, before
@@ -33,6 +33,7 @@ from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecor
 from dagsel.state import State
 from dagsel.workloads.base import Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
+from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
@@ -88,7 +89,6 @@ class UnitRunner:
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
         self._address, self._tell = address, tell
-        self._training = threading.Lock()  # a worker trains one unit at a time, in a gang or not
         self._stops: dict[Unit, threading.Event] = {}
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
@@ -116,39 +116,54 @@ class UnitRunner:
         Raises
         ------
         Reschedule
-            If it was stopped, or its gang broke: it waits for its turn again.
+            If it was stopped, be it as it waited for another unit in this process, or its gang
+            broke: it waits for its turn again.
         DivergedError
             If the loss is not a number.
         """
         stop = self._stops[unit] = threading.Event()
         if (unit, binding.attempt) in self._stop_early:
             stop.set()
+        try:
+            # One unit at a time in a process, whatever workers and runs it has.
+            with own_streams(give_up=stop.is_set) as is_its_turn:
+                if not is_its_turn:
+                    raise Reschedule
+                return self._train_next(unit, binding, config, state, stop)
+        finally:
+            self._stops.pop(unit, None)
+            self._stop_early.discard((unit, binding.attempt))
+
+    def _train_next(
+        self,
+        unit: Unit,
+        binding: Assignment,
+        config: Mapping[str, Any],
+        state: State | StoredResult | None,
+        stop: threading.Event,
+    ) -> tuple[State | StoredResult, UnitRecord]:
         self._tell(UnitStarted(unit, self._address))
         self.counters.units_started += 1
         use_torch_threads(self._spec.threads)
         start = time.time()
-        try:
-            found = self.states.recover(unit, binding) if binding.attempt > 1 else None
-            if isinstance(found, Found):
-                about = (unit, self._address, binding.shard, start, time.time())
-                done = UnitRecord(*about, hop=False, recovered=True)
-                stored = found.stored
-                return found.state, done if stored is None else _as_stored(done, stored)
-            begin = found or self._input(unit, config, state)
-            self._tell(messages.UnitTrains(unit))
-            should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
-            trained, began = self._train(unit, begin, config, binding, should_stop)
-            if not trained.finished:
-                self._suspend(unit, binding, trained, start, began)
-                raise Reschedule
-            if trained.diverged:
-                raise DivergedError(
-                    f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
-                )
-            return self._finish(unit, binding, trained, start, began)
-        finally:
-            self._stops.pop(unit, None)
-            self._stop_early.discard((unit, binding.attempt))
+        found = self.states.recover(unit, binding) if binding.attempt > 1 else None
+        if isinstance(found, Found):
+            about = (unit, self._address, binding.shard, start, time.time())
+            done = UnitRecord(*about, hop=False, recovered=True)
+            stored = found.stored
+            return found.state, done if stored is None else _as_stored(done, stored)
+        begin = found or self._input(unit, config, state)
+        self._tell(messages.UnitTrains(unit))
+        should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
+        trained, began = self._train(unit, begin, config, binding, should_stop)
+        if not trained.finished:
+            self._suspend(unit, binding, trained, start, began)
+            raise Reschedule
+        if trained.diverged:
+            raise DivergedError(
+                f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
+            )
+        return self._finish(unit, binding, trained, start, began)
 
     def _input(
         self, unit: Unit, config: Mapping[str, Any], state: State | StoredResult | None
@@ -175,26 +190,23 @@ class UnitRunner:
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
         shard, visit = self.shards[binding.shard].train, self._visit(unit, binding.shard)
-        with self._training:
-            if binding.gang == 1:
+        if binding.gang == 1:
+            began = time.time()
+            alone = self._workload.train(state, shard, config, visit=visit, should_stop=should_stop)
+            return alone, began
+        try:
+            with self._lead(unit, binding) as gang:
+                gang.send(cloudpickle.dumps(config))
                 began = time.time()
-                alone = self._workload.train(
-                    state, shard, config, visit=visit, should_stop=should_stop
+                together = self._gang_workload.train_gang(
+                    state, shard, config, visit=visit, should_stop=should_stop, gang=gang
                 )
-                return alone, began
-            try:
-                with self._lead(unit, binding) as gang:
-                    gang.send(cloudpickle.dumps(config))
-                    began = time.time()
-                    together = self._gang_workload.train_gang(
-                        state, shard, config, visit=visit, should_stop=should_stop, gang=gang
-                    )
-                    return together, began
-            except GangBrokenError as error:
-                self._tell(GangBroke(unit, str(error)))
-                raise Reschedule from error
-            finally:
-                self._gathering.pop((unit, binding.attempt), None)
+                return together, began
+        except GangBrokenError as error:
+            self._tell(GangBroke(unit, str(error)))
+            raise Reschedule from error
+        finally:
+            self._gathering.pop((unit, binding.attempt), None)
 
     def _suspend(
         self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
@@ -212,6 +224,7 @@ class UnitRunner:
         self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
     ) -> tuple[State | StoredResult, UnitRecord]:
         """Store the unit's state and pass it on."""
+        self._check_consumed(unit, binding.shard, trained)
         trained_at = time.time()
         kept = self.states.save(unit, trained.state, _stored(unit, binding, trained))
         times = (start, began, trained_at)
@@ -220,6 +233,16 @@ class UnitRunner:
         if kept.shard != binding.shard:  # another attempt, believed lost, was first
             return StoredResult(unit.trial, unit.epoch, unit.position), done
         return self.states.keep(unit, trained.state), done
+
+    def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
+        """Raise an error if a unit that has ended has trained on nothing."""
+        n_there = self._spec.data.shard_sizes[shard].n_train
+        if n_there and not trained.n_samples:
+            raise NothingTrainedError(
+                f"trial {unit.trial} trained on none of the {n_there} samples of shard {shard}: "
+                "see that train consumes the shard's batches and returns their n_samples (of "
+                "TorchWorkload, that train_fn loops over batches)"
+            )
 
     def _work(
         self,
@@ -248,12 +271,13 @@ class UnitRunner:
         self, unit: Unit, config: Mapping[str, Any], state: State | StoredResult
     ) -> tuple[dict[str, float], UnitRecord]:
         """Score a state on one validation shard: return its metrics and a record of it."""
-        start = time.time()
-        self._tell(UnitStarted(unit, self._address))
-        use_torch_threads(self._spec.threads)
-        loaded = self.states.load(state) if isinstance(state, StoredResult) else state
-        scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
-        done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
+        with own_streams():
+            self._tell(UnitStarted(unit, self._address))
+            start = time.time()
+            use_torch_threads(self._spec.threads)
+            loaded = self.states.load(state) if isinstance(state, StoredResult) else state
+            scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
+            done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
         return scores.metrics, replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
 
     def _visit(self, unit: Unit, shard: int) -> Visit:
@@ -284,7 +308,7 @@ class UnitRunner:
         about = self._gang(call.unit, call.attempt)
         try:
             with (
-                self._training,
+                own_streams(),
                 join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
             ):
                 self._gang_workload.train_gang(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib.metadata
 import math
+import os
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -32,6 +33,7 @@ from dagsel.execution.process import (
     gpus_seen,
     keep_freed_memory,
     own_random_numbers,
+    this_process,
     torch_threads,
 )
 from dagsel.execution.run_spec import (
@@ -105,7 +107,7 @@ class TrainingPlugin(WorkerPlugin):
         # Dask looks at the training thread's stack 100 times a second: 5% of its time.
         _profiler(worker, "stop")
         threads = self.spec.threads or torch_threads()
-        told = (threads, max_shards, speed, self.owns_resource)
+        told = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
         self._tell(messages.WorkerJoined(worker.address, str(worker.name), *told))
 
     async def teardown(self, worker: Worker) -> None:

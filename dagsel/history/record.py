@@ -10,6 +10,7 @@ What is known of one trial is in `dagsel.history.trial`; tables of it are made i
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -194,6 +195,10 @@ class Record:
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
+                if tally and tally.lacks_loss and math.isfinite(value):
+                    self.trials[trial].warn(
+                        f"the training loss of epoch {epoch} is NaN, and the metric is {value:.4g}"
+                    )
             case TrialFailed(trial, reason):
                 self._end(trial, "failed", reason, turn.traceback or "")
             case Paused() as event:

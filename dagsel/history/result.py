@@ -80,6 +80,10 @@ class Result:
         """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
         return tables.metrics(self.record)
 
+    def trials(self) -> pd.DataFrame:
+        """Return a row for each trial: how it ended and why, and what is odd about it."""
+        return tables.trials(self.record)
+
     def timeline(self) -> pd.DataFrame:
         """Return a row for each unit that ran: where, when, on which shard."""
         return tables.timeline(self.record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from dagsel.history.record import Record
@@ -19,6 +21,17 @@ def metrics(record: Record) -> pd.DataFrame:
         ]
     ]
     return pd.DataFrame(rows, columns=["trial", "epoch", "split", "name", "value", "seconds"])
+
+
+def trials(record: Record) -> pd.DataFrame:
+    """Return a row for each trial; its parameters are columns, ``param_lr`` for ``lr``."""
+    columns = ["trial", "state", "value", "epochs", "reason", "warning"]
+    rows: list[dict[str, Any]] = []
+    for t in record.trials.values():
+        known = (t.number, t.state, t.value, len(t.epochs), t.reason, t.warning)
+        params = {f"param_{name}": value for name, value in t.params.items()}
+        rows.append(dict(zip(columns, known, strict=True)) | params)
+    return pd.DataFrame(rows, columns=None if rows else columns)
 
 
 def timeline(record: Record) -> pd.DataFrame:

@@ -31,8 +31,8 @@ class EpochTally:
     """
 
     n_shards: int  # training shards, and validation shards
-    # Of each position the shard, the number of samples and their mean loss.
-    trained: dict[int, tuple[int, int, float]] = field(default_factory=dict)
+    # Of each position the shard, the number of samples and their mean loss; None if there is none.
+    trained: dict[int, tuple[int, int, float | None]] = field(default_factory=dict)
     # Of each validation shard the number of samples and the mean of each metric.
     scored: dict[int, tuple[int, Mapping[str, Any]]] = field(default_factory=dict)
     digest: str = ""  # checksum of the state after the last position
@@ -47,7 +47,7 @@ class EpochTally:
 
     def update(self, position: int, done: UnitRecord | StoredState) -> None:
         """Take in a training unit's result in place of what is known of it."""
-        if done.n_samples is not None and done.loss is not None:
+        if done.n_samples is not None:
             self.trained[position] = (done.shard, done.n_samples, done.loss)
         if position == self.n_shards - 1:
             self.digest = done.digest
@@ -99,6 +99,16 @@ class EpochTally:
     @property
     def train_loss(self) -> float:
         """Mean training loss over the samples whose loss is known; NaN without any."""
-        known = [(n, loss) for _, (_, n, loss) in sorted(self.trained.items()) if n]
+        known = self._losses
         n_samples = sum(n for n, _ in known)
         return sum(n * loss for n, loss in known) / n_samples if n_samples else math.nan
+
+    @property
+    def lacks_loss(self) -> bool:
+        """Whether the workload has a loss, and it is NaN though samples were trained on."""
+        return any(math.isnan(loss) for _, loss in self._losses)
+
+    @property
+    def _losses(self) -> list[tuple[int, float]]:
+        trained = [self.trained[position] for position in sorted(self.trained)]
+        return [(n, loss) for _, n, loss in trained if n and loss is not None]

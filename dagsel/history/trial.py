@@ -65,6 +65,7 @@ class TrialRecord:
     state: TrialState = "running"
     reason: str = ""
     traceback: str = ""
+    warning: str = ""  # what is odd about its results, if anything is
     epochs: list[EpochRecord] = field(default_factory=list)  # what its epochs came to
     n_decided: int = 0  # epochs that it was given to train, from its first one on
     # The states of other trials that it went on from.
@@ -160,6 +161,10 @@ class TrialRecord:
             self.last_check = Check(event.epochs, place, *told)
             self.checks.append(self.last_check)
             self.is_scored = True
+
+    def warn(self, text: str) -> None:
+        """Take in that something is odd about it; the first time counts."""
+        self.warning = self.warning or text
 
     def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
         """Take in that it goes on from another trial's state, with a changed configuration."""

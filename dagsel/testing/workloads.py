@@ -102,6 +102,13 @@ class WorkloadSuite:
         assert after.finished
         assert _content(after.state) != _content(state)
 
+    def test_a_unit_trains_on_its_shard(self) -> None:
+        """A unit that has ended has consumed samples of its shard, and no more than there are."""
+        workload = self.make_workload()
+        n_there = len(next(iter(self.make_arrays(0).values())))
+        trained = self._train(workload, workload.init(self.config, 0))
+        assert 0 < trained.n_samples <= n_there
+
     def test_nothing_that_goes_in_is_changed(self) -> None:
         """No method changes the states and arrays that it gets."""
         workload = self.make_workload()
@@ -300,5 +307,7 @@ def _assert_near(first: State, second: State, tolerance: float) -> None:
             np.testing.assert_allclose(tensor.numpy(), other, tolerance, tolerance, err_msg=about)
 
 
-def _same(first: float, second: float) -> bool:
+def _same(first: float | None, second: float | None) -> bool:
+    if first is None or second is None:
+        return first is second
     return first == second or (math.isnan(first) and math.isnan(second))

@@ -68,7 +68,8 @@ class Trained:
     n_samples
         Samples trained on in this visit so far, over all pieces of a unit cut into pieces.
     loss
-        Mean training loss over these samples; NaN if the workload has none; 0 for no samples.
+        Mean training loss over these samples; None if the workload has none; 0 for no samples. A
+        trial whose loss is NaN though its metric is finite gets a warning.
     finished
         False if the unit was stopped at a batch boundary before the end of its shard.
     diverged
@@ -79,7 +80,7 @@ class Trained:
 
     state: State
     n_samples: int
-    loss: float
+    loss: float | None
     finished: bool = True
     diverged: bool = False
     losses: Losses = field(default_factory=Losses)
@@ -179,6 +180,42 @@ class Workload(Protocol):
     def restore(self, state: State, config: Config) -> Any:
         """Make the trained model of a state: a module on the CPU, an estimator."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class DataOutline:
+    """What is known of a data set before any of it is read.
+
+    Parameters
+    ----------
+    n_train
+        Samples in each training shard.
+    arrays
+        Dtype and shape of a sample, by array.
+    """
+
+    n_train: tuple[int, ...]
+    arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+@runtime_checkable
+class ChecksData(Protocol):
+    """A workload that knows beforehand of data on which it cannot train."""
+
+    def validate_data(self, config: Config, data: DataOutline) -> None:
+        """Raise a `WorkloadError` if nothing can be trained on this data set."""
+        ...
+
+
+def validator(workload: Workload, data: DataOutline) -> Callable[[Config], None]:
+    """Return a function that raises an error if nothing can be trained with a configuration."""
+
+    def check(config: Config) -> None:
+        workload.validate(config)
+        if isinstance(workload, ChecksData):
+            workload.validate_data(config, data)
+
+    return check
 
 
 @runtime_checkable

@@ -1,19 +1,24 @@
 """The random streams of a process: Python's, NumPy's and PyTorch's.
 
 A trial has its own streams. They are set before a unit and read after it; then the process's own
-are restored, so that a workload does not change the random numbers of others.
+are restored, so that a workload does not change the random numbers of others. A process has one set
+of them, so only one thread at a time may do that: `own_streams`.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 Device: TypeAlias = Literal["cpu", "cuda"]
+#: A thread that waits for the streams looks so often whether it has to give up.
+LOOK_UP_S = 0.05
 
 
 def seed_streams(seed: int, *, torch: bool = False) -> None:
@@ -52,17 +57,81 @@ def write_streams(streams: dict[str, Any]) -> None:
         _torch().cuda.set_rng_state(streams["cuda"])
 
 
+class _Turns:
+    """Whose turn it is to use the streams: in the order in which threads have come."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._owner: str | int | None = None  # a gang, or a thread
+        self._depths: Counter[int] = Counter()  # by thread: in how many blocks it is
+        self._waiting: deque[object] = deque()
+
+    def enter(self, gang: str | None, give_up: Callable[[], bool] | None) -> bool:
+        thread = threading.get_ident()
+        owner = gang or thread
+        with self._changed:
+            ticket = object()
+            self._waiting.append(ticket)
+            try:
+                while not (
+                    thread in self._depths
+                    or self._owner == owner
+                    or (self._owner is None and self._waiting[0] is ticket)
+                ):
+                    if give_up is not None and give_up():
+                        return False
+                    self._changed.wait(None if give_up is None else LOOK_UP_S)
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()  # another one may be the first now
+            if self._owner is None:
+                self._owner = owner
+            self._depths[thread] += 1
+            return True
+
+    def leave(self) -> None:
+        thread = threading.get_ident()
+        with self._changed:
+            self._depths[thread] -= 1
+            if not self._depths[thread]:
+                del self._depths[thread]
+            if not self._depths:
+                self._owner = None
+                self._changed.notify_all()
+
+
+_TURNS = _Turns()
+
+
 @contextmanager
-def preserved_streams(*, torch: bool = False) -> Iterator[None]:
-    """Restore the process's streams at the end of the block."""
-    device: Device | None = None
-    if torch:
-        device = "cuda" if _torch().cuda.is_initialized() else "cpu"
-    streams = read_streams(device)
+def own_streams(
+    *, gang: str | None = None, give_up: Callable[[], bool] | None = None
+) -> Iterator[bool]:
+    """Wait until no other thread uses the streams; keep them for the block, which gets true.
+
+    The same thread may enter again. The threads that name the same `gang` use them together. Once
+    `give_up` returns true the wait ends, and the block gets false.
+    """
+    entered = _TURNS.enter(gang, give_up)
     try:
-        yield
+        yield entered
     finally:
-        write_streams(streams)
+        if entered:
+            _TURNS.leave()
+
+
+@contextmanager
+def preserved_streams(*, torch: bool = False, gang: str | None = None) -> Iterator[None]:
+    """Keep the streams as in `own_streams`, and restore them at the end of the block."""
+    with own_streams(gang=gang):
+        device: Device | None = None
+        if torch:
+            device = "cuda" if _torch().cuda.is_initialized() else "cpu"
+        streams = read_streams(device)
+        try:
+            yield
+        finally:
+            write_streams(streams)
 
 
 def _torch() -> Any:

@@ -517,6 +517,32 @@ def test_a_gang_that_is_too_large_for_the_workers_that_are_there_fails():
     assert "a gang of 2 was wanted, and there are 1 workers" in failure.reason
 
 
+def test_a_gang_has_one_worker_of_a_process():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(*(WorkerAdded(worker, frozenset({0}), process="p") for worker in "ab"))
+    assert tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0)) == []
+    (other,) = binds(tell(WorkerAdded("c", frozenset({0}), process="q"), at=59.0))
+    assert {other.worker, *other.members} in ({"a", "c"}, {"b", "c"})
+
+
+def test_a_gang_that_wants_more_processes_than_there_are_fails_and_says_so():
+    tell = Driver(n_shards=1, capacity_timeout_s=60.0)
+    tell(*(WorkerAdded(worker, frozenset({0}), process="p") for worker in "ab"))
+    tell(RoundAdded(round_of(1, 1)), TrialAllowed(0, gang=2), *ready(0))
+    (failure,) = tell(TimerFired(), at=60.0)
+    assert "2 workers are threads of 1 processes" in failure.reason
+    assert "Client(processes=True)" in failure.reason
+
+
+def test_a_unit_that_waits_on_its_worker_is_not_past_its_time():
+    tell = Driver(n_shards=1, unit_timeout_s=10.0, grace_s=5.0, max_strikes=1)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1)), *ready(0))
+    assert tell(TimerFired(), at=100.0) == []
+    tell(UnitStarted(train(0), "a"), at=100.0)
+    assert tell(TimerFired(), at=109.0) == []
+    assert any(isinstance(i, FailTrial) for i in tell(TimerFired(), at=110.0))
+
+
 def test_workers_that_are_billed_together_go_together():
     tell = Driver(n_shards=1, replicas=4)
     tell(*(WorkerAdded(worker, frozenset({0})) for worker in "abcd"))

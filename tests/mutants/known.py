@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 300  # a fault may make the code go round for ever
+LIMIT_S = 120  # a fault may make the code go round for ever
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +164,90 @@ FAULTS = (
         "while (q + 1) * nu**q <= B / B_0:",
         "while (q + 1) * nu**q < B / B_0:",
         "planning/test_brackets.py",
+    ),
+    Fault(
+        "runner: a metric that is NaN is reported",
+        "driver/runner.py",
+        '        if math.isnan(value):\n            self._fail(trial.number, f"DivergedError',
+        '        if False:\n            self._fail(trial.number, f"DivergedError',
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: a second Train of a turn replaces the first one's epochs",
+        "driver/runner.py",
+        "epochs += trains[trial].epochs if trial in trains else 0",
+        "epochs += 0",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: an Ask is answered after the search finished",
+        "driver/runner.py",
+        "case Ask() if not self.record.finished:",
+        "case Ask():",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: ends of epochs are never dropped",
+        "driver/runner.py",
+        "            if epoch:\n                self._stored.drop_end(trial, epoch)",
+        "            if epoch:\n                pass",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: the flow hears of 0 workers",
+        "driver/runner.py",
+        "not in (0, self.record.n_workers)",
+        "not in (self.record.n_workers,)",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: no snapshots of the flow",
+        "driver/runner.py",
+        "if self._n_turns % TURNS_PER_SNAPSHOT == 0:",
+        "if False:",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: the budget of earlier sessions is forgotten",
+        "driver/clock.py",
+        "self._cost_before = record.worker_seconds",
+        "self._cost_before = 0.0",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: what was decided is not written before it is done",
+        "driver/runner.py",
+        "        self.journal.append(self._entries)\n        self._entries = []\n        trains",
+        "        self._entries = []\n        trains",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "session: a driver that has lost its lock writes on",
+        "session.py",
+        "self.lock.check()",
+        "pass",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "trial: a unit keeps the share of a piece",
+        "history/trial.py",
+        "work.share if isinstance(work, PieceRecord) else 0.0",
+        "work.share if isinstance(work, PieceRecord) else self.share",
+        "history/test_trial.py",
+    ),
+    Fault(
+        "trial: a clone keeps the check of the state that it lost",
+        "history/trial.py",
+        "self.last_check, self.is_scored = None, False",
+        "self.is_scored = False",
+        "history/test_trial.py",
+    ),
+    Fault(
+        "trial: recovered units count as timed",
+        "history/trial.py",
+        " and not work.recovered:",
+        ":",
+        "history/test_trial.py",
     ),
 )
 

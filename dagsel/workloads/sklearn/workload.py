@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -37,7 +36,7 @@ class SklearnWorkload:
     The first array of a shard holds the samples, shape ``(n_samples, ...)``, flattened to two
     dimensions; the last one, if there is more than one, the targets. NumPy's and Python's global
     random streams travel with a trial, so that an estimator with ``random_state=None`` is
-    reproducible too. The loss of a training unit is NaN.
+    reproducible too. A training unit has no loss.
 
     Parameters
     ----------
@@ -175,7 +174,7 @@ class SklearnWorkload:
             after = {} if finished else {"cursor": [end, *place]}
             losses = Losses(-(-(end - begin) // size))
             after_unit = self._capture(estimator, classes, after)
-            return Trained(after_unit, end, math.nan, finished, losses=losses)
+            return Trained(after_unit, end, None, finished, losses=losses)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard."""

@@ -39,19 +39,23 @@ def training_batches(
     def make(index: torch.Tensor) -> tuple[Any, Any]:
         if input_fn is None:
             return first.index_select(0, index), last.index_select(0, index)
-        batch = {name: array.index_select(0, index) for name, array in shard.items()}
-        return input_fn(batch, config)
+        return pair({name: array.index_select(0, index) for name, array in shard.items()})
+
+    def pair(batch: Tensors) -> tuple[Any, Any]:
+        inputs, targets = _pair(batch, config, input_fn)
+        batches.is_empty &= isinstance(inputs, torch.Tensor) and not inputs.numel()
+        return inputs, targets
 
     batches = (
         ShardBatches(order, make, **options)
         if gang is None
         else GangBatches(order, make, gang=gang, **options)
     )
+    batches.is_empty = input_fn is not None
     device = transfer_device(shard)
     if device is not None:
         batches.feed = lambda parts: (
-            _pair(batch, config, input_fn)
-            for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
+            pair(batch) for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
         )
     return batches
 

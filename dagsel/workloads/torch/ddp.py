@@ -86,6 +86,10 @@ class GangBatches(ShardBatches):
         total = self.gang.total(np.array([float(loss) * self.weight]))
         return torch.as_tensor(total[0], dtype=loss.dtype, device=loss.device)
 
+    def gave_nothing(self) -> bool:
+        """Whether no rank had a sample in any batch of the shard."""
+        return not self.gang.agree(not super().gave_nothing())
+
     def _agree_to_stop(self) -> bool:
         self.check()
         if self._done - self._n_collected >= _FOLD:

@@ -81,10 +81,12 @@ class ShardBatches:
             self._sizes[-1] = n_kept % batch_size
         self._make, self._should_stop, self._cursor = make, should_stop, cursor
         self._done, self.max_batch = cursor.n_batches, max_batch
+        self._taken = self._done  # batches that were handed out, also one that a loop broke off at
         self._losses: dict[int, Any] = {}
         self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
         self._low, self._high = math.inf, -math.inf
         self.stopped = False
+        self.is_empty = False  # whether `input_fn` has given no sample of any batch so far
         self.after_batch: Callable[[], object] | None = None
         self.may_stop: Callable[[], bool] = lambda: True
         # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
@@ -98,6 +100,7 @@ class ShardBatches:
         n_batches, should_stop = len(self._parts), self._should_stop
         wanted = False
         for batch in self._batches(self._parts[self._done :]):
+            self._taken = self._done + 1
             yield batch
             self._done += 1
             if self.after_batch is not None:
@@ -151,7 +154,7 @@ class ShardBatches:
         self._fold()
         start = self._cursor
         return Cursor(
-            start.trial, start.epoch, start.shard, self._done, sum(self._sizes[: self._done]),
+            start.trial, start.epoch, start.shard, self._taken, sum(self._sizes[: self._taken]),
             self._loss_sum, self._n_logged,
         )  # fmt: skip
 
@@ -161,15 +164,20 @@ class ShardBatches:
         self._fold()
         if self._n_logged:
             return self._loss_sum / self._n_logged
-        return math.nan if self._done else 0.0
+        return math.nan if self._taken else 0.0
 
     @property
     def losses(self) -> Losses:
         """Range of the losses reported since the beginning of this piece."""
         self._fold()
-        n = self._done - self._cursor.n_batches
+        n = self._taken - self._cursor.n_batches
         known = self._low <= self._high and not math.isnan(self._loss_sum)
         return Losses(n, self._low, self._high) if known else Losses(n)
+
+    def gave_nothing(self) -> bool:
+        """Whether every batch of the shard was handed out, and none had a sample in it."""
+        n = self._taken - self._cursor.n_batches
+        return self.is_empty and 0 < len(self._parts) == n
 
     @property
     def diverged(self) -> bool:

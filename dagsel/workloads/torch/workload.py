@@ -11,10 +11,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
-from dagsel.errors import WorkloadError
+from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
+from dagsel.workloads.base import (
+    Config,
+    DataOutline,
+    Evaluated,
+    Trained,
+    Visit,
+    checked_size,
+    directions,
+    never,
+)
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
@@ -26,6 +35,7 @@ from dagsel.workloads.torch.build import (
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
+from dagsel.workloads.torch.fit import check_batches, check_dtypes
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -224,6 +234,12 @@ class TorchWorkload:
             optimizer, schedule = self._build_optimizer(module, config)
             check(module, optimizer, schedule)
 
+    def validate_data(self, config: Config, data: DataOutline) -> None:
+        """Raise a `WorkloadError` if nothing can be trained on a data set."""
+        check_dtypes(data)
+        if self.drop_last:
+            check_batches(self._batch_size(config), data)
+
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         try:
@@ -282,7 +298,7 @@ class TorchWorkload:
     ) -> Trained:
         reader, device = StateReader(state), device_of(shard)
         cursor = Cursor.begin(reader.meta.get("cursor"), visit)
-        with preserved_streams(torch=True):
+        with preserved_streams(torch=True, gang=None if gang is None else gang.name):
             batches = training_batches(
                 shard,
                 config,
@@ -312,6 +328,11 @@ class TorchWorkload:
                 self._loop(model, optimizer, schedule, batches, config)
             if isinstance(batches, GangBatches):
                 batches.check()  # the last batch too, if train_fn has left the loop there
+            if self.input_fn is not None and batches.gave_nothing():
+                raise NothingTrainedError(
+                    f"input_fn returns inputs without a sample for every batch of shard "
+                    f"{visit.shard}: return what the model gets of the batch's arrays"
+                )
             ends_epoch = visit.ends_epoch and not batches.stopped
             if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
                 schedule.step()

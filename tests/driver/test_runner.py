@@ -1,0 +1,225 @@
+"""The runner performs what is decided once it is written, and tells the flow what came of it.
+
+- A value that is no number is not reported: the trial fails.
+- What is decided twice in a turn counts twice; what is decided after the end does not count.
+- The state at the end of an epoch stays until the next one is reported, and no longer.
+- The flow hears of workers that came and went, never of none.
+- The budget is that of all sessions; the flow's state is kept every so many turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hand_engine import HandEngine, epoch_of, search
+
+from dagsel.driver import runner
+from dagsel.errors import RunDirLockedError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Finish,
+    Reported,
+    Stop,
+    Tick,
+    Train,
+    TrialFailed,
+    Wake,
+    WorkersChanged,
+)
+from dagsel.history.record import Record
+from dagsel.messages import Message
+from dagsel.planning.budget import Bill
+from dagsel.session import LockedJournal
+from dagsel.storage import RunDir
+
+
+def quiet(engine: HandEngine) -> list[Message]:
+    return []
+
+
+def test_what_is_decided_is_written_before_it_is_done() -> None:
+    done = search(
+        [Ask(1)],
+        lambda event: (
+            [Train(0, 1)] if isinstance(event, Asked) else [Stop(0, "", "complete"), Finish()]
+        ),
+        lambda engine: epoch_of(0, 1, 0.5),
+    )
+    (train,) = (e for e in done.kept.entries if "Train" in str(e))
+    n_written = done.kept.entries.index(train) + 1
+    before = done.engine.told[: done.engine.told.index(("submit", [(0, range(1, 2))]))]
+    assert max(n for kind, n in before if kind == "written") >= n_written
+    assert [t.state.name for t in done.study.study.trials] == ["COMPLETE"]
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.5])
+def test_a_value_that_is_no_number_fails_its_trial_and_is_not_reported(value: float) -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 2)]
+            case Reported():
+                return [Stop(0, "", "complete"), Finish()]
+        return [Finish()]
+
+    done = search([Ask(1)], answer, lambda engine: epoch_of(0, 1, value))
+    (trial,) = done.study.study.trials
+    if math.isnan(value):
+        assert isinstance(done.events[-1], TrialFailed)
+        assert "NaN after epoch 1" in done.events[-1].reason
+        assert trial.state.name == "FAIL"
+        assert trial.intermediate_values == {}
+        assert done.record.trials[0].epochs == []
+    else:
+        assert trial.intermediate_values == {1: 0.5}
+
+
+def test_epochs_that_are_decided_twice_in_a_turn_are_all_trained() -> None:
+    done = search(
+        [Ask(1)],
+        lambda event: [Train(0, 1), Train(0, 2)] if isinstance(event, Asked) else [Finish()],
+        lambda engine: epoch_of(0, 1, 0.5),
+    )
+    assert done.told("submit") == [[(0, range(1, 4))]]
+
+
+def test_nothing_is_drawn_after_the_end() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 2), Train(1, 2)]
+            case Reported(0):
+                return [Ask(1)]
+            case _:  # in the same turn
+                return [Finish()]
+
+    done = search([Ask(2)], answer, lambda engine: epoch_of(0, 1, 0.5) + epoch_of(1, 1, 0.5))
+    assert len(done.study.study.trials) == 2
+    assert done.record.finished
+
+
+def test_the_state_of_an_epoch_stays_until_the_next_one_is_reported() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 3)]
+            case Reported(_, 3):
+                return [Stop(0, "", "complete"), Finish()]
+        return []
+
+    done = search(
+        [Ask(1)], answer, *(lambda engine, e=epoch: epoch_of(0, e, 0.5) for epoch in (1, 2, 3))
+    )
+    deleted = [("delete", (0, epoch, 0)) for epoch in (1, 2)]
+    told = [step for step in done.engine.told if step[0] in ("delete", "release")]
+    assert told == [
+        ("release", (0, 1)),
+        ("release", (0, 2)),
+        deleted[0],
+        ("release", (0, 3)),
+        deleted[1],
+    ]
+
+
+def test_a_clone_is_made_before_the_state_that_it_needs_is_dropped() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 2), Train(1, 1)]
+            case Reported(1, 1):
+                return [Clone(0, 1, {"x": 0.5}), Train(1, 1)]
+            case Reported(_, 2):
+                return [Finish()]
+        return []
+
+    def both(engine: HandEngine) -> Sequence[Message]:
+        return epoch_of(0, 1, 0.5) + epoch_of(1, 1, 0.5)
+
+    done = search([Ask(2)], answer, both, lambda engine: epoch_of(0, 2, 0.5))
+    assert done.told("save") == [(1, 1, 0)]
+    assert done.engine.told.index(("save", (1, 1, 0))) < done.engine.told.index(
+        ("delete", (0, 1, 0))
+    )
+
+
+def test_the_flow_hears_of_workers_but_never_of_none() -> None:
+    def become(n_workers: int) -> Any:
+        def change(engine: HandEngine) -> list[Message]:
+            engine.n_workers = n_workers
+            return []
+
+        return change
+
+    def answer(event: Event) -> list[Decision]:
+        return [Finish()] if event == WorkersChanged(5) else []
+
+    done = search([Wake(1e9)], answer, *map(become, (0, 2, 3, 0, 3, 5)))
+    assert done.events == [WorkersChanged(3), WorkersChanged(5)]
+
+
+def test_the_flow_is_woken_when_it_wants_to_be_and_once() -> None:
+    def pass_time(engine: HandEngine) -> list[Message]:
+        engine.seconds += 4.0
+        return []
+
+    def answer(event: Event) -> list[Decision]:
+        return [Finish()] if event == Tick(20.0) else [Wake(20.0)]
+
+    done = search([Wake(10.0)], answer, *(pass_time,) * 5)
+    assert done.events == [Tick(12.0), Tick(20.0)]
+
+
+def test_the_budget_is_that_of_all_sessions() -> None:
+    def pass_time(engine: HandEngine) -> list[Message]:
+        engine.seconds += 4.0
+        return []
+
+    def spent(before: float) -> list[Event]:
+        record = Record("run")
+        record.worker_seconds, record.context = before, Context(n_workers=1)
+        record.n_workers = 1
+        engine = HandEngine((), n_workers=1, bill=Bill().join("a", at=0.0))
+        begin = {"engine": engine, "record": record, "budget_s": 60.0}
+        return search([], lambda event: [], *(pass_time,) * 20, **begin).events
+
+    assert spent(50.0) == [DeadlineReached(12.0)]
+    assert spent(0.0) == [DeadlineReached(60.0)]
+
+
+def test_the_flows_state_is_kept_every_so_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "TURNS_PER_SNAPSHOT", 3)
+
+    def pass_time(engine: HandEngine) -> list[Message]:
+        engine.seconds += 1.0
+        return []
+
+    def answer(event: Event) -> list[Decision]:
+        assert isinstance(event, Tick)
+        return [Finish()] if event.seconds >= 7.0 else [Wake(event.seconds + 1.0)]
+
+    done = search([Wake(1.0)], answer, *(pass_time,) * 7)
+    kept = [entry["state"]["n_events"] for entry in done.kept.entries if "state" in entry]
+    assert kept == [2, 5]  # the start of the search was the first turn
+
+
+def test_a_driver_that_has_lost_its_lock_writes_nothing(tmp_path: Any) -> None:
+    folder = RunDir(str(tmp_path))
+    folder.claim("run", {})
+    with folder.lock("run", beat_s=0.01) as lock:
+        journal = LockedJournal(folder.journal, lock)
+        journal.append([{"n": 1}])
+        other = (tmp_path / "lock.json").read_text().replace(lock.holder.token, "another")
+        (tmp_path / "lock.json").write_text(other)
+        lock._thread.join(timeout=30)  # it ends when it sees the other one's lock
+        with pytest.raises(RunDirLockedError, match="in use by the driver"):
+            journal.append([{"n": 2}])
+    assert [entry["n"] for entry in folder.journal.read()] == [1]

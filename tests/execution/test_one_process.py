@@ -1,0 +1,96 @@
+"""Workers that are threads of one process: one unit at a time, and no harm to those that wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+
+import pytest
+from distributed import Client, LocalCluster
+
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests
+from dagsel.dispatch.units import Chain, Round
+from dagsel.execution.cluster import close
+from dagsel.messages import PieceRecord, TrialReport, UnitRecord
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+from .helpers import done, engine_for, listen, of
+
+
+@pytest.fixture
+def two() -> Iterator[Client]:
+    """Two workers that are threads of this process."""
+    cluster = LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+    close(cluster)
+
+
+def chains(*trials: int) -> Round:
+    return Round(1, tuple(Chain(trial, range(1, 2), 4, evaluate=False) for trial in trials))
+
+
+def test_units_wait_for_each_other_and_that_is_not_their_time(
+    two: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    workload = SyntheticWorkload(seconds=0.6, n_batches=10)
+    limit = {"unit_timeout_s": 1.0, "grace_s": 0.1, "max_strikes": 1}
+    with engine_for(two, digits, workload, run_dir, dispatch=limit) as engine:
+        assert engine.n_workers == 1
+        engine.submit(chains(0, 1), {0: {}, 1: {}})
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 8 or of(TrialReport, heard))
+    assert of(TrialReport, heard) == []
+    assert of(PieceRecord, heard) == []
+    units = sorted(of(UnitRecord, heard), key=lambda unit: unit.start)
+    assert len({unit.worker for unit in units}) == 2
+    for before, after in pairwise(units):
+        assert before.stop <= after.start
+
+
+class Gate(SyntheticWorkload):
+    """Trains trial 0 for as long as the gate is closed."""
+
+    def train(self, *args, **options):  # type: ignore[no-untyped-def]
+        if options["visit"].trial == 0:
+            inside.set()
+            while not gate.is_set() and not options["should_stop"]():
+                time.sleep(0.001)
+        return super().train(*args, **options)
+
+
+inside, gate = threading.Event(), threading.Event()
+
+
+def test_a_unit_that_waits_for_another_one_can_be_told_to_stop(
+    two: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with engine_for(two, digits, Gate(), run_dir) as engine:
+        engine.submit(chains(0, 1), {0: {}, 1: {}})
+        assert inside.wait(60)
+        engine.tell(TrialHeld(1, 7))
+        listen(engine, until=lambda heard: TrialRests(1, 7) in heard)
+        engine.tell(TrialAllowed(1, 1, None, 8))
+        gate.set()
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 8)
+        assert of(TrialReport, heard) == []
+
+
+def test_no_gang_has_two_ranks_in_one_process(
+    two: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    limit = {"capacity_timeout_s": 0.1}
+    with engine_for(two, digits, SyntheticWorkload(), run_dir, dispatch=limit) as engine:
+        engine.tell(TrialAllowed(0, 2, None, 1))
+        engine.submit(chains(0), {0: {}})
+        heard = listen(engine, until=lambda heard: of(TrialReport, heard))
+    assert "2 workers are threads of 1 process" in of(TrialReport, heard)[0].reason
