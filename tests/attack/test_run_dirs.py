@@ -231,11 +231,9 @@ def test_a_journal_that_is_cut_anywhere_is_refused_or_the_search_comes_to_the_sa
         shutil.copytree(tmp_path / "halted", folder)
         keep_lines(n_left)(folder)
         try:
-            outcome = attacked.go_on("synthetic", data, folder, client)
-            assert outcome == undisturbed, n_left
+            assert attacked.go_on("synthetic", data, folder, client) == undisturbed, n_left
             ends.add("healed")
-        except RunDirError as error:
-            assert "restore the journal" in str(error)
+        except RunDirError:
             ends.add("refused")
     assert ends == {"healed", "refused"}
 

@@ -159,8 +159,9 @@ def with_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None
     data_set(folder / "a.zarr")
     path = folder / "a.zarr/dagsel.json"
     body = json.loads(path.read_text())
+    del body["crc32c"]
     change(body)
-    path.write_text(json.dumps(body))
+    path.write_text(json.dumps({**body, "version": 1}))  # version 1 has no checksum
 
 
 @pytest.mark.parametrize("name", ["../../etc", "/etc", "data-0123456789abcdef/../..", "", ".."])
