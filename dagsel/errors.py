@@ -12,6 +12,7 @@
     ├── RunDirError               (OSError) a run's folder is taken or out of reach
     │   ├── RunDirLockedError     another driver holds it
     │   └── JournalCorruptError   the run's journal is damaged in the middle
+    ├── LinkError                 (OSError) a symbolic link stands where dagsel writes
     ├── CheckpointError           something is wrong with a stored state
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
@@ -95,6 +96,10 @@ class RunDirLockedError(RunDirError):
 
 class JournalCorruptError(RunDirError):
     """The run's journal is damaged, and not only at its end, where a crash cuts it off."""
+
+
+class LinkError(DagselError, OSError):
+    """A symbolic link stands where dagsel would write or delete."""
 
 
 class CheckpointError(DagselError):

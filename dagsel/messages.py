@@ -12,7 +12,7 @@ What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
@@ -67,6 +67,10 @@ class UnitWork:
     losses: tuple[int, float, float] | None = None
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
+    # How often it was begun since its last record, and the seconds of the attempts that were lost
+    # with a worker, by the scheduler's clock.
+    attempts: int = 1
+    lost_seconds: float = 0.0
     # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None
@@ -119,13 +123,11 @@ class StoredState:
         Raises
         ------
         CheckpointCorruptError
-            If that cannot be: it was changed by hand.
+            If it is not that: it was changed by hand.
         """
         epoch, position = place
         try:
             stored: StoredState = from_json(cls, {**meta, "epoch": epoch, "position": position})
-            if len(set(stored.visits)) != position + 1 or stored.visits[-1] != stored.shard:
-                raise ValueError(f"{stored.visits} are not its visits")
         except ValueError as error:
             raise CheckpointCorruptError(
                 f"what is stored with the state of epoch {epoch}, position {position} is damaged: "
@@ -234,6 +236,7 @@ class GangGathers:
     worker: str
     attempt: int
     port: int
+    config: str = field(repr=False)  # the trial's configuration, pickled, in base64
 
 
 Notice: TypeAlias = (
@@ -279,6 +282,8 @@ class JoinGang:
     # Where the leader waits.
     host: str
     port: int
+    # The trial's configuration, pickled, in base64: it comes by Dask, as tasks do.
+    config: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import base64
 import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import Any, Generic, TypeVar
@@ -21,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.codec import Json
-from dagsel.errors import CheckpointCorruptError, WorkloadError
+from dagsel.errors import CheckpointCorruptError, DagselError, WorkloadError
 
 Leaf = TypeVar("Leaf")
 
@@ -72,6 +73,22 @@ class Tensor:
     def numpy(self) -> NDArray[Any]:
         """View it as a NumPy array."""
         return self.data.view(_NUMPY_DTYPE[self.dtype]).reshape(self.shape)
+
+
+@contextmanager
+def reading_state() -> Iterator[None]:
+    """Raise a `CheckpointCorruptError` if something in the block fails: it reads a state.
+
+    A state may come from a stranger, so nothing in it is what it should be until it was used.
+    """
+    try:
+        yield
+    except DagselError:
+        raise
+    except Exception as error:
+        raise CheckpointCorruptError(
+            f"a state is damaged, or is that of another workload: {error!r}"
+        ) from error
 
 
 class State:
@@ -335,7 +352,10 @@ def unflatten(
             case "array":
                 return (from_array or from_tensor)(node["name"])
             case "numpy":
-                return np.dtype(node["dtype"]).type(node["value"])
+                dtype = np.dtype(node["dtype"])
+                if dtype.kind not in "biufcmMSU":
+                    raise CheckpointCorruptError(f"a state holds a number of dtype {dtype}")
+                return dtype.type(node["value"])
             case "counter":
                 return Counter(dict(decode(items)))
             case "ordered":

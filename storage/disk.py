@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -59,11 +60,24 @@ def create(path: Path, data: bytes, *, sync: bool) -> bool:
     return True
 
 
+def copy(source: Path, path: Path) -> None:
+    """Copy a file so that readers see the old one or the new one, whole."""
+    aside = _aside(path)
+    try:
+        shutil.copyfile(source, aside)
+        aside.replace(path)
+    except BaseException:
+        _forget(aside)
+        raise
+
+
 def append(path: Path, data: bytes, *, at: int) -> None:
     """Append bytes and wait until the disk has them, all or none; see `Folder.append`."""
     if at == 0:
         make_directory(path.parent, sync=True)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | (0 if at else os.O_CREAT), 0o666)
+    _unshare(path)
+    how = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | (0 if at else os.O_CREAT)
+    fd = os.open(path, how, 0o666)
     try:
         if os.fstat(fd).st_size != at:
             raise OSError(errno.ESTALE, "another process writes to it too")
@@ -80,6 +94,23 @@ def append(path: Path, data: bytes, *, at: int) -> None:
         _sync_directory(path.parent)
 
 
+def cut(path: Path, n_bytes: int) -> None:
+    """Shorten a file."""
+    _unshare(path)
+    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        os.ftruncate(fd, n_bytes)
+    finally:
+        os.close(fd)
+
+
+def _unshare(path: Path) -> None:
+    """Copy a file that has another name too: what is there under that name must not change."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_nlink > 1:
+            replace(path, path.read_bytes(), sync=True)
+
+
 def make_directory(path: Path, *, sync: bool) -> None:
     """Make a directory and its parents, if they are missing."""
     if path.is_dir():
@@ -91,13 +122,17 @@ def make_directory(path: Path, *, sync: bool) -> None:
 
 
 def _write_aside(path: Path, data: bytes | memoryview, *, sync: bool) -> Path:
-    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    aside = _aside(path)
     try:
         _write_new(aside, data, sync=sync)
     except FileNotFoundError:
         make_directory(path.parent, sync=sync)
         _write_new(aside, data, sync=sync)
     return aside
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
 
 
 def _write_new(path: Path, data: bytes | memoryview, *, sync: bool) -> None:

@@ -1,7 +1,9 @@
 """A folder at any fsspec URL, and the few operations that this package needs of a file system.
 
-It promises three things: URLs and errors show no credentials; a file that `replace` or `create`
-writes is there as a whole or not at all, on local disks and object stores; listings are never old.
+It promises four things: URLs and errors show no credentials; a file that `replace`, `copy` or
+`create` writes is there as a whole or not at all, on local disks and object stores; listings are
+never old; nothing inside the folder is written or deleted through a symbolic link. The folder
+itself may be one.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ import contextlib
 import errno
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
@@ -21,7 +22,8 @@ from urllib.parse import unquote
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from dagsel.errors import DatasetInputError
+from dagsel.checks import shown
+from dagsel.errors import DatasetInputError, LinkError
 from dagsel.storage import disk
 
 Url: TypeAlias = "str | os.PathLike[str]"
@@ -66,11 +68,13 @@ class Folder:
         storage_options: Mapping[str, Any] | None = None,
         *,
         error: type[Exception] = DatasetInputError,
+        depth: int = 0,
     ) -> None:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
-            raise error(f"{text!r} is no URL: pass a path or any URL that fsspec knows")
+            raise error(f"{shown(text)} is no URL: pass a path or any URL that fsspec knows")
         self._url, self._options = _options_from_url(text, dict(storage_options or {}))
+        self._depth = depth  # how far below the folder that a user has named
         protocol = fsspec.core.split_protocol(self._url)[0]
         if "::" not in self._url and protocol is not None:
             try:
@@ -116,7 +120,25 @@ class Folder:
 
     def child(self, key: str) -> Folder:
         """Return a folder inside this one, with the same options."""
-        return Folder(_inside(self._url, key), self._options)
+        return Folder(
+            _inside(self._url, key), self._options, depth=self._depth + key.count("/") + 1
+        )
+
+    def own(self, key: str, *, whole: bool = True) -> Path:
+        """Return the local path of a key that is to be written or deleted.
+
+        Raises a `LinkError` if a folder on the way is a symbolic link, or, unless the object is
+        replaced as a `whole`, the object itself.
+        """
+        path = Path(self.path(key))
+        n_own = key.count("/") + self._depth  # folders on the way that no user has named
+        for place in [*path.parents][:n_own] + ([] if whole else [path]):
+            if place.is_symlink():
+                raise LinkError(
+                    f"{place} is a symbolic link: dagsel writes and deletes nothing through it; "
+                    "put what it leads to in its place, or let the whole folder be the link"
+                )
+        return path
 
     def read(self, key: str) -> bytes | None:
         """Read a whole object; ``None`` if it is missing."""
@@ -151,7 +173,7 @@ class Folder:
 
     def open_write(self, key: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """Open an object to write it in pieces, with little of it in memory."""
-        path = self.path(key)
+        path = str(self.own(key, whole=False)) if self.is_local else self.path(key)
         self._make_parent(path)
         return cast(
             "contextlib.AbstractContextManager[BinaryIO]",
@@ -163,10 +185,10 @@ class Folder:
 
         With `sync`, wait until a local disk has it.
         """
-        path = self.path(key)
         if self.is_local:
-            disk.replace(Path(path), data, sync=sync)
+            disk.replace(self.own(key), data, sync=sync)
         else:
+            path = self.path(key)
             with self._discreet():
                 self._make_parent(path)
                 self.fs.pipe_file(path, bytes(data))
@@ -174,7 +196,7 @@ class Folder:
     def copy(self, key: str, to: str) -> None:
         """Copy an object, inside the store if the store can."""
         if self.is_local:
-            shutil.copyfile(self.path(key), self.path(to))
+            disk.copy(Path(self.path(key)), self.own(to))
         else:
             with self._discreet():
                 try:
@@ -188,9 +210,9 @@ class Folder:
         Local disks and S3 (``If-None-Match``) let one of two writers win. On other stores a moment
         passes between the check and the write.
         """
-        path = self.path(key)
         if self.is_local:
-            return disk.create(Path(path), data, sync=sync)
+            return disk.create(self.own(key), data, sync=sync)
+        path = self.path(key)
         with self._discreet():
             self._make_parent(path)
             try:
@@ -213,20 +235,20 @@ class Folder:
         Raises an OSError unless the file has `at` bytes before: someone else writes to it. If `at`
         is 0, the file is created.
         """
-        disk.append(Path(self.path(key)), data, at=at)
+        disk.append(self.own(key, whole=False), data, at=at)
 
     def cut(self, key: str, n_bytes: int) -> None:
         """Shorten a file of a local folder."""
-        os.truncate(self.path(key), n_bytes)
+        disk.cut(self.own(key, whole=False), n_bytes)
 
     def remove_file(self, key: str) -> None:
-        """Remove an object; a missing one is fine."""
-        path = self.path(key)
+        """Remove an object; a missing one is fine, and a folder of that name stays."""
         if self.is_local:
-            Path(path).unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError):
+                self.own(key).unlink(missing_ok=True)
         else:
             with contextlib.suppress(FileNotFoundError), self._discreet():
-                self.fs.rm_file(path)
+                self.fs.rm_file(self.path(key))
 
     def _make_parent(self, path: str) -> None:
         # Object stores have no folders; s3fs would create a missing bucket instead.
@@ -255,18 +277,42 @@ class Folder:
         self.fs.invalidate_cache(self.path())
         return bool(self.fs.isfile(self.path()))
 
-    def remove(self, key: str) -> None:
-        """Remove an object, or a folder and all in it; missing ones are fine."""
-        path = self.path(key)
-        self.fs.invalidate_cache(path)
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(path, recursive=True)
+    def remove_own(self, key: str, own: re.Pattern[str]) -> None:
+        """Remove the objects in a folder and below whose keys in it match, and emptied folders."""
+        root = self.path(key)
+        objects, folders = self._below(root)
+        ours = [inner for inner in objects if own.fullmatch(inner)]
+        if ours and not self.is_local and not set("*?[") & set(root):  # no patterns for fsspec
+            with contextlib.suppress(FileNotFoundError), self._discreet():
+                self.fs.rm([f"{root}/{inner}" for inner in ours])  # in few requests
+        else:
+            for inner in ours:
+                self.remove_file(f"{key}/{inner}")
+        if not _FLAT & self.protocols:
+            for folder in sorted(folders, reverse=True):  # those inside first
+                self.remove_if_empty(f"{key}/{folder}")
+            self.remove_if_empty(key)
 
-    def remove_if_empty(self) -> None:
-        """Remove the folder itself if it is empty and the file system has folders."""
+    def _below(self, root: str) -> tuple[list[str], list[str]]:
+        """Return the paths of the objects and the folders below a folder, relative to it."""
+        found: dict[str, bool] = {}  # path: whether it is a folder
+        if not self.is_local:
+            self.fs.invalidate_cache(root)
+            below = self.fs.find(root, withdirs=True, detail=True)
+            found = {path: about["type"] == "directory" for path, about in below.items()}
+        elif not Path(root).is_symlink():
+            for place, folders, names in os.walk(root):  # does not follow links
+                found |= {f"{place}/{name}": False for name in names}
+                found |= {f"{place}/{name}": True for name in folders}
+        parts = [(path.removeprefix(f"{root}/"), is_folder) for path, is_folder in found.items()
+                 if path != root]  # fmt: skip
+        return [path for path, of in parts if not of], [path for path, of in parts if of]
+
+    def remove_if_empty(self, key: str = "") -> None:
+        """Remove a folder, or the folder itself, if it is empty and the file system has folders."""
         with contextlib.suppress(OSError, NotImplementedError):
-            if not self.names():
-                self.fs.rmdir(self.path())
+            if not self.names(key):
+                self.fs.rmdir(self.path(key))
 
     def hide(self, text: str) -> str:
         """Remove the credentials of this folder's URL and options from a text."""
@@ -299,7 +345,8 @@ class Folder:
             raise OSError(f"{type(error).__name__}: {text}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Folder, (self._url, self._options)
+        make = partial(Folder, depth=self._depth) if self._depth else Folder
+        return make, (self._url, self._options)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Folder) and (self._url, self._options) == (

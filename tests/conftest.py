@@ -1,10 +1,12 @@
-"""A real cluster of two worker processes, and real data."""
+"""A real cluster of two worker processes, real data, and a real S3 server."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import numpy as np
 import optuna
 import pytest
@@ -19,6 +21,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
 ALONE = (
+    "attack/test_planted_gang.py",
     "attack/test_fuzz_files.py",
     "attack/test_run_dirs.py",
     "chaos",
@@ -66,3 +69,26 @@ def run_dir(tmp_path: Path) -> str:
 @pytest.fixture
 def study() -> optuna.Study:
     return optuna.create_study(study_name="test", direction="maximize")
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """Storage options of a running S3 server with a bucket ``bucket``."""
+    from moto.server import ThreadedMotoServer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        options = {
+            "key": "the-key",
+            "secret": "the-secret",
+            "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
+        }
+        fsspec.filesystem("s3", **options).mkdir("bucket")
+        yield options
+        server.stop()

@@ -66,6 +66,8 @@ class StoredStates:
         place, _, meta = found
         try:
             state = StoredState.read(place, meta)
+            if sorted({*state.visits}) != sorted(state.visits) or len(state.visits) != place[1] + 1:
+                raise CheckpointCorruptError(f"{state.visits} are no visits to position {place[1]}")
         except CheckpointCorruptError as error:
             logger.warning("trial %d goes on from an earlier state: %s", trial.number, error)
             return self._read(trial, (place[0], place[1] - 1))

@@ -11,6 +11,7 @@ import logging
 import math
 import threading
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import astuple, dataclass, replace
@@ -195,8 +196,7 @@ class UnitRunner:
             alone = self._workload.train(state, shard, config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
-            with self._lead(unit, binding) as gang:
-                gang.send(cloudpickle.dumps(config))
+            with self._lead(unit, binding, config) as gang:
                 began = time.time()
                 together = self._gang_workload.train_gang(
                     state, shard, config, visit=visit, should_stop=should_stop, gang=gang
@@ -284,14 +284,16 @@ class UnitRunner:
         ends_epoch = unit.position == self._spec.data.n_shards - 1
         return Visit(self._spec.seed, unit.trial, unit.epoch, shard, ends_epoch)
 
-    def _lead(self, unit: Unit, binding: Assignment) -> AbstractContextManager[Gang]:
-        """Form a gang: the dispatcher sends the others here."""
-        attempt = binding.attempt
+    def _lead(
+        self, unit: Unit, binding: Assignment, config: Mapping[str, Any]
+    ) -> AbstractContextManager[Gang]:
+        """Form a gang: the dispatcher sends the others here, and the configuration to them."""
+        attempt, packed = binding.attempt, b64encode(cloudpickle.dumps(config)).decode()
         return lead_gang(
             get_address_host(self._address),
             size=binding.gang,
             gather=lambda port: self._tell(
-                messages.GangGathers(unit, self._address, attempt, port)
+                messages.GangGathers(unit, self._address, attempt, port, packed)
             ),
             waits=partial(self._gathering.__setitem__, (unit, attempt)),
             **self._gang(unit, attempt),
@@ -314,7 +316,7 @@ class UnitRunner:
                 self._gang_workload.train_gang(
                     None,
                     self.shards[call.shard].train,
-                    cloudpickle.loads(gang.receive()),
+                    cloudpickle.loads(b64decode(call.config)),
                     visit=self._visit(call.unit, call.shard),
                     should_stop=never,
                     gang=gang,

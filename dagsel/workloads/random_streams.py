@@ -50,11 +50,27 @@ def write_streams(streams: dict[str, Any]) -> None:
     """Set all streams that were read."""
     python = streams["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
-    np.random.set_state(streams["numpy"])
+    np.random.set_state(checked_stream(streams["numpy"]))
     if "torch" in streams:
         _torch().set_rng_state(streams["torch"])
     if "cuda" in streams:
         _torch().cuda.set_rng_state(streams["cuda"])
+
+
+def checked_stream(stream: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a stream of NumPy, or raise a ValueError if it points outside itself.
+
+    NumPy does not look: it reads memory from there, or crashes.
+    """
+    place, size = 0, 0
+    match stream["bit_generator"]:
+        case "MT19937":
+            place, size = stream["state"]["pos"], 624
+        case "Philox":
+            place, size = stream["buffer_pos"], 4
+    if type(place) is not int or not 0 <= place <= size:
+        raise ValueError(f"a random stream is at number {place!r} of {size}")
+    return stream
 
 
 class _Turns:

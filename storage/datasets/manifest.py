@@ -43,6 +43,13 @@ MAX_SHARDS = 1_000_000
 _MAX_BYTES = 1 << 60
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 FOLDER_NAME = re.compile(r"data-[0-9a-f]{8,64}")
+_SPLIT = f"(?:{'|'.join(SPLITS)})"
+#: Keys in that folder.
+OWN_FILE = re.compile(
+    rf"(?:(?:{_SPLIT}/(?:\d{{5,}}/(?:{_NAME.pattern}/)?)?)?zarr\.json"
+    rf"|{_SPLIT}/\d{{5,}}/{_NAME.pattern}/c(?:/0)+"
+    rf"|profiles/{_NAME.pattern}\.json)(?:\.[0-9a-f]{{8}}\.tmp)?"
+)
 _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
 
 

@@ -23,6 +23,7 @@ from dagsel.storage.datasets.manifest import (
     FOLDER_NAME,
     FORMAT,
     MANIFEST,
+    OWN_FILE,
     UNFINISHED,
     VERSION,
     Manifest,
@@ -60,8 +61,8 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
     # removes it.
     with contextlib.suppress(Exception):
         for name in stale:
-            folder.remove(name)
-        folder.remove(UNFINISHED)
+            folder.remove_own(name, OWN_FILE)
+        folder.remove_file(UNFINISHED)
     return plan.manifest
 
 
@@ -150,14 +151,14 @@ def _free_bytes(path: str) -> int:
 def _undo(folder: Folder, new: str, mark: bytes | None, *, was_empty: bool) -> None:
     """Remove what a failed write has written; if that fails too, the mark stays."""
     with contextlib.suppress(Exception):
-        folder.remove(new)
+        folder.remove_own(new, OWN_FILE)
         if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
             return  # Another write has taken over.
         if mark is not None:
             folder.replace(UNFINISHED, mark)
             return
         if was_empty:
-            folder.remove("zarr.json")
-        folder.remove(UNFINISHED)
+            folder.remove_file("zarr.json")
+        folder.remove_file(UNFINISHED)
         if was_empty:
             folder.remove_if_empty()

@@ -34,7 +34,12 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from dagsel.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    LinkError,
+)
 from dagsel.storage.files import Bytes, Folder, Url
 
 FORMAT = "dagsel.checkpoint"
@@ -43,7 +48,12 @@ DIGEST = "digest"  # where `load` puts the state's checksum into its meta
 _logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
-_CHECK = re.compile(r"check-(\d+)\..+")
+_CHECK = re.compile(r"check-(\d+)\.(?:[0-9a-f]{8}\.safetensors|json)(?:\.[0-9a-f]{8}\.tmp)?")
+#: Files in a trial's folder; of a save that was interrupted too.
+_OWN = re.compile(
+    rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.(?:[0-9a-f]{{8}}\.safetensors|json)"
+    r"(?:\.[0-9a-f]{8}\.tmp)?"
+)
 _BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
 _TRIAL = re.compile(r"trial-(\d+)")
 
@@ -292,11 +302,20 @@ class CheckpointStore:
             self._folder.remove_file(blob)
 
     def drop(self, trial: int) -> None:
-        """Remove all states of a trial."""
+        """Remove all states of a trial; what is not dagsel's, or behind a link, stays."""
         folder = _folder_of(trial)
-        for name in sorted(self._folder.names(folder), key=_records_first):
-            self._folder.remove_file(f"{folder}/{name}")
-        self._folder.remove(folder)
+        try:
+            for name in sorted(self._folder.names(folder), key=_records_first):
+                if _OWN.fullmatch(name):
+                    self._folder.remove_file(f"{folder}/{name}")
+            self._folder.remove_if_empty(folder)
+        except LinkError as error:
+            _logger.warning("the states of trial %d stay: %s", trial, error)
+
+    def check_links(self) -> None:
+        """Raise a `LinkError` if the store is a link in the folder of a run."""
+        if self._folder.is_local:
+            self._folder.own("trial")
 
     def _load(self, stem: str) -> tuple[bytes, dict[str, Any]]:
         record = self._record(stem)

@@ -107,6 +107,13 @@ def lost_state(folder: Path) -> None:
     ended.best_model()
 
 
+def linked_states(folder: Path) -> None:
+    run = ended_run(folder)
+    (run / "states").rename(folder / "states")
+    (run / "states").symlink_to(folder / "states")
+    resume(run)
+
+
 def damaged_state(folder: Path) -> None:
     run = ended_run(folder)
     ended = resume(run)
@@ -166,6 +173,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
     errors.RunDirError: (lambda folder: dagsel.resume(str(folder)), "holds no run"),
     errors.RunDirLockedError: (locked, "in use by the driver"),
     errors.JournalCorruptError: (damaged_journal, "journal"),
+    errors.LinkError: (linked_states, "states is a symbolic link"),
     errors.CheckpointNotFoundError: (lost_state, "trial"),
     errors.CheckpointCorruptError: (damaged_state, "trial"),
     errors.CheckpointError: (
@@ -185,7 +193,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
                 metrics={"accuracy": searches.accuracy},
             ),
         ),
-        "batch_size is 0",
+        "batch_size must be",
     ),
     errors.WorkloadTransportError: (
         lambda folder: optimize(folder, workload=unsendable()),

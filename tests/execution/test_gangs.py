@@ -113,6 +113,27 @@ def test_notice_to_a_member_costs_no_more_than_a_batch(
     assert not {last.worker, *last.members} & {*pieces[0].members}
 
 
+class Kept(SyntheticWorkload):
+    """Takes a configuration whose function has to come to each rank as it is."""
+
+    def train_gang(self, state: Any, shard: Any, config: Any, **rest: Any) -> Any:
+        assert config["double"](4) == 8
+        assert config["kind"] is torch.nn.ReLU
+        return super().train_gang(state, shard, config, **rest)
+
+
+def test_a_configuration_without_a_form_in_json_reaches_all_ranks(
+    three: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with engine_for(three, digits, Kept(seconds=0.0, n_batches=2), run_dir) as engine:
+        engine.tell(TrialAllowed(0, 2, None, 1))
+        config = {"double": lambda x: 2 * x, "kind": torch.nn.ReLU}
+        engine.submit(Round(1, (Chain(0, range(1, 2), N_SHARDS, evaluate=False),)), {0: config})
+        heard = listen(engine, until=is_over)
+        assert of(TrialReport, heard) == []
+    assert {len(unit.members) for unit in of(UnitRecord, heard)} == {1}
+
+
 class LosesTheOther(SyntheticWorkload):
     """Kills the other workers as the leader makes its state, and lets it go on when told to."""
 

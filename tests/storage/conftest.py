@@ -40,29 +40,6 @@ class Place:
         return sorted(name[len(self.root) :].lstrip("/") for name in self.fs.find(self.root))
 
 
-@pytest.fixture(scope="session")
-def s3_options() -> Iterator[dict[str, Any]]:
-    """Storage options of a running S3 server with a bucket ``bucket``."""
-    from moto.server import ThreadedMotoServer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "from-the-environment")
-        patch.setenv("AWS_SECRET_ACCESS_KEY", "from-the-environment")
-        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        options = {
-            "key": "the-key",
-            "secret": "the-secret",
-            "client_kwargs": {"endpoint_url": f"http://{host}:{port}"},
-        }
-        fsspec.filesystem("s3", **options).mkdir("bucket")
-        yield options
-        server.stop()
-
-
 @pytest.fixture(params=["file", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """A free URL on each kind of store in turn."""

@@ -7,16 +7,19 @@ that breaks leaves nothing behind, and workers in one process can be in differen
 
 from __future__ import annotations
 
+import builtins
 import json
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
 
+import dagsel.errors
+from dagsel.codec import from_json
 from dagsel.errors import GangBrokenError, TrainingError, WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config, Trained, Visit, never
@@ -29,6 +32,15 @@ from dagsel.workloads.gang.rendezvous import (
 
 if TYPE_CHECKING:
     from dagsel.workloads.gang.process_group import Group
+
+
+#: Errors that a rank may raise in another rank's name; any other becomes a `TrainingError`.
+_ERRORS: dict[str, type[Exception]] = {
+    name: kind
+    for home in (builtins, dagsel.errors)
+    for name, kind in vars(home).items()
+    if isinstance(kind, type) and issubclass(kind, Exception)
+}
 
 
 class Gang:
@@ -256,8 +268,8 @@ def _raise_cause(
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         raise _broken(name, rank, size, first_line) from error
     if rank == 0:
-        raise _rebuilt(culprit) from None
-    about = f"rank {culprit['rank']} failed with {culprit['kind']}: {culprit['text']}"
+        raise culprit.rebuilt() from None
+    about = f"rank {culprit.rank} failed with {culprit.kind}: {culprit.text}"
     raise _broken(name, rank, size, about) from error
 
 
@@ -265,41 +277,47 @@ def _broken(name: str, rank: int, size: int, reason: str) -> GangBrokenError:
     return GangBrokenError(f"gang {name} broke, as rank {rank} of {size} saw: {reason}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a rank says of the error that it raises: plain text, since it comes by the network."""
+
+    rank: int
+    kind: str
+    args: list[str | int | float | bool | None] | None  # None if it cannot be made from them
+    text: str
+    traceback: str
+
+    def rebuilt(self) -> Exception:
+        """Return the error, if it is one of Python's own or of dagsel's, or a `TrainingError`."""
+        error: Exception | None = None
+        if self.kind in _ERRORS and self.args is not None:
+            with suppress(Exception):
+                error = _ERRORS[self.kind](*self.args)
+        if error is None or str(error) != self.text:
+            error = TrainingError(f"{self.kind}: {self.text}")
+        error.add_note(f"On rank {self.rank} of its gang:\n{self.traceback}")
+        return error
+
+
 def _send_error(rendezvous: Rendezvous, error: Exception, rank: int) -> None:
     kind = type(error)
     plain = all(value is None or type(value) in (str, int, float, bool) for value in error.args)
-    told = {
-        "rank": rank,
-        "module": kind.__module__,
-        "kind": kind.__qualname__,
-        "args": list(error.args) if plain else None,
-        "text": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+    is_known = _ERRORS.get(kind.__qualname__) is kind
+    told = _Told(
+        rank,
+        kind.__qualname__,
+        list(error.args) if plain and is_known else None,
+        str(error),
+        "".join(traceback.format_exception(error)),
+    )
     with suppress(OSError):
-        rendezvous.put("error", json.dumps(told).encode())
+        rendezvous.put("error", json.dumps(asdict(told)).encode())
 
 
-def _read_error(rendezvous: Rendezvous) -> dict[str, Any] | None:
-    with suppress(OSError):
+def _read_error(rendezvous: Rendezvous) -> _Told | None:
+    with suppress(OSError, ValueError, RecursionError):
         told = rendezvous.get("error", 0.0)
         if told is not None:
-            read: dict[str, Any] = json.loads(told)
+            read: _Told = from_json(_Told, json.loads(told))
             return read
     return None
-
-
-def _rebuilt(told: dict[str, Any]) -> Exception:
-    # Nothing is unpickled: what comes by the network must not run code.
-    made: Any = sys.modules.get(told["module"])
-    for part in told["kind"].split("."):
-        made = getattr(made, part, None)
-    error: Any = None
-    if isinstance(made, type) and issubclass(made, Exception) and told["args"] is not None:
-        with suppress(Exception):
-            error = made(*told["args"])
-    if error is None or str(error) != told["text"]:
-        error = TrainingError(f"{told['kind']}: {told['text']}")
-    error.add_note(f"On rank {told['rank']} of its gang:\n{told['traceback']}")
-    rebuilt: Exception = error
-    return rebuilt

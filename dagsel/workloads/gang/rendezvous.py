@@ -19,6 +19,7 @@ from typing import Protocol
 _LENGTH = struct.Struct(">Q")
 _MAX_PART = 1 << 30
 _N_TOKEN = 32
+_TOKEN_WITHIN_S = 10.0  # who has not named the gang by then is sent away
 
 
 class Rendezvous(Protocol):
@@ -110,9 +111,11 @@ class RendezvousServer:
             ).start()
 
     def _serve(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
+        with client, contextlib.suppress(OSError, ValueError):
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            client.settimeout(_TOKEN_WITHIN_S)
             known = hmac.compare_digest(_read(client, _N_TOKEN), self._token)
+            client.settimeout(None)
             while known:
                 verb, key, value = _read_part(client), _read_part(client), _read_part(client)
                 answer: bytes | None = b""

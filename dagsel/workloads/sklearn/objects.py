@@ -7,23 +7,32 @@ again.
 A state may come from a stranger, so the classes that it names are only compared with a list: the
 estimators in the packages of `_PUBLIC`, the classes in `_PRIVATE`, and the caller's own. Modules
 are imported from that list alone, no attribute is looked up under a name from the state, and only
-the loss functions in `_CALLED` are called.
+the loss functions in `_CALLED` are called. No attribute hides a method, and no estimator gets a
+cache folder from a state: joblib would unpickle what is there.
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 import copyreg
+import inspect
+import math
+import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from importlib import import_module
+from types import MemberDescriptorType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import sparray, spmatrix
 
 from dagsel.codec import Json
 from dagsel.errors import CheckpointCorruptError, WorkloadError
-from dagsel.state import NUMPY, Tensor
+from dagsel.state import NUMPY, Tensor, reading_state
+from dagsel.workloads.random_streams import checked_stream
 
 
 def _name(kind: type) -> tuple[str, str]:
@@ -55,6 +64,7 @@ _PRIVATE = {
 }  # fmt: skip
 #: Modules in C whose objects are made by a call with numbers.
 _CALLED = {"sklearn._loss._loss", "sklearn.linear_model._sgd_fast"}
+_DTYPE = re.compile(r"[<>|=]?(?:[biufcSUV]\d{1,9}|[mM]8(?:\[\w{1,20}\])?)")
 _PLAIN: tuple[type, ...] = (bool, int, float, complex, str, bytes, object)
 #: Classes that may be named as values, such as a parameter ``dtype``.
 _VALUES = {_name(kind): kind for kind in (*_PLAIN, *np.sctypeDict.values())}
@@ -215,12 +225,8 @@ class Decoder:
 
     def decode(self, node: Any) -> Any:
         """Decode a node, or raise a `CheckpointCorruptError`."""
-        try:
+        with reading_state():
             return self._decode(node)
-        except CheckpointCorruptError:
-            raise
-        except Exception as error:
-            raise CheckpointCorruptError(f"a state is damaged: {error!r}") from error
 
     def _decode(self, node: Any) -> Any:
         if not isinstance(node, dict):
@@ -246,7 +252,7 @@ class Decoder:
             case "complex":
                 return complex(*node["parts"])
             case "dtype":
-                return _dtype(node["dtype"])
+                return np.dtype(object) if node["dtype"] == "|O" else _dtype(node["dtype"])
             case "class":
                 name = tuple(node["class"])
                 return _VALUES[name] if name in _VALUES else self._class(*name)
@@ -268,6 +274,8 @@ class Decoder:
     def _array(self, node: Any) -> NDArray[Any]:
         shape = tuple(node["shape"])
         if node["$"] == "objects":
+            if math.prod(shape) != len(node["items"]):
+                raise ValueError(f"{len(node['items'])} objects in an array of shape {shape}")
             made = np.empty(shape, object)
             self._keep(node, made)
             made.reshape(-1)[:] = [self._decode(item) for item in node["items"]]
@@ -275,13 +283,15 @@ class Decoder:
         dtype = _dtype(node["dtype"])
         if node["$"] == "view":
             owner = self._decode(node["of"])
-            if dtype.hasobject or owner.dtype.hasobject:
-                raise CheckpointCorruptError("a state holds an array of addresses")
+            if owner.dtype.hasobject:
+                raise ValueError("an array of addresses")
             memory = owner if owner.flags.c_contiguous else owner.T
             return np.ndarray(shape, dtype, memory, node["offset"], tuple(node["strides"]))
-        made = np.empty(shape, dtype, order=node["order"])
-        target = made.T if node["order"] == "F" else made
-        target[...] = self._tensors[node["name"]].data.view(dtype).reshape(target.shape)
+        is_fortran = node["order"] == "F"
+        stored = self._tensors[node["name"]].data.view(dtype)
+        stored = stored.reshape(shape[::-1] if is_fortran else shape)
+        made = np.empty(shape, dtype, order="F" if is_fortran else "C")
+        made[...] = stored.T if is_fortran else stored
         return made
 
     def _object(self, node: Any) -> Any:
@@ -290,10 +300,10 @@ class Decoder:
                 return _global_random_state
             case "random state":
                 made = self._keep(node, np.random.RandomState())
-                made.set_state(self._decode(node["state"]))
+                made.set_state(checked_stream(self._decode(node["state"])))
                 return made
             case "generator":
-                state = self._decode(node["state"])
+                state = checked_stream(self._decode(node["state"]))
                 bits: Any = _BIT_GENERATORS[state["bit_generator"]]()
                 bits.state = state
                 return self._keep(node, np.random.Generator(bits))
@@ -310,6 +320,8 @@ class Decoder:
             case what:
                 raise CheckpointCorruptError(f"a state holds an unknown kind of object {what!r}")
         set_state(made, self._decode(node["state"]))
+        if isinstance(made, sparray | spmatrix):
+            _check_sparse(made)
         for key, value in self._pairs(node["pairs"]).items():
             made[key] = value
         return made
@@ -322,16 +334,51 @@ class Decoder:
 
 
 def set_state(made: Any, state: Any) -> None:
-    """Set the state of an object, as unpickling does."""
+    """Set the state of an object, as unpickling does; raise a ValueError if it may not be set."""
     if state is None:
         return
-    if hasattr(made, "__setstate__"):
+    kind, cache = type(made), getattr(made, "__dict__", {}).get("memory")
+    if hasattr(kind, "__setstate__"):
         made.__setstate__(state)
-        return
-    plain, slots = state if isinstance(state, tuple) else (state, None)
-    made.__dict__.update(plain or {})
-    for name, value in (slots or {}).items():
-        setattr(made, name, value)
+    else:
+        plain, slots = state if isinstance(state, tuple) else (state, None)
+        if plain:
+            made.__dict__.update(plain)
+        for name, value in (slots or {}).items():
+            if not isinstance(inspect.getattr_static(kind, name, None), MemberDescriptorType):
+                raise ValueError(f"{kind.__name__} has no slot {name!r}")
+            setattr(made, name, value)
+    attributes = getattr(made, "__dict__", {})
+    for name in attributes:
+        if not isinstance(name, str) or name.startswith("__") or _is_method(kind, name):
+            raise ValueError(f"a state cannot set {kind.__name__}.{name}")
+    if isinstance(attributes.get("memory"), str) and _has_cache(kind):
+        attributes["memory"] = cache
+
+
+def _is_method(kind: type, name: str) -> bool:
+    # Something of the class that an attribute of the object would hide.
+    known = type(inspect.getattr_static(kind, name, None))
+    is_hidden = hasattr(known, "__get__") and not hasattr(known, "__set__")
+    return is_hidden and known is not cached_property
+
+
+def _has_cache(kind: type) -> bool:
+    own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "sklearn"]
+    return any("memory" in inspect.signature(base).parameters for base in own)
+
+
+def _check_sparse(matrix: Any) -> None:
+    # SciPy's compiled code does not look where the indices lead.
+    parts = (matrix.indices, matrix.indptr, matrix.data)
+    if not all(type(part) is np.ndarray and part.ndim == 1 and part.dtype.isnative
+               for part in parts):  # fmt: skip
+        raise ValueError("a sparse matrix without its arrays")
+    if not parts[0].dtype == parts[1].dtype in (np.int32, np.int64):
+        raise ValueError(f"a sparse matrix with indices of {parts[0].dtype} and {parts[1].dtype}")
+    if not all(type(size) is int and size >= 0 for size in matrix.shape):
+        raise ValueError(f"a sparse matrix of shape {matrix.shape}")
+    copy.copy(matrix).check_format(full_check=True)
 
 
 def _find(module: str, qualname: str) -> type | None:
@@ -356,12 +403,24 @@ def _describe(dtype: np.dtype[Any]) -> Any:
 
 
 def _dtype(description: Any) -> np.dtype[Any]:
+    """Make a dtype of plain numbers, texts or bytes, or of fields of such."""
+
+    def check(part: Any) -> None:
+        if not isinstance(part, str):
+            for _, inner, *shape in part:
+                check(inner)
+                if not all(type(size) is int for sizes in shape for size in sizes):
+                    raise ValueError(f"a dtype of {shape}")
+        elif not _DTYPE.fullmatch(part):
+            raise ValueError(f"a dtype {part!r}")
+
     def tuples(part: Any) -> Any:
         # JSON has turned the tuples of a structured dtype's fields into lists.
         return [tuple(tuples(field) for field in item) for item in part] if (
             isinstance(part, list) and part and isinstance(part[0], list)
         ) else tuple(part) if isinstance(part, list) else part  # fmt: skip
 
+    check(description)
     return np.lib.format.descr_to_dtype(tuples(description))
 
 

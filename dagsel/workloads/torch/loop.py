@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
+from dagsel.state import reading_state
 from dagsel.workloads.base import Visit
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
@@ -37,7 +39,10 @@ class Cursor:
     def begin(cls, saved: dict[str, Any] | None, visit: Visit) -> Cursor:
         """Return the place where a visit begins: its start, or the saved place in its shard."""
         here = cls(visit.trial, visit.epoch, visit.shard)
-        cursor = here if saved is None else cls(**saved)
+        with reading_state():
+            cursor: Cursor = here if saved is None else from_json(cls, saved)
+            if min(cursor.n_batches, cursor.n_samples, cursor.n_logged) < 0:
+                raise ValueError(f"a place inside a shard is {cursor}")
         if (cursor.trial, cursor.epoch, cursor.shard) != (here.trial, here.epoch, here.shard):
             raise WorkloadError(
                 f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of "

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dagsel.codec import Json
+from dagsel.codec import Json, from_json
 from dagsel.errors import WorkloadError
-from dagsel.state import State, flatten, unflatten
+from dagsel.state import State, flatten, reading_state, unflatten
 from dagsel.workloads.random_streams import read_streams, write_streams
 from dagsel.workloads.torch.device import to_host
 
@@ -107,7 +107,9 @@ class StateReader:
 
     def __init__(self, state: State) -> None:
         self.meta = state.meta
-        self.tree: dict[str, Any] = self.meta["tree"]
+        with reading_state():
+            self.tree: dict[str, Any] = from_json(dict[str, Any], self.meta["tree"])
+            self.seed: int = from_json(int, self.meta["seed"])
         data = np.frombuffer(state.buffer, np.uint8)
         data = data[8 + int.from_bytes(state.buffer[:8], "little") :]
         if data.ctypes.data % 8:
@@ -138,18 +140,21 @@ class StateReader:
         begin = self._data.data_ptr()
         return begin <= tensor.data_ptr() < begin + self._data.nbytes
 
+    @reading_state()
     def decode(self, part: str, leaf: Callable[[str], Any]) -> Any:
         """Return a part of the tree; `leaf` returns the tensor of a name."""
         return unflatten(self.tree[part], leaf, lambda name: self.view(name).numpy().copy())
 
+    @reading_state()
     def set_streams(self, device: torch.device) -> None:
         """Set the random streams of this process to those of the trial."""
         streams = self.decode("random", self.copy)
         if device.type == "cuda" and "cuda" not in streams:
-            torch.cuda.manual_seed(self.meta["seed"] % 2**63)
+            torch.cuda.manual_seed(self.seed % 2**63)
         write_streams(streams)
 
 
+@reading_state()
 def load_module(reader: StateReader, module: torch.nn.Module) -> None:
     """Copy a state's model into a module."""
 
@@ -181,6 +186,16 @@ def module_tree(module: torch.nn.Module) -> dict[str, Any]:
     }
 
 
+@reading_state()
+def load_schedule(
+    reader: StateReader, schedule: torch.optim.lr_scheduler.LRScheduler, optimizer: Any
+) -> None:
+    """Copy a state's learning-rate schedule into a schedule."""
+    schedule.load_state_dict(reader.decode("schedule", reader.copy))
+    optimizer._opt_called = True  # a restored one was, or PyTorch warns
+
+
+@reading_state()
 def load_optimizer(
     reader: StateReader, optimizer: torch.optim.Optimizer, module: torch.nn.Module
 ) -> None:

@@ -309,7 +309,7 @@ def test_credentials_show_nowhere(s3_options: dict[str, Any], arrays: Named) -> 
     ]
     with pytest.raises(DatasetNotFoundError) as missing:
         ShardedDataset.open(url + "x", server)
-    data.folder.remove(f"{data.manifest.folder}/train/00000/x")
+    data.folder.fs.rm(data.folder.path(f"{data.manifest.folder}/train/00000/x"), recursive=True)
     with pytest.raises(ShardCorruptError) as corrupt:
         data.shard(0)
     shown += [str(missing.value), str(corrupt.value)]
