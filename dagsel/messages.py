@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
-from dagsel.errors import RunDirError
+from dagsel.errors import CheckpointCorruptError, RunDirError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
 
 # ---- a unit, from the worker to the journal
@@ -118,8 +118,21 @@ class StoredState:
 
     @classmethod
     def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
-        """Read what the store keeps with a state at a place."""
-        stored: StoredState = from_json(cls, {**meta, "epoch": place[0], "position": place[1]})
+        """Read what the store keeps with a state at a place.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            If it is not that: it was changed by hand.
+        """
+        epoch, position = place
+        try:
+            stored: StoredState = from_json(cls, {**meta, "epoch": epoch, "position": position})
+        except ValueError as error:
+            raise CheckpointCorruptError(
+                f"what is stored with the state of epoch {epoch}, position {position} is damaged: "
+                f"{error}"
+            ) from None
         return stored
 
     @property

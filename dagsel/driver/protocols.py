@@ -108,7 +108,11 @@ class States(Protocol):
         """Keep a copy of the state that was scored by a trial's check of this number."""
         ...
 
-    def delete(self, trial: int, epoch: int, position: int) -> None:
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
+        """Return the places of a trial's complete states, or of partial ones."""
+        ...
+
+    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
         """Remove a state."""
         ...
 

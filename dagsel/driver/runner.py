@@ -184,7 +184,9 @@ class Runner:
             self._fail(trial.number, reason)
         states = self._stored.look_up(trial)
         self._note(StatesFound(trial.number, tuple(states)))
-        plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
+        newest = states[-1] if states else None
+        self._stored.forget_after(trial.number, newest)
+        plan = reconcile(trial, self.record.n_shards, newest)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._fail(trial.number, reason)
@@ -469,7 +471,8 @@ class Runner:
         trial = self.record.trials[report.trial]
         if not trial.is_live:
             return
-        if report.reason.startswith("CheckpointCorruptError") and self._stored.is_news(trial):
+        is_lost = report.reason.startswith(("CheckpointCorruptError", "CheckpointNotFoundError"))
+        if is_lost and self._stored.is_news(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
             if plan is not None:
