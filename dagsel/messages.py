@@ -11,16 +11,16 @@ What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
-from dagsel.errors import RunDirError
+from dagsel.errors import CheckpointCorruptError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
+from dagsel.workloads.raised import Raised
 
 # ---- a unit, from the worker to the journal
 
@@ -118,8 +118,21 @@ class StoredState:
 
     @classmethod
     def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
-        """Read what the store keeps with a state at a place."""
-        stored: StoredState = from_json(cls, {**meta, "epoch": place[0], "position": place[1]})
+        """Read what the store keeps with a state at a place.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            If it is not that: it was changed by hand.
+        """
+        epoch, position = place
+        try:
+            stored: StoredState = from_json(cls, {**meta, "epoch": epoch, "position": position})
+        except ValueError as error:
+            raise CheckpointCorruptError(
+                f"what is stored with the state of epoch {epoch}, position {position} is damaged: "
+                f"{error}"
+            ) from None
         return stored
 
     @property
@@ -216,6 +229,15 @@ class UnitTrains:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitRaised:
+    """A unit has raised an error, which follows with Dask."""
+
+    unit: Unit
+    raised: Raised
+    is_the_workloads: bool = True  # whether the workload is at fault, and not a loss or a worker
+
+
+@dataclass(frozen=True, slots=True)
 class GangGathers:
     """The leader of a unit's gang waits for the others at a port."""
 
@@ -232,6 +254,7 @@ Notice: TypeAlias = (
     | WorkerLeaves
     | events.UnitStarted
     | UnitTrains
+    | UnitRaised
     | PieceRecord
     | GangGathers
     | events.GangBroke
@@ -308,6 +331,7 @@ class TrialReport:
     trial: int
     reason: str
     traceback: str = ""
+    raised: Raised | None = None  # the error of its workload, if it was that
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +350,7 @@ Message: TypeAlias = (
     | events.RestartWorker
     | events.LoadShard
     | events.ShardLoaded
+    | UnitTrains
     | UnitRecord
     | PieceRecord
     | events.TrialRests
@@ -362,6 +387,14 @@ class Turn:
     params: Mapping[int, Mapping[str, Any]] | None = None
     place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
+    raised: Raised | None = None  # of `TrialFailed`: the error of its workload, if it was that
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAlike:
+    """The run has ended: its trials failed in one way before any had trained."""
+
+    text: str  # the error, with the user's own frames and the cure
 
 
 @dataclass(frozen=True, slots=True)
@@ -408,6 +441,7 @@ Entry: TypeAlias = (
     SessionBegun
     | Abandoned
     | Turn
+    | FailedAlike
     | FlowState
     | UnitRecord
     | PieceRecord
@@ -419,38 +453,6 @@ Entry: TypeAlias = (
 )
 
 
-def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Entry]:
-    """Read a journal.
-
-    Parameters
-    ----------
-    entries
-        What it holds.
-    url
-        Where it is, for the error.
-    begun_with
-        The version of dagsel that the run began with, for the error.
-
-    Raises
-    ------
-    RunDirError
-        If it holds what this version does not know.
-    """
-    read: list[Entry] = []
-    for entry in entries:
-        # Units that found their state stored once said of whom a clone had it.
-        entry = {key: item for key, item in entry.items() if key != "adoptions"}
-        try:
-            read.append(ENTRIES.decode(entry))
-        except ValueError as error:
-            raise RunDirError(
-                f"the journal of {url} cannot be read by dagsel {version('dagsel')} (entry "
-                f"{len(read)}: {error}): the run began with dagsel {begun_with}, or a newer one "
-                "has gone on with it; install the newer of these"
-            ) from error
-    return read
-
-
 COMMANDS: Tagged[Command] = Tagged(*get_args(Command), brief=True)
 NOTICES: Tagged[Notice] = Tagged(*get_args(Notice), brief=True)
 ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
@@ -459,6 +461,7 @@ ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
     abandoned=Abandoned,
     turn=Turn,
+    alike=FailedAlike,
     flow=FlowState,
     unit=UnitRecord,
     piece=PieceRecord,

@@ -15,7 +15,7 @@ from dagsel.arguments import check_goal, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import RunDirError, SearchError, StudyStorageError
+from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError, StudyStorageError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
@@ -144,7 +144,8 @@ def optimize(
     SearchError
         If study, space, flow and metric do not fit together.
     WorkloadError
-        If the workload cannot be trained with the space's configurations, or cannot be sent.
+        If the workload cannot be trained with the space's configurations or on the data set, or
+        cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any has trained.
     DatasetError
         If the data set cannot be read.
     RunDirError
@@ -316,6 +317,8 @@ def resume(
                 logger.warning("run %s is only read: %s", record.run, record.abandoned)
             driver.fail_live("the run had ended")
             tidy(record, folder)  # its driver may have died before it could
+            if record.failed_alike:
+                raise AllTrialsFailedError(record.failed_alike)
             return session.result
         return session.run(client, cluster, given.worker_timeout, lock)
 
@@ -395,6 +398,9 @@ def replay(
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     record.add(drawn)
     adopt(driver, record)
+    check = checks(workload, dataset.manifest)
+    for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
+        check(record.trials[trial.number].config)  # the workload learns what the run's had learnt
     folder = given.into or RunDir(_new_run_dir(f"{settings.study}-replay", run))
     orders = then.visits()
     session = Session(

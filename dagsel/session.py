@@ -222,7 +222,9 @@ def tidy(record: Record, folder: RunDir) -> None:
         winner = record.trials[best.trial]
         folder.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if record.failures:
-        reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in record.failures)
-        logger.warning(
-            "%d of %d trials failed: %s", len(record.failures), len(record.trials), reasons
-        )
+        logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
+        by_reason: dict[str, list[str]] = {}
+        for failed in record.failures:
+            by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
+        for reason, numbers in by_reason.items():
+            logger.warning("trial %s failed: %s", ", ".join(numbers), reason)
