@@ -53,7 +53,8 @@ _OWN = re.compile(
     rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.(?:[0-9a-f]{{8}}\.safetensors|json)"
     r"(?:\.[0-9a-f]{8}\.tmp)?"
 )
-_BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
+_CRC = re.compile(r"[0-9a-f]{8}")
+_BLOB = ".safetensors"
 _TRIAL = re.compile(r"trial-(\d+)")
 
 
@@ -331,9 +332,11 @@ class CheckpointStore:
             body = json.loads(data)
             record = _Record(body["blob"], body["n_bytes"], body["crc32c"], body["meta"])
             is_ours = body["format"] == FORMAT and body["version"] == VERSION
-            if not (is_ours and _BLOB.fullmatch(record.blob) and isinstance(record.meta, dict)):
+            # The name of a copy is made of the checksum: it must not lead elsewhere.
+            is_ours &= bool(_CRC.fullmatch(record.crc32c)) and isinstance(record.meta, dict)
+            if not is_ours or record.blob != f"{stem.rpartition('/')[2]}.{record.crc32c}{_BLOB}":
                 raise ValueError("it does not describe a state of this version")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._corrupt(f"{stem}.json", str(error)) from None
         return record
 
