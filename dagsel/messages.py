@@ -67,6 +67,10 @@ class UnitWork:
     losses: tuple[int, float, float] | None = None
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
+    # How often it was begun since its last record, and the seconds of the attempts that were lost
+    # with a worker, by the scheduler's clock.
+    attempts: int = 1
+    lost_seconds: float = 0.0
     # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None

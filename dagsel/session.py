@@ -30,6 +30,7 @@ from dagsel.messages import ENTRIES, Entry
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
+from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
@@ -131,7 +132,7 @@ class Session:
                 settings.metric,
                 seed=settings.seed,
                 about=self.folder.digest(),
-                check=checks(self.workload, self.data),
+                check=checks(self.workload, self.data.manifest),
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
@@ -173,10 +174,10 @@ class Session:
         return self.workload.reconfigure(State(blob), config, new).buffer
 
 
-def checks(workload: Workload, data: ShardedDataset) -> Callable[[Any], None]:
+def checks(workload: Workload, manifest: Manifest) -> Callable[[Any], None]:
     """Return a function that raises an error if nothing can be trained with a configuration."""
-    arrays = {name: (spec.numpy_dtype, spec.shape) for name, spec in data.schema.items()}
-    return validator(workload, DataOutline(data.manifest.sizes("train"), arrays))
+    arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
+    return validator(workload, DataOutline(manifest.sizes("train"), arrays))
 
 
 def tidy(run: Run) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter, defaultdict
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, assert_never
@@ -87,6 +88,10 @@ class DispatchPlugin(SchedulerPlugin):
         self._stimuli = itertools.count()
         self._attempts: dict[Unit, int] = {}
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
+        self._began: dict[Unit, float] = {}  # units that run, and since when
+        # By unit, since its last record: how often it was begun, and seconds of lost attempts.
+        self._n_begun: Counter[Unit] = Counter()
+        self._lost_s: defaultdict[Unit, float] = defaultdict(float)
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
         self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
@@ -142,7 +147,10 @@ class DispatchPlugin(SchedulerPlugin):
         self._push(events.UnitDone(unit, seconds, done.shard))
         self._copies.note_read(task)
         hop = self._hops.pop(unit, False)
-        self._report(replace(done, hop=hop, members=self._members(unit)))
+        self._began.pop(unit, None)
+        done = replace(done, hop=hop, members=self._members(unit))
+        attempts, lost_s = self._n_begun.pop(unit, 1), self._lost_s.pop(unit, 0.0)
+        self._report(replace(done, attempts=attempts, lost_seconds=lost_s))
 
     def _members(self, unit: Unit) -> tuple[str, ...]:
         binding = self.dispatcher.bindings.get(unit)
@@ -161,6 +169,8 @@ class DispatchPlugin(SchedulerPlugin):
             self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
+        if unit in self._began:  # and did not say how far it has come
+            self._lost_s[unit] += time.monotonic() - self._began.pop(unit)
         self._push(self._warm.returned(unit))
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
@@ -229,9 +239,12 @@ class DispatchPlugin(SchedulerPlugin):
                     if worker in binding.members:  # a gang ends where its leader does
                         self._preempt(unit, binding.worker)
             case events.UnitStarted(unit):
+                self._began[unit] = time.monotonic()
+                self._n_begun[unit] += 1
                 self._push(notice)
                 self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
             case messages.PieceRecord(unit):
+                self._began.pop(unit, None)
                 self._warm.add(notice)
                 if unit.trial not in self.dispatcher.trials:  # stopped while it ran
                     self._warm.drop(unit)

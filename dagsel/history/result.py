@@ -85,7 +85,19 @@ class Result:
         return tables.trials(self.record)
 
     def timeline(self) -> pd.DataFrame:
-        """Return a row for each unit that ran: where, when, on which shard."""
+        """Return a row for each visit of a shard, in the order in which they ended.
+
+        The first columns say what was done of which trial, where and when: ``kind`` (``"train"``,
+        ``"evaluate"``, or ``"check"`` if a paused trial was scored), ``trial``, ``epoch``,
+        ``position``, ``shard``, ``worker``, and ``start`` and ``stop`` in seconds since 1970 by the
+        worker's clock. ``hop`` says whether the state came from another worker, ``gang`` how many
+        workers trained, ``save_seconds`` how long storing the state took, and ``recovered`` that
+        only the stored result was found: ``start`` and ``stop`` are the time of finding it.
+
+        A visit that was begun more than once, because its worker or its result was lost, or because
+        it was suspended, is one row: ``attempts`` says how often, and ``lost_seconds`` how long the
+        attempts took that were lost.
+        """
         return tables.timeline(self.record)
 
     def makespans(self) -> pd.DataFrame:

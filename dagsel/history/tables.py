@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from dagsel.dispatch.units import Unit
 from dagsel.history.record import Record
+from dagsel.messages import UnitRecord
 
 
 def metrics(record: Record) -> pd.DataFrame:
@@ -35,11 +38,27 @@ def trials(record: Record) -> pd.DataFrame:
 
 
 def timeline(record: Record) -> pd.DataFrame:
-    """Return a row for each unit that ran, in the order in which they ended."""
+    """Return a row for each visit: of a unit that was done more than once, how it counts."""
+    kept: dict[Unit, UnitRecord] = {}
+    for done in record.units:
+        before = kept.get(done.unit)
+        if before is not None and not done.recovered:
+            del kept[done.unit]  # the new one comes last
+        kept[done.unit] = done if before is None else _merged(before, done)
     rows = [
-        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered is True, u.save_seconds)
-        for u in record.units
-    ]
+        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered is True, u.save_seconds,
+         u.gang, u.attempts, u.lost_seconds)
+        for u in kept.values()
+    ]  # fmt: skip
     columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
-    frame = pd.DataFrame(rows, columns=[*columns, "hop", "recovered", "save_seconds"])
-    return frame.assign(gang=[unit.gang for unit in record.units])
+    columns += ["hop", "recovered", "save_seconds", "gang", "attempts", "lost_seconds"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def _merged(before: UnitRecord, after: UnitRecord) -> UnitRecord:
+    """Make one record of a visit from two: the last one that trained or scored counts."""
+    lost_s = before.lost_seconds + after.lost_seconds
+    if not (before.recovered or after.recovered):
+        lost_s += before.stop - before.start
+    kept = before if after.recovered else after
+    return replace(kept, attempts=before.attempts + after.attempts, lost_seconds=lost_s)

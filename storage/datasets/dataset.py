@@ -14,10 +14,12 @@ from typing import Any
 import google_crc32c
 from numpy.typing import NDArray
 
+from dagsel.checks import flag, short_traceback
 from dagsel.console import ProgressBar
 from dagsel.errors import (
     DatasetError,
     DatasetFormatError,
+    DatasetInputError,
     DatasetNotFoundError,
     SearchError,
     ShardCorruptError,
@@ -89,9 +91,10 @@ class ShardedDataset:
     manifest: Manifest
 
     @classmethod
+    @short_traceback
     def write(
         cls,
-        url: Url,
+        url: Folder | Url,
         arrays: Arrays,
         *,
         n_shards: int,
@@ -139,12 +142,14 @@ class ShardedDataset:
                 "a worker process that imports your script again must not write the data set "
                 'again: put ShardedDataset.write under  if __name__ == "__main__":'
             )
-        folder = Folder(url, storage_options)
+        folder = url if isinstance(url, Folder) else Folder(url, storage_options)
+        overwrite = flag("overwrite", overwrite, error=DatasetInputError)
         plan = partial(plan_write, arrays, n_shards=n_shards, validation=validation, seed=seed)
         manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
     @classmethod
+    @short_traceback
     def open(cls, url: Url, storage_options: Mapping[str, Any] | None = None) -> ShardedDataset:
         """Open a data set.
 

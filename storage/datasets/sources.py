@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.checks import whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.manifest import check_names
 
@@ -45,7 +46,7 @@ class Batches:
     """
 
     def __init__(self, iterable: Iterable[Any], length: int) -> None:
-        self.length = integer("length of Batches", length, least=1)
+        self.length = whole("length of Batches", length, error=DatasetInputError)
         self._iterator = iter(iterable)
         self._first: list[Any] = []
 
@@ -136,14 +137,6 @@ def check_input(arrays: Arrays, what: str = "arrays") -> Source:
     return Source(
         next(iter(lengths.values())), columns, [((name,), array) for name, array in arrays.items()]
     )
-
-
-def integer(what: str, value: Any, *, least: int) -> int:
-    """Return an argument as an integer, or raise a `DatasetInputError`."""
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or value < least:
-        raise DatasetInputError(f"{what} is {value!r}; give an integer from {least} up")
-    return int(value)
 
 
 def is_in_memory(array: object) -> bool:

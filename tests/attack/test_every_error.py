@@ -193,7 +193,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
                 metrics={"accuracy": searches.accuracy},
             ),
         ),
-        "batch_size is 0",
+        "batch_size must be",
     ),
     errors.WorkloadTransportError: (
         lambda folder: optimize(folder, workload=unsendable()),

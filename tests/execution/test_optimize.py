@@ -102,7 +102,8 @@ BAD_INPUT = {
         {"workload": torch_workload(loss=lambda output, target: LOCK and output.sum())},
         errors.WorkloadTransportError, "'loss' of the TorchWorkload cannot be sent"),
     "a batch size below one": (
-        {"workload": torch_workload(batch_size=0)}, errors.WorkloadError, "batch_size is 0"),
+        {"workload": torch_workload(batch_size=lambda config: 0)},
+        errors.WorkloadError, "batch_size must be a whole number of 1 or more, got 0"),
     "a data set that is not there": (
         {"data": "nowhere.zarr"}, errors.DatasetNotFoundError, "nowhere.zarr"),
     "a scheduler that is not there": (

@@ -133,6 +133,24 @@ def test_the_timeline_says_where_and_when() -> None:
     assert [unit.state_bytes for unit in record.units] == [9, 0]
 
 
+def test_a_visit_that_was_done_again_has_one_row() -> None:
+    first = replace(trained(0, 1, 0, 2), start=1.0, stop=4.0, attempts=2, lost_seconds=0.5)
+    other = replace(trained(0, 1, 1, 3), start=4.0, stop=5.0)
+    found = replace(trained(0, 1, 0, 2, recovered=True), start=6.0, stop=6.1, lost_seconds=0.25)
+    again = replace(trained(0, 1, 0, 1), start=7.0, stop=9.0)
+    seen = ["position", "shard", "start", "recovered", "attempts", "lost_seconds"]
+
+    def rows(*units: UnitRecord) -> list[tuple[Any, ...]]:
+        return list(tables.timeline(fold(*units))[seen].itertuples(index=False, name=None))
+
+    two = (1, 3, 4.0, False, 1, 0.0)
+    assert rows(first, other) == [(0, 2, 1.0, False, 2, 0.5), two]
+    assert rows(first, other, found) == [(0, 2, 1.0, False, 3, 0.75), two]
+    assert rows(first, other, found, again) == [two, (0, 1, 7.0, False, 4, 3.75)]
+    assert rows(found, other) == [(0, 2, 6.0, True, 1, 0.25), two]
+    assert rows(found, other, again) == [two, (0, 1, 7.0, False, 2, 0.25)]
+
+
 def test_an_epoch_has_the_results_of_its_units_and_the_checksum_of_its_end() -> None:
     record = fold(turn(Context(2), Ask(1)), asked(0, decisions=[Train(0, 2)]))
     for entry in epoch_of(0, 1, 0.25):
