@@ -18,6 +18,7 @@ help:
 	@echo "make attack          the attacks in their long form"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
+	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
@@ -100,6 +101,9 @@ replay: $(VENV)/.dev
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py
+
+attack: $(VENV)/.dev
+	ATTACK_CASES=500 $(BIN)/python -m pytest -q --timeout 3600 tests/attack
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -258,7 +258,8 @@ def test_a_store_of_a_run_knows_its_place_on_a_worker_too(tmp_path: Path) -> Non
 def test_a_planted_record_writes_nowhere_else(tmp_path: Path, checksum: Any) -> None:
     run = run_with(tmp_path / "run")
     record = tmp_path / "run/states/trial-000001/epoch-000002-position-000000.json"
-    record.write_text(json.dumps({**json.loads(record.read_text()), "crc32c": checksum}))
+    planted = {**json.loads(record.read_text()), "crc32c": checksum, "version": 1}  # without a seal
+    record.write_text(json.dumps(planted))
     (tmp_path / "run/states/trial-000001/check-000002.").mkdir()
     before = everything(tmp_path)
     with pytest.raises(CheckpointCorruptError, match="does not describe a state|expected string"):
