@@ -27,7 +27,7 @@ from dagsel.storage.datasets.dataset import (
     write_profile,
 )
 from dagsel.storage.files import Url
-from dagsel.workloads.base import Config, Workload
+from dagsel.workloads.base import Config, Workload, checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -264,7 +264,7 @@ def profile(
         raise SearchError(f"gangs must be numbers of workers, got {gangs!r}; write gangs=[{gangs}]")
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
     Scaling({}).best(1, within=within)  # before anything is measured
-    workload.validate(config)
+    checks(workload, dataset.manifest)(config)
     architecture = architecture or architecture_of(workload, config)
     kept = None if remeasure else _find(dataset, architecture)
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
@@ -371,7 +371,7 @@ def _find(data: ShardedDataset, architecture: str) -> Profile | None:
         if body["format"] != "dagsel.profile" or body["version"] > _VERSION:
             raise ValueError(f"its version is {body['version']}")
         found: Profile = from_json(Profile, body["profile"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetFormatError(
             f"{data.url}: the profile of {architecture!r} is damaged or of a newer dagsel "
             f"({error}); measure it again with remeasure=True"
