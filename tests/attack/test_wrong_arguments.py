@@ -12,6 +12,7 @@ import inspect
 import json
 import linecache
 import logging
+import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ import optuna
 import pandas as pd
 import pytest
 import scipy.sparse
+import searches
 import sklearn.linear_model
 import torch
 from distributed import Client, LocalCluster
@@ -39,6 +41,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Visit, metric_functions
 
+OLD_RUNS = Path(__file__).parents[1] / "data" / "runs_of_163b1ee"
 NOBODY = "tcp://127.0.0.1:9"
 X = np.random.default_rng(0).normal(size=(600, 4))
 Y = np.arange(600) % 3
@@ -650,3 +653,24 @@ def test_the_space_that_is_written_for_a_mapping_is_one(mapping: dict[str, Any])
             assert config[name] == value
         else:
             assert trial.distributions[name] == value
+
+
+# ---- a run.json that names a flow which cannot be
+
+
+def test_a_flow_damaged_in_run_json_is_named_with_its_file(tmp_path: Path) -> None:
+    shutil.copytree(OLD_RUNS / "torch-ended", tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    about["flow_config"] |= {"n_trials": "many"}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    with pytest.raises(errors.RunDirError) as caught:
+        dagsel.resume(
+            tmp_path / "run",
+            NOBODY,
+            workload=searches.trained(),
+            space=searches.space,
+            data=OLD_RUNS / "data",
+        )
+    told = f"{tmp_path}/run/run.json: flow_config makes no {about['flow']}: 'n_trials' is 'many'"
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("restore the file from a copy")
