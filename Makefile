@@ -17,6 +17,7 @@ help:
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
+	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
@@ -96,6 +97,9 @@ replay: $(VENV)/.dev
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py
+
+attack: $(VENV)/.dev
+	ATTACK_CASES=500 $(BIN)/python -m pytest -q --timeout 3600 tests/attack
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.arguments import checked
 from dagsel.checks import shown
 from dagsel.codec import from_json, to_json
-from dagsel.console import Waiting, html_table, text_table
+from dagsel.console import Waiting, html_table, readable_size, text_table
 from dagsel.errors import DatasetFormatError, SearchError
 from dagsel.execution.cluster import check_cluster, connect, workers_of
 from dagsel.execution.timing import Timing as Timing
@@ -24,7 +24,6 @@ from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.dataset import (
     profile_names,
     read_profile,
-    readable_size,
     write_profile,
 )
 from dagsel.storage.files import Url

@@ -253,6 +253,9 @@ class _NoStates:
             raise CheckpointNotFoundError("nothing was trained")
         return b"", {}
 
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
+        return ()
+
     def save(self, *args: Any, **options: Any) -> None:
         pass
 

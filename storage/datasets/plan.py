@@ -21,7 +21,6 @@ from dagsel.storage.datasets.manifest import (
 )
 from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.sources import Arrays, Column, Source, check_input
-from dagsel.storage.datasets.zarr_shard import ShardFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +137,8 @@ def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tu
 
 def _check_storable(manifest: Manifest) -> None:
     for spec in manifest.arrays:
-        form = ShardFormat(manifest.sizes("train")[0], spec.dtype, spec.shape, spec.train_chunk)
         try:
-            form.metadata()
+            manifest.form("train", 0, spec).metadata()
         except (ValueError, TypeError) as error:
             raise DatasetInputError(
                 f"array {spec.name!r} of dtype {spec.dtype} cannot be stored: {error}"
