@@ -112,7 +112,7 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         try:
             own = Client(address, set_as_default=False)
         except (OSError, TypeError, ValueError) as error:
-            raise ClusterError(f"no scheduler at {address}: {error}") from error
+            raise ClusterError(f"no scheduler at {address}: {error}") from None
         with own:
             yield own
 
