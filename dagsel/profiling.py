@@ -27,7 +27,7 @@ from dagsel.storage.datasets.dataset import (
     write_profile,
 )
 from dagsel.storage.files import Url
-from dagsel.workloads.base import Config, Workload
+from dagsel.workloads.base import Config, Workload, checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -254,7 +254,6 @@ def profile(
     ClusterError
         If the cluster has too few workers.
     """
-    check_cluster(client, cluster)
     given = checked(workload=workload, data=data, remeasure=remeasure, within=within)
     dataset, within = given.data, given.within
     if not isinstance(config, Mapping):
@@ -264,12 +263,13 @@ def profile(
     if gangs is not None and not isinstance(gangs, Iterable):
         raise SearchError(f"gangs must be numbers of workers, got {gangs!r}; write gangs=[{gangs}]")
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
-    workload.validate(config)
+    checks(workload, dataset.manifest)(config)
     architecture = architecture or architecture_of(workload, config)
     kept = None if remeasure else _find(dataset, architecture)
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
     if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
+    check_cluster(client, cluster)
     with Waiting(f"profiling {architecture}") as waiting, connect(client, cluster) as here:
         n_workers = len(workers_of(here))
         if kept is not None and plan.gangs is None and _has(kept, plan.on(n_workers)):

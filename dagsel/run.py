@@ -24,12 +24,12 @@ from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.messages import SessionBegun, Turn
 from dagsel.planning.small_population import Policy
-from dagsel.session import Session, checks, tidy
+from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
-from dagsel.workloads.base import Workload
+from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
 

@@ -30,12 +30,11 @@ from dagsel.messages import ENTRIES, Entry
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
-from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import DataOutline, Reconfigurable, Workload, validator
+from dagsel.workloads.base import Reconfigurable, Workload, checks
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -172,12 +171,6 @@ class Session:
         if not isinstance(self.workload, Reconfigurable):
             return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
-
-
-def checks(workload: Workload, manifest: Manifest) -> Callable[[Any], None]:
-    """Return a function that raises an error if nothing can be trained with a configuration."""
-    arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
-    return validator(workload, DataOutline(manifest.sizes("train"), arrays))
 
 
 def tidy(run: Run) -> None:
