@@ -580,7 +580,8 @@ def test_a_class_that_needs_more_than_the_configuration_has_is_refused() -> None
         {"accuracy": "accuracy"},
         {"accuracy": dagsel.metrics.accuracy},
     ],
-    ids=repr,
+    # Not their addresses: two processes that share the tests call them the same.
+    ids=["list", "tuple", "name", "function", "functions", "names by name", "functions by name"],
 )
 def test_metrics_go_by_their_names(metrics: Any) -> None:
     models = [
