@@ -16,7 +16,7 @@ from typing import Any, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
-from dagsel.checks import choice, flag, short_traceback, shown, takes, whole
+from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.budget import check_price, to_seconds
@@ -153,7 +153,7 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
 
 
 def _space(space: Any) -> Callable[..., Any]:
-    if callable(space) and takes(space, 1):
+    if callable(space) and not isinstance(space, type) and takes(space, 1):
         return space  # type: ignore[no-any-return]
     write = 'lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}'
     if isinstance(space, Mapping) and space:
@@ -284,9 +284,14 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "space": _space,
     "study": _study,
     "unit_timeout": lambda value: to_seconds("unit_timeout", value),
+    "within": lambda value: number("within", value, "at least 0 and below 1", _is_share),
     "worker_timeout": lambda value: to_seconds("worker_timeout", value),
     "workload": _workload,
 }
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value < 1
 
 
 def _is_made(value: Any, kind: type) -> bool:

@@ -73,7 +73,10 @@ class Folder:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
             raise error(f"{shown(text)} is no URL: pass a path or any URL that fsspec knows")
-        self._url, self._options = _options_from_url(text, dict(storage_options or {}))
+        options: Any = storage_options or {}
+        if not isinstance(options, Mapping):
+            raise error(f"storage_options must be a dict of options by name, got {shown(options)}")
+        self._url, self._options = _options_from_url(text, dict(options))
         self._depth = depth  # how far below the folder that a user has named
         protocol = fsspec.core.split_protocol(self._url)[0]
         if "::" not in self._url and protocol is not None:

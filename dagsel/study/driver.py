@@ -15,6 +15,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from dagsel.checks import short_traceback
 from dagsel.flow import Sampling, Traits
 from dagsel.study.checks import Space, check_pruner, probe
 from dagsel.study.draws import Draws
@@ -85,6 +86,7 @@ class StudyDriver:
 
     # ---- Before the run.
 
+    @short_traceback
     def validate(self, *, grid: bool, check: Callable[[Any], None]) -> None:
         """Check that space and pruner fit together; raise a `SearchError` if not.
 
