@@ -371,7 +371,7 @@ def _find(data: ShardedDataset, architecture: str) -> Profile | None:
         if body["format"] != "dagsel.profile" or body["version"] > _VERSION:
             raise ValueError(f"its version is {body['version']}")
         found: Profile = from_json(Profile, body["profile"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetFormatError(
             f"{data.url}: the profile of {architecture!r} is damaged or of a newer dagsel "
             f"({error}); measure it again with remeasure=True"
