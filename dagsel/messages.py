@@ -21,6 +21,7 @@ from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError, RunDirError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
+from dagsel.workloads.raised import Raised
 
 # ---- a unit, from the worker to the journal
 
@@ -229,6 +230,15 @@ class UnitTrains:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitRaised:
+    """A unit has raised an error, which follows with Dask."""
+
+    unit: Unit
+    raised: Raised
+    is_the_workloads: bool = True  # whether the workload is at fault, and not a loss or a worker
+
+
+@dataclass(frozen=True, slots=True)
 class GangGathers:
     """The leader of a unit's gang waits for the others at a port."""
 
@@ -245,6 +255,7 @@ Notice: TypeAlias = (
     | WorkerLeaves
     | events.UnitStarted
     | UnitTrains
+    | UnitRaised
     | PieceRecord
     | GangGathers
     | events.GangBroke
@@ -321,6 +332,7 @@ class TrialReport:
     trial: int
     reason: str
     traceback: str = ""
+    raised: Raised | None = None  # the error of its workload, if it was that
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +351,7 @@ Message: TypeAlias = (
     | events.RestartWorker
     | events.LoadShard
     | events.ShardLoaded
+    | UnitTrains
     | UnitRecord
     | PieceRecord
     | events.TrialRests
@@ -375,6 +388,14 @@ class Turn:
     params: Mapping[int, Mapping[str, Any]] | None = None
     place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
+    raised: Raised | None = None  # of `TrialFailed`: the error of its workload, if it was that
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAlike:
+    """The run has ended: its trials failed in one way before any had trained."""
+
+    text: str  # the error, with the user's own frames and the cure
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,6 +433,7 @@ class RoundSent:
 Entry: TypeAlias = (
     SessionBegun
     | Turn
+    | FailedAlike
     | FlowState
     | UnitRecord
     | PieceRecord
@@ -462,6 +484,7 @@ REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
     turn=Turn,
+    alike=FailedAlike,
     flow=FlowState,
     unit=UnitRecord,
     piece=PieceRecord,

@@ -15,7 +15,7 @@ from dagsel.arguments import check_goal, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import RunDirError, SearchError
+from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
@@ -143,7 +143,8 @@ def optimize(
     SearchError
         If study, space, flow and metric do not fit together.
     WorkloadError
-        If the workload cannot be trained with the space's configurations, or cannot be sent.
+        If the workload cannot be trained with the space's configurations or on the data set, or
+        cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any has trained.
     DatasetError
         If the data set cannot be read.
     RunDirError
@@ -310,6 +311,8 @@ def resume(
         if record.finished:
             driver.fail_live("the run had ended")
             tidy(session.result)  # its driver may have died before it could
+            if record.failed_alike:
+                raise AllTrialsFailedError(record.failed_alike)
             return session.result
         return session.run(client, cluster, given.worker_timeout, lock)
 
@@ -388,6 +391,9 @@ def replay(
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     record.add(drawn)
     _adopt(driver, record)
+    check = checks(workload, dataset.manifest)
+    for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
+        check(record.trials[trial.number].config)  # the workload learns what the run's had learnt
     folder = given.into or RunDir(_new_run_dir(f"{settings.study}-replay", run))
     orders = then.visits()
     session = Session(

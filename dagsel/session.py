@@ -197,7 +197,9 @@ def tidy(run: Run) -> None:
         winner = run.record.trials[best.trial]
         run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if run.failures:
-        reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in run.failures)
-        logger.warning(
-            "%d of %d trials failed: %s", len(run.failures), len(run.record.trials), reasons
-        )
+        logger.warning("%d of %d trials failed", len(run.failures), len(run.record.trials))
+        by_reason: dict[str, list[str]] = {}
+        for failed in run.failures:
+            by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
+        for reason, numbers in by_reason.items():
+            logger.warning("trial %s failed: %s", ", ".join(numbers), reason)

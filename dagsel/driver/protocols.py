@@ -50,6 +50,10 @@ class Engine(Protocol):
         """Stop a trial for good."""
         ...
 
+    def raised(self, trial: int) -> BaseException | None:
+        """Return the error of a trial that has failed and is not stopped, if it came here."""
+        ...
+
     def release(self, trial: int, epoch: int) -> None:
         """Forget an epoch's results; the driver has them."""
         ...

@@ -8,8 +8,8 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-#: What a `TorchWorkload` learns by itself. A ``run.json`` of dagsel 0.1 holds it.
-_LEARNT = {"_unfilled"}
+#: What a `TorchWorkload` learns by itself. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting"}
 
 
 def describe(workload: Any) -> dict[str, str]:

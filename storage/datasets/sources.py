@@ -144,6 +144,14 @@ def is_in_memory(array: object) -> bool:
     return isinstance(array, np.ndarray) and _mapping(array) is None
 
 
+def _of_objects(name: str) -> str:
+    return (
+        f"array {name!r} has an object dtype; convert it to numbers, labels by  classes, {name} = "
+        f"np.unique({name}, return_inverse=True)  and others by {name}.astype('float32'), or to "
+        f"fixed-length strings by {name}.astype('U')"
+    )
+
+
 def _column(array: Any, name: str) -> Column:
     if not (hasattr(array, "shape") and hasattr(array, "dtype") and hasattr(array, "__getitem__")):
         raise DatasetInputError(
@@ -152,15 +160,14 @@ def _column(array: Any, name: str) -> Column:
     try:
         dtype = np.dtype(array.dtype)
     except TypeError:
+        if "str" in str(array.dtype).lower():  # of pandas
+            raise DatasetInputError(_of_objects(name)) from None
         raise DatasetInputError(
             f"array {name!r} has dtype {array.dtype}, which NumPy does not know; pass a NumPy "
             "array, such as tensor.numpy()"
         ) from None
     if dtype.hasobject:
-        raise DatasetInputError(
-            f"array {name!r} has an object dtype; convert it to numbers or to fixed-length strings,"
-            f" such as {name}.astype('float32') or {name}.astype('U')"
-        )
+        raise DatasetInputError(_of_objects(name))
     if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
         raise DatasetInputError(
             f"array {name!r} has dtype {dtype}, which Zarr does not store; convert it to a plain "

@@ -208,11 +208,19 @@ def test_a_trial_that_becomes_nan_fails_alone(
 
 
 def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dagsel.Run]) -> None:
-    run = optimize(torch_workload(loss=explode))
+    def diverges(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.sum() * math.nan
+
+    run = optimize(torch_workload(loss=diverges))
     assert len(run.failures) == 3
-    with pytest.raises(errors.NoCompletedTrialError, match="this loss is broken"):
+    with pytest.raises(errors.NoCompletedTrialError, match="the training loss of epoch 1 is NaN"):
         _ = run.best_value
     assert "3 failed" in run._repr_html_()
+
+
+def test_trials_that_all_fail_alike_end_the_search(optimize: Callable[..., dagsel.Run]) -> None:
+    with pytest.raises(errors.AllTrialsFailedError, match="this loss is broken"):
+        optimize(torch_workload(loss=explode))
 
 
 def test_the_cluster_is_left_as_it_was(client: Client, optimize: Callable[..., dagsel.Run]) -> None:

@@ -38,7 +38,7 @@ from dagsel.workloads.torch.build import (
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
 from dagsel.workloads.torch.factories import check_functions, check_options_of, make_optimizer
-from dagsel.workloads.torch.fit import check_batches, check_dtypes
+from dagsel.workloads.torch.fit import Casting, check_batches, check_dtypes
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -99,7 +99,10 @@ class TorchWorkload:
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
-        By default the first array is the input and the last one the target.
+        By default the first array is the input and the last one the target. If the input is float64
+        and the model of the first configuration float32, workers cast it to float32 once, and log
+        it; targets too if `loss` is PyTorch's own and refuses them. With an `input_fn` nothing is
+        cast.
     train_fn
         ``train_fn(model, optimizer, batches, config)`` is your own training loop over
         ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
@@ -227,6 +230,7 @@ class TorchWorkload:
         self.fused, self.cuda_graphs, self.device_memory = fused, cuda_graphs, device_memory
         self.max_batch = max_batch
         self._unfilled = True  # until a build shows that it cannot be done
+        self._casting = Casting(loss)
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -257,11 +261,15 @@ class TorchWorkload:
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         check_dtypes(data)
+        if self.input_fn is None:
+            self._casting.say(data)
         if self.drop_last:
             check_batches(self._batch_size(config), data)
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
+        if self.input_fn is None:
+            arrays = self._casting.cast(arrays)
         try:
             shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
         except TypeError as error:
@@ -431,7 +439,7 @@ class TorchWorkload:
         if module is None:
             seed_streams(seed, torch=True)
             module = self.model(config)
-        return check_module(module)
+        return self._casting.learn(check_module(module))
 
     def _build_optimizer(
         self, module: torch.nn.Module, config: Config
