@@ -112,6 +112,7 @@ class Outcome:
     trials: Mapping[int, Any]
     best: Any
     model: bytes
+    failures: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: dagsel.Run) -> Outcome:
@@ -129,7 +130,7 @@ class Outcome:
             )
             for trial in run.record.trials.values()
         }
-        return cls(trials, best, blob)
+        return cls(trials, best, blob, tuple(trial.reason for trial in run.failures))
 
 
 @contextlib.contextmanager
