@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import re
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from dagsel.flow import Event, Reported
 from dagsel.history.record import Record
@@ -12,6 +15,7 @@ from dagsel.messages import FailedAlike
 
 #: So many trials, if none that has begun did otherwise, are enough to know.
 ENOUGH = 5
+_FRAME = re.compile(r'  File "(.+)", line (\d+), ')
 
 
 logger = logging.getLogger("dagsel")
@@ -23,7 +27,8 @@ class Troubles:
 
     A run ends if all trials that have begun fail alike and no training unit has ended. Only errors
     of the workload count, told apart by class and by the innermost line of the user's code. A trial
-    that is still to begin does not count against the verdict; one that trains does.
+    that is still to begin does not count against the verdict; one that trains does. Configurations
+    that are refused before they are sent end only a search of which there is nothing else.
     """
 
     record: Record  # what has happened
@@ -65,10 +70,9 @@ class Troubles:
             return None
         if record.finished:
             is_over = len(failed) == len(record.trials)
-        else:  # every trial that was drawn has been checked
-            tried = record.trials.keys() if first.by_check else self._begun
-            others = {number for number in tried if record.trials[number].state != "failed"}
-            is_over = len(failed) >= ENOUGH and not others
+        else:  # before the run began, a configuration has passed the check
+            others = {n for n in self._begun if record.trials[n].state != "failed"}
+            is_over = len(failed) >= ENOUGH and not others and not first.by_check
         return FailedAlike(say(failed)) if is_over else None
 
 
@@ -89,4 +93,11 @@ def say(failed: list[TrialRecord]) -> str:
     assert error is not None, "only such trials are counted"
     lines = [f"all trials that have begun ({len(failed)}) failed alike, before any has trained:"]
     last = f"{error.reason}: {error.cure}" if error.cure else error.reason
-    return "\n".join([*lines, *([error.frames] if error.frames else []), last])
+    frames = error.frames.splitlines()
+    for line, following in pairwise([*frames, ""]):
+        lines.append(line)
+        found = _FRAME.match(line)
+        if found and not following.startswith("    "):  # of a notebook: only here it can be read
+            text = linecache.getline(found[1], int(found[2])).strip()
+            lines += [f"    {text}"] if text else []
+    return "\n".join([*lines, last])

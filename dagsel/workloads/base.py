@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State
+
+if TYPE_CHECKING:
+    from dagsel.storage.datasets.manifest import Manifest
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -265,8 +268,10 @@ class ChecksData(Protocol):
         ...
 
 
-def validator(workload: Workload, data: DataOutline) -> Callable[[Config], None]:
+def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
     """Return a function that raises an error if nothing can be trained with a configuration."""
+    arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
+    data = DataOutline(manifest.sizes("train"), arrays)
 
     def check(config: Config) -> None:
         workload.validate(config)

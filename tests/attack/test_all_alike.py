@@ -137,18 +137,21 @@ def test_the_search_ends_at_once_with_the_users_own_frame(
 
 def fails_on_bad(batch: Any, config: Any) -> Any:
     if config["bad"]:
-        raise ValueError(f"no such thing as {config['lr']}")
+        raise ValueError("no\nsuch thing")
     return batch["x"], batch["y"]
 
 
 def test_bad_configurations_among_good_ones_do_not_end_a_search(
-    client: Client, tmp_path: Path
+    client: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    flow = RandomSearch(max_epochs=1, n_trials=6)
-    run = search(client, tmp_path, write(tmp_path), workload(input_fn=fails_on_bad), flow=flow)
+    flow, made = RandomSearch(max_epochs=1, n_trials=6), workload(input_fn=fails_on_bad)
+    with caplog.at_level(logging.WARNING, logger="dagsel"):
+        run = search(client, tmp_path, write(tmp_path), made, flow=flow)
+    said = [r.getMessage() for r in caplog.records if "failed" in r.getMessage()]
     states = {t.number: t.state for t in run.record.trials.values()}
     assert states == {n: "failed" if n in (1, 2) else "complete" for n in range(6)}
-    assert all("no such thing" in failed.reason for failed in run.failures)
+    assert [failed.reason for failed in run.failures] == ["ValueError: no such thing"] * 2
+    assert said == ["2 of 6 trials failed", "trial 1, 2 failed: ValueError: no such thing"]
 
 
 def waits(batch: Any, config: Any) -> Any:

@@ -3,8 +3,10 @@
 - Five trials that fail alike are enough, if none that has begun did otherwise.
 - Another line, another class of error, a loss of NaN, a lost worker: the run goes on.
 - Once a training unit has ended, nothing ends the run any more.
-- A trial that is being trained counts; one that waits does not. Of trials that are checked before
-  they are sent, all that were drawn count.
+- A trial that is being trained counts; one that waits does not.
+- Configurations that are refused before they are sent do not end a search that goes on: one has
+  passed the check before the run began.
+- A line of code that workers cannot read, as of a notebook, is read here.
 - A journal that ends so is read as what it was.
 """
 
@@ -84,9 +86,25 @@ def test_a_trial_that_is_being_trained_counts() -> None:
     assert troubles.verdict is not None
 
 
-def test_of_those_that_are_checked_before_they_are_sent_all_count() -> None:
-    assert watch(*[EARLY] * ENOUGH, n=ENOUGH + 1).verdict is None
-    assert watch(*[EARLY] * ENOUGH, n=ENOUGH).verdict is not None
+def test_those_that_are_refused_before_they_are_sent_end_no_search_that_goes_on() -> None:
+    troubles = watch(*[EARLY] * 30, n=30)
+    assert troubles.verdict is None
+    troubles.record.decide([Finish()])
+    assert troubles.verdict is not None
+
+
+def test_a_line_that_workers_cannot_read_is_read_here() -> None:
+    place = f'  File "{__file__}", line 1, in loss'
+    unread = Raised("ValueError", "no", "x", f"{place}\n{place}\n    known")
+    text = watch(*[unread] * ENOUGH).verdict
+    assert text is not None
+    assert text.text.splitlines()[1:-1] == [
+        place,
+        '    """A run ends where all its trials fail in one way before any has trained, and only '
+        "there.",
+        place,
+        "    known",
+    ]
 
 
 def test_those_that_lived_as_a_driver_was_lost_may_have_begun() -> None:
