@@ -77,9 +77,11 @@ def _check_open(name: str, value: Any) -> None:
             f"await asyncio.to_thread(dagsel.optimize, ..., client={name}.{_TO_SCHEDULER[name]})"
         )
     of_client = getattr(value, "cluster", None) if isinstance(value, Client) else None
-    if any(_is_closed(part) for part in (value, of_client)):
-        raise ClusterError(f"the {name} is closed; make a new one before the search, and close it "
-                           "after the search")  # fmt: skip
+    for what, part in ((f"the {name}", value), (f"the cluster of the {name}", of_client)):
+        if _is_closed(part):
+            raise ClusterError(
+                f"{what} is closed; make a new one before the search, and close it after the search"
+            )
 
 
 def _is_closed(part: Any) -> bool:
@@ -110,9 +112,25 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         try:
             own = Client(address, set_as_default=False)
         except (OSError, TypeError, ValueError) as error:
-            raise ClusterError(f"no scheduler at {address}: {error}") from error
+            raise ClusterError(f"no scheduler at {address}: {error}") from None
         with own:
-            yield own
+            try:
+                yield own
+            finally:
+                if own.status == "connecting":  # its end would be logged with a traceback
+                    with _silent("distributed.client"):
+                        own.close()
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    theirs = logging.getLogger(name)
+    level = theirs.level
+    theirs.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
 
 
 def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -49,8 +50,8 @@ def check_main_guard() -> None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread, from here up."""
-    frame: FrameType | None = sys._getframe()
+    """Yield the frames of the main thread, which waits for a search in another one."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         yield frame
         frame = frame.f_back

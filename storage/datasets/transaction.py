@@ -107,7 +107,7 @@ def unfinished_folders(mark: bytes | None) -> tuple[str, ...]:
         names = body["unfinished"] if body["format"] == FORMAT else []
         # A name from a file becomes the argument of a removal: only ours pass.
         return tuple(name for name in names if FOLDER_NAME.fullmatch(name))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ()
 
 

@@ -54,6 +54,7 @@ _OWN = re.compile(
     rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.(?:[0-9a-f]{{8}}\.safetensors|json)"
     r"(?:\.[0-9a-f]{8}\.tmp)?"
 )
+_CRC = re.compile(r"[0-9a-f]{8}")
 _BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
 _TRIAL = re.compile(r"trial-(\d+)")
 
@@ -337,7 +338,9 @@ class CheckpointStore:
             body = json.loads(data)
             record = _Record(body["blob"], body["n_bytes"], body["crc32c"], body["meta"])
             is_ours = body["format"] == FORMAT and body["version"] in range(1, VERSION + 1)
-            if not (is_ours and _BLOB.fullmatch(record.blob) and isinstance(record.meta, dict)):
+            # Both become parts of names: they must not lead elsewhere.
+            is_ours &= bool(_BLOB.fullmatch(record.blob) and _CRC.fullmatch(record.crc32c))
+            if not (is_ours and isinstance(record.meta, dict)):
                 raise ValueError("it does not describe a state of this version")
             if body["version"] > 1 and body["seal"] != record.seal(stem):
                 raise ValueError("its checksum does not match: it was changed, or moved here")
