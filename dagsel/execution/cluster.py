@@ -114,7 +114,23 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
         except (OSError, TypeError, ValueError) as error:
             raise ClusterError(f"no scheduler at {address}: {error}") from None
         with own:
-            yield own
+            try:
+                yield own
+            finally:
+                if own.status == "connecting":  # its end would be logged with a traceback
+                    with _silent("distributed.client"):
+                        own.close()
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    theirs = logging.getLogger(name)
+    level = theirs.level
+    theirs.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
 
 
 def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:

@@ -91,10 +91,9 @@ def ended_run(folder: Path) -> Path:
     return folder / "run"
 
 
-def resume(run: Path) -> dagsel.Run:
-    return dagsel.resume(
-        str(run), workload=searches.trained(), space=searches.space, data=str(RUNS / "data")
-    )
+def resume(run: Path, **changes: Any) -> dagsel.Run:
+    arguments: dict[str, Any] = {"workload": searches.trained(), "space": searches.space}
+    return dagsel.resume(str(run), **arguments, data=str(RUNS / "data"), **changes)
 
 
 def damaged_journal(folder: Path) -> None:
@@ -110,6 +109,10 @@ def lost_state(folder: Path) -> None:
     ended = resume(run)
     shutil.rmtree(run / "states")
     ended.best_model()
+
+
+def lost_study(folder: Path) -> None:
+    resume(ended_run(folder), study=f"sqlite:///{folder}/study.db")
 
 
 def linked_states(folder: Path) -> None:
@@ -197,6 +200,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
         "trial",
     ),
     errors.SearchError: (lambda folder: optimize(folder, metric="f1"), "'f1'"),
+    errors.StudyStorageError: (lost_study, "study.db: there is no such file; give study="),
     errors.WorkloadError: (
         lambda folder: optimize(
             folder,
@@ -241,6 +245,7 @@ ELSEWHERE = {
     errors.DivergedError: "attack/test_every_error.py",
     errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.GangBrokenError: "workloads/test_traps.py",
+    errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.TrainingError: "workloads/test_gang.py",
     errors.VersionMismatchError: "execution/test_optimize.py",
 }
