@@ -182,9 +182,9 @@ class Folder:
                 self.fs.pipe_file(path, bytes(data))
 
     def copy(self, key: str, to: str) -> None:
-        """Copy an object, inside the store if the store can."""
+        """Copy an object, inside the store if the store can; a link is not followed."""
         if self.is_local:
-            disk.copy(Path(self.path(key)), self.own(to))
+            disk.copy(self.own(key, whole=False), self.own(to))
         else:
             with self._discreet():
                 try:

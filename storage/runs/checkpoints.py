@@ -253,6 +253,8 @@ class CheckpointStore:
                 self._folder.copy(f"{folder}/{record.blob}", name)
             except FileNotFoundError:
                 raise self._corrupt(f"{folder}/{record.blob}", "it is missing") from None
+            except LinkError as error:
+                raise self._corrupt(f"{folder}/{record.blob}", str(error)) from None
             copied = replace(record, blob=name.rpartition("/")[2])
             self._folder.replace(f"{goal}.json", copied.as_json(goal), sync=self.sync)
         self.drop_checks(trial, but=number)
