@@ -163,7 +163,7 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_returned(self, unit: Unit, task: TaskState) -> None:
         # Dask takes a lost worker's tasks back before it says that the worker is lost, and the
-        # dispatcher has to know what ran there to give the strike to the right unit.
+        # dispatcher has to know what ran there to suspect the right unit.
         worker = self.dispatcher.worker_of(unit)
         if worker is not None and worker not in self.scheduler.workers:
             self._worker_removed(worker, expected=not task.suspicious)
@@ -252,9 +252,9 @@ class DispatchPlugin(SchedulerPlugin):
                 self._report(replace(notice, hop=hop, members=self._members(unit)))
             case messages.GangGathers():
                 self._gather(notice)
-            case events.GangBroke():
+            case events.GangBroke() | events.UnitTrains():
                 self._push(notice)
-            case messages.UnitTrains() | messages.WorkerJoined():
+            case messages.WorkerJoined():
                 pass
 
     def _hear_driver(self, command: messages.Command) -> None:
@@ -378,6 +378,7 @@ class DispatchPlugin(SchedulerPlugin):
             self.dispatcher.visits_before(unit),
             n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
+            is_suspect=bind.is_suspect,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"

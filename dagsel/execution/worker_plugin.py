@@ -12,12 +12,14 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
 from distributed import Status, Worker, WorkerPlugin, get_worker
+from distributed.utils import sync
 from distributed.worker_state_machine import TaskState
 from tornado.ioloop import PeriodicCallback
 
@@ -96,6 +98,7 @@ class TrainingPlugin(WorkerPlugin):
             workload,
             address=worker.address,
             tell=self._tell,
+            tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
@@ -163,6 +166,12 @@ class TrainingPlugin(WorkerPlugin):
 
     def _tell(self, notice: messages.Notice) -> None:
         self._worker.log_event(worker_topic(self.spec.run), messages.NOTICES.encode(notice))
+
+    def _tell_surely(self, notice: messages.Notice) -> None:
+        """Tell the scheduler something and wait until it knows; for a task's thread."""
+        log_event, topic = self._worker.scheduler.log_event, worker_topic(self.spec.run)
+        with suppress(OSError):  # the scheduler is lost, and the run with it
+            sync(self._worker.loop, log_event, topic=topic, msg=messages.NOTICES.encode(notice))
 
     def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
@@ -259,9 +268,7 @@ def train_unit(
 ) -> State | StoredResult:
     """Task of a training unit."""
     task = _this_task()
-    assert task.annotations is not None
-    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
-    trained, done = _units(run).train(Unit(*unit), binding, config, state)
+    trained, done = _units(run).train(Unit(*unit), _assignment(task), config, state)
     _report(task, done)
     return trained
 
@@ -271,9 +278,15 @@ def evaluate_unit(
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()
-    metrics, done = _units(run).evaluate(Unit(*unit), config, state)
+    metrics, done = _units(run).evaluate(Unit(*unit), _assignment(task), config, state)
     _report(task, done)
     return metrics
+
+
+def _assignment(task: TaskState) -> messages.Assignment:
+    assert task.annotations is not None
+    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
+    return binding
 
 
 def _report(task: TaskState, done: messages.UnitRecord) -> None:
