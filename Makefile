@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos known-faults clean
+.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -15,8 +15,10 @@ help:
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
+	@echo "make attack          the attacks in their long form"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
+	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
 $(BIN)/python:
@@ -91,11 +93,17 @@ churn: $(VENV)/.dev newest
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
 
+attack: $(VENV)/.dev
+	ATTACK_CASES=500 $(BIN)/python -m pytest -q tests/attack
+
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 $(BIN)/python -m pytest -q tests/laws/test_replay.py
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py
+
+attack: $(VENV)/.dev
+	ATTACK_CASES=500 $(BIN)/python -m pytest -q --timeout 3600 tests/attack
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import threading
 import time
@@ -120,3 +121,17 @@ class Waiting(contextlib.AbstractContextManager["Waiting"]):
         if self._timer.ident is not None:
             self._timer.join()  # it may be starting the line at this moment
         self._status.stop()
+
+
+def readable_size(n_bytes: float) -> str:
+    """Return a number of bytes as text for people.
+
+    Examples
+    --------
+    >>> readable_size(999), readable_size(1_234_000), readable_size(5e12)
+    ('999 B', '1.2 MB', '5.0 TB')
+    """
+    if n_bytes < 1000:
+        return f"{n_bytes:.0f} B"
+    power = min(4, int(math.log10(n_bytes)) // 3)
+    return f"{n_bytes / 1000**power:,.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"

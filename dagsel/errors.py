@@ -18,7 +18,8 @@
     │   └── CheckpointCorruptError
     ├── SearchError               (ValueError) study, space, flow and metric do not fit together
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
-    │   └── WorkloadTransportError   a part of it cannot be sent to a worker
+    │   ├── WorkloadTransportError   a part of it cannot be sent to a worker
+    │   └── AllTrialsFailedError  all trials failed in one way before any had trained
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
     │   ├── NothingTrainedError   a unit consumed no sample of its shard
@@ -124,6 +125,13 @@ class WorkloadError(DagselError, ValueError):
 
 class WorkloadTransportError(WorkloadError):
     """A part of the workload cannot be sent to a worker."""
+
+
+class AllTrialsFailedError(WorkloadError):
+    """All trials failed in one way before any had trained.
+
+    Its cause is the first trial's error.
+    """
 
 
 class TrainingError(DagselError):

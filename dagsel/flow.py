@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
+from dagsel.checks import short_traceback
 from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
@@ -375,6 +376,13 @@ class Flow(Protocol):
 
     state: Any
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the traceback of a wrong argument short."""
+        super().__init_subclass__(**options)
+        own: Any = cls.__dict__.get("__post_init__")
+        if own is not None:
+            cls.__post_init__ = short_traceback(own)  # type: ignore[attr-defined]
+
     @property
     def traits(self) -> Traits:
         """What the flow says of itself; the defaults of `Traits` if it says nothing."""
@@ -423,9 +431,10 @@ def check_flow(flow: Any) -> None:
         )
 
 
+@short_traceback
 def limits_of(
     traits: Traits,
-    deadline: float | str | None,
+    deadline: Any,
     budget: float | str | None,
     price_per_worker_hour: float | None,
 ) -> tuple[float | None, Budget | None]:

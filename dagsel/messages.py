@@ -19,8 +19,9 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
-from dagsel.errors import RunDirError
+from dagsel.errors import CheckpointCorruptError, RunDirError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
+from dagsel.workloads.raised import Raised
 
 # ---- a unit, from the worker to the journal
 
@@ -119,8 +120,21 @@ class StoredState:
 
     @classmethod
     def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
-        """Read what the store keeps with a state at a place."""
-        stored: StoredState = from_json(cls, {**meta, "epoch": place[0], "position": place[1]})
+        """Read what the store keeps with a state at a place.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            If it is not that: it was changed by hand.
+        """
+        epoch, position = place
+        try:
+            stored: StoredState = from_json(cls, {**meta, "epoch": epoch, "position": position})
+        except ValueError as error:
+            raise CheckpointCorruptError(
+                f"what is stored with the state of epoch {epoch}, position {position} is damaged: "
+                f"{error}"
+            ) from None
         return stored
 
     @property
@@ -210,6 +224,15 @@ class WorkerLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitRaised:
+    """A unit has raised an error, which follows with Dask."""
+
+    unit: Unit
+    raised: Raised
+    is_the_workloads: bool = True  # whether the workload is at fault, and not a loss or a worker
+
+
+@dataclass(frozen=True, slots=True)
 class GangGathers:
     """The leader of a unit's gang waits for the others at a port."""
 
@@ -226,6 +249,7 @@ Notice: TypeAlias = (
     | WorkerLeaves
     | events.UnitStarted
     | events.UnitTrains
+    | UnitRaised
     | PieceRecord
     | GangGathers
     | events.GangBroke
@@ -302,6 +326,7 @@ class TrialReport:
     trial: int
     reason: str
     traceback: str = ""
+    raised: Raised | None = None  # the error of its workload, if it was that
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +345,7 @@ Message: TypeAlias = (
     | events.RestartWorker
     | events.LoadShard
     | events.ShardLoaded
+    | events.UnitTrains
     | UnitRecord
     | PieceRecord
     | events.TrialRests
@@ -356,6 +382,14 @@ class Turn:
     params: Mapping[int, Mapping[str, Any]] | None = None
     place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
+    raised: Raised | None = None  # of `TrialFailed`: the error of its workload, if it was that
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAlike:
+    """The run has ended: its trials failed in one way before any had trained."""
+
+    text: str  # the error, with the user's own frames and the cure
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +427,7 @@ class RoundSent:
 Entry: TypeAlias = (
     SessionBegun
     | Turn
+    | FailedAlike
     | FlowState
     | UnitRecord
     | PieceRecord
@@ -443,6 +478,7 @@ REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
     turn=Turn,
+    alike=FailedAlike,
     flow=FlowState,
     unit=UnitRecord,
     piece=PieceRecord,

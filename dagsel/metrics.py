@@ -110,9 +110,9 @@ def top_k(k: int) -> Metric:
     >>> float(top_2(np.array([[0.1, 0.5, 0.4], [0.7, 0.2, 0.1]]), np.array([2, 2])))
     0.5
     """
-    if k < 1:
-        raise ValueError(f"k is {k}; it must be at least 1")
-    return _TopK(k)
+    if isinstance(k, bool) or not hasattr(k, "__index__") or k < 1:
+        raise ValueError(f"k must be a whole number of 1 or more, got {k!r}; write top_k(5)")
+    return _TopK(int(k))
 
 
 class _TopK:

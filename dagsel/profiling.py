@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dagsel.arguments import checked
+from dagsel.checks import shown
 from dagsel.codec import from_json, to_json
-from dagsel.console import Waiting, html_table, text_table
+from dagsel.console import Waiting, html_table, readable_size, text_table
 from dagsel.errors import DatasetFormatError, SearchError
-from dagsel.execution.cluster import connect, workers_of
+from dagsel.execution.cluster import check_cluster, connect, workers_of
 from dagsel.execution.timing import Timing as Timing
 from dagsel.execution.timing import TimingPlan, time_gangs
 from dagsel.history.result import Run
@@ -22,10 +24,10 @@ from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.dataset import (
     profile_names,
     read_profile,
-    readable_size,
     write_profile,
 )
-from dagsel.workloads.base import Config, Workload
+from dagsel.storage.files import Url
+from dagsel.workloads.base import Config, Workload, checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -137,7 +139,7 @@ class Profile:
         }
 
     @classmethod
-    def load(cls, data: ShardedDataset | str, architecture: str) -> Profile:
+    def load(cls, data: ShardedDataset | Url, architecture: str) -> Profile:
         """Read the profile of an architecture.
 
         Raises
@@ -157,7 +159,7 @@ class Profile:
             )
         return found
 
-    def save(self, data: ShardedDataset | str) -> None:
+    def save(self, data: ShardedDataset | Url) -> None:
         """Store it with the data; an earlier one of this architecture is replaced."""
         body = {"format": "dagsel.profile", "version": _VERSION, "profile": to_json(self)}
         write_profile(_open(data), self.architecture, json.dumps(body, indent=1).encode())
@@ -196,7 +198,7 @@ class Profile:
 def profile(
     workload: Workload,
     config: Config,
-    data: ShardedDataset | str,
+    data: ShardedDataset | Url,
     gangs: Iterable[int] | None = None,
     *,
     client: Client | str | None = None,
@@ -252,12 +254,19 @@ def profile(
     ClusterError
         If the cluster has too few workers.
     """
-    data = _open(data)
+    check_cluster(client, cluster)
+    dataset: ShardedDataset = checked(workload=workload, data=data, remeasure=remeasure).data
+    if not isinstance(config, Mapping):
+        raise SearchError(
+            f'config must be a configuration, got {shown(config)}; write config={{"lr": 0.1}}'
+        )
+    if gangs is not None and not isinstance(gangs, Iterable):
+        raise SearchError(f"gangs must be numbers of workers, got {gangs!r}; write gangs=[{gangs}]")
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
     Scaling({}).best(1, within=within)  # before anything is measured
-    workload.validate(config)
+    checks(workload, dataset.manifest)(config)
     architecture = architecture or architecture_of(workload, config)
-    kept = None if remeasure else _find(data, architecture)
+    kept = None if remeasure else _find(dataset, architecture)
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
     if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
@@ -269,7 +278,7 @@ def profile(
         def on_begin(n: int, most: int) -> None:
             waiting.say(f"profiling {architecture} on {n} of {most} workers")
 
-        timings, device = time_gangs(here, workload, config, data, plan, on_begin)
+        timings, device = time_gangs(here, workload, config, dataset, plan, on_begin)
     speedups = {timing.n_workers: timings[0].batch_s / timing.batch_s for timing in timings}
     if kept is not None and kept.device in ("", device):
         older = [timing for timing in kept.timings if timing.n_workers not in speedups]
@@ -277,9 +286,9 @@ def profile(
         speedups = {**kept.scaling.speedups, **speedups}
     result = Profile(architecture, Scaling(speedups), within, timings, device)
     try:
-        result.save(data)
+        result.save(dataset)
     except OSError as error:
-        logger.warning("the profile could not be kept with %s: %s", data.url, error)
+        logger.warning("the profile could not be kept with %s: %s", dataset.url, error)
     return result
 
 
@@ -362,7 +371,7 @@ def _find(data: ShardedDataset, architecture: str) -> Profile | None:
         if body["format"] != "dagsel.profile" or body["version"] > _VERSION:
             raise ValueError(f"its version is {body['version']}")
         found: Profile = from_json(Profile, body["profile"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DatasetFormatError(
             f"{data.url}: the profile of {architecture!r} is damaged or of a newer dagsel "
             f"({error}); measure it again with remeasure=True"
@@ -370,5 +379,6 @@ def _find(data: ShardedDataset, architecture: str) -> Profile | None:
     return found
 
 
-def _open(data: ShardedDataset | str) -> ShardedDataset:
-    return ShardedDataset.open(data) if isinstance(data, str) else data
+def _open(data: ShardedDataset | Url) -> ShardedDataset:
+    dataset: ShardedDataset = checked(data=data).data
+    return dataset

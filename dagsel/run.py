@@ -7,23 +7,29 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from dagsel.arguments import check_goal, checked
+from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Asked, Flow, check_flow, limits_of
+from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError
+from dagsel.execution.cluster import check_cluster
+from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.messages import SessionBegun, Turn
 from dagsel.planning.small_population import Policy
-from dagsel.session import Session, checks, tidy
+from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.datasets.pair import ArrayPair
+from dagsel.storage.files import Url
 from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
-from dagsel.workloads.base import Workload
+from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
 
@@ -37,24 +43,24 @@ logger = logging.getLogger("dagsel")
 def optimize(
     study: Study,
     workload: Workload,
-    data: ShardedDataset | str,
+    data: ShardedDataset | Url | tuple[Any, Any],
     *,
     space: Space,
     flow: Flow,
     metric: str,
     client: Client | str | None = None,
     cluster: Any = None,
-    run_dir: str | None = None,
-    seed: int = 0,
-    deadline: float | str | None = None,
+    run_dir: Url | None = None,
+    seed: int | None = 0,
+    deadline: float | str | timedelta | None = None,
     budget: float | str | None = None,
     price_per_worker_hour: float | None = None,
     small_population: Policy = "auto",
     replicas: int = 1,
     deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
-    worker_timeout: float = 60.0,
-    unit_timeout: float | None = None,
+    worker_timeout: float | str = 60.0,
+    unit_timeout: float | str | None = None,
 ) -> Run:
     """Search for the best configuration of a model on a Dask cluster.
 
@@ -72,7 +78,9 @@ def optimize(
     workload
         What to train: a `TorchWorkload`, a `SklearnWorkload` or your own.
     data
-        A data set that `ShardedDataset.write` wrote, or its URL.
+        A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
+        tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
+        fifth of the samples for validation, in shards of 256 samples or more, at most 32.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
         configuration as a dict.
@@ -90,7 +98,8 @@ def optimize(
         Folder or fsspec URL for journal and states, which this process and all workers must reach.
         By default a new folder under ``dagsel-runs``.
     seed
-        Seeds initial weights, the order of batches, and random draws of configurations.
+        Seeds initial weights, the order of batches, and random draws of configurations. With None
+        a seed is drawn; ``run.json`` has it.
     deadline
         When the search ends with what it has: seconds, or a text such as ``"10 min"``; None for the
         flow's own deadline, if it has one. No unit starts that is expected to end later. Trials
@@ -118,9 +127,9 @@ def optimize(
     callbacks
         Called with study and trial after the end of each trial, as Optuna does.
     worker_timeout
-        Seconds to wait for a worker when there is none.
+        Time to wait for a worker when there is none: seconds, or a text such as ``"2 min"``.
     unit_timeout
-        Seconds that one pass over one shard may take; None for no limit. If it takes longer it is
+        Time that one pass over one shard may take; None for no limit. If it takes longer it is
         stopped at its next batch; if it does not stop there, its worker is restarted. Its trial
         fails at the third time, unless a batch was trained in between.
 
@@ -134,7 +143,8 @@ def optimize(
     SearchError
         If study, space, flow and metric do not fit together.
     WorkloadError
-        If the workload cannot be trained with the space's configurations, or cannot be sent.
+        If the workload cannot be trained with the space's configurations or on the data set, or
+        cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any has trained.
     DatasetError
         If the data set cannot be read.
     RunDirError
@@ -142,58 +152,82 @@ def optimize(
     ClusterError
         If the cluster cannot run it.
     """
-    check_flow(flow)
-    if isinstance(data, str):
-        data = ShardedDataset.open(data)
-    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
-    run = uuid.uuid4().hex[:8]
-    driver = StudyDriver(study, space, metric, seed, callbacks, run, traits=flow.traits)
-    grid = flow.traits.sampling == "grid"
-    driver.validate(workload.metrics, grid=grid, check=checks(workload, data))
-    assert driver.sampler_seed is not None
-    settings = Settings(
-        study=driver.name,
-        home=home_of(study),
-        sampler=type(study.sampler).__name__,
-        sampler_seed=driver.sampler_seed,
-        direction="maximize" if driver.maximize else "minimize",
-        metric=metric,
+    check_cluster(client, cluster)
+    given = checked(
+        "price_per_worker_hour",
+        "unit_timeout",
+        "run_dir",
+        study=study,
+        workload=workload,
+        space=space,
+        flow=flow,
+        callbacks=callbacks,
         seed=seed,
-        flow=flow_name(flow),
-        flow_config=flow_config(flow),
-        data=data.url,
-        data_digest=data.digest,
-        n_shards=data.n_shards,
-        workload=describe(workload),
+        price_per_worker_hour=price_per_worker_hour,
         replicas=replicas,
         deterministic=deterministic,
-        deadline_s=deadline_s,
-        unit_timeout_s=unit_timeout,
-        budget_s=None if cost is None else cost.worker_seconds,
-        price_per_worker_hour=cost.price_per_worker_hour if cost else price_per_worker_hour,
-        small_population=_idle_policy(small_population, deterministic, workload),
+        worker_timeout=worker_timeout,
+        unit_timeout=unit_timeout,
+        run_dir=run_dir,
+        data_or_pair=data,
     )
-    folder = RunDir(run_dir or _new_run_dir(driver.name, run))
-    record = Record(run, data.n_shards, settings.direction)
-    session = Session(settings, folder, driver, flow.fresh(), workload, data, record)
+    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
+    price = cost.price_per_worker_hour if cost else given.price_per_worker_hour
+    check_goal(study, metric, workload)
+    policy = _idle_policy(small_population, given.deterministic, workload)
+    run = uuid.uuid4().hex[:8]
+    seed = given.seed
+    driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
+    grid = flow.traits.sampling == "grid"
+    dataset = given.data_or_pair
+    driver.validate(grid=grid, check=checks(workload, dataset.manifest))
+    assert driver.sampler_seed is not None
+    folder = given.run_dir or RunDir(_new_run_dir(driver.name, run))
     with folder.lock(run) as lock:
+        if isinstance(dataset, ArrayPair):
+            folder.check_free()
+            dataset = dataset.write(folder.data)
+        settings = Settings(
+            study=driver.name,
+            home=home_of(study),
+            sampler=type(study.sampler).__name__,
+            sampler_seed=driver.sampler_seed,
+            direction="maximize" if driver.maximize else "minimize",
+            metric=metric,
+            seed=seed,
+            flow=flow_name(flow),
+            flow_config=flow_config(flow),
+            data=dataset.url,
+            data_digest=dataset.digest,
+            n_shards=dataset.n_shards,
+            workload=describe(workload),
+            replicas=given.replicas,
+            deterministic=given.deterministic,
+            deadline_s=deadline_s,
+            unit_timeout_s=given.unit_timeout,
+            budget_s=None if cost is None else cost.worker_seconds,
+            price_per_worker_hour=price,
+            small_population=policy,
+        )
         folder.claim(run, settings.to_json())
-        return session.run(client, cluster, worker_timeout, lock)
+        record = Record(run, dataset.n_shards, settings.direction)
+        session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
+        return session.run(client, cluster, given.worker_timeout, lock)
 
 
 def resume(
-    run_dir: str,
+    run_dir: Url,
     client: Client | str | None = None,
     *,
     workload: Workload | None = None,
     space: Space | None = None,
     study: Study | None = None,
     flow: Flow | None = None,
-    data: ShardedDataset | str | None = None,
+    data: ShardedDataset | Url | None = None,
     cluster: Any = None,
     callbacks: Sequence[Callback] = (),
     count_downtime: bool = False,
-    worker_timeout: float = 60.0,
+    worker_timeout: float | str = 60.0,
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
@@ -236,13 +270,28 @@ def resume(
     ClusterError
         If the cluster cannot run it.
     """
-    folder = RunDir(run_dir)
+    check_cluster(client, cluster)
+    given = checked(
+        "workload",
+        "space",
+        "flow",
+        "data",
+        run_dir=run_dir,
+        workload=workload,
+        space=space,
+        flow=flow,
+        data=data,
+        callbacks=callbacks,
+        count_downtime=count_downtime,
+        worker_timeout=worker_timeout,
+    )
+    folder = given.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
-        workload, space, data = _parts(settings, workload, space, data)
-        flow = settings.make_flow(flow)
+        workload, space, dataset = _parts(settings, workload, space, given.data)
+        flow = settings.make_flow(flow, folder.url)
         catch_up(flow, entries, folder.url)
         study = study or open_study(settings.study, settings.direction, settings.home)
         if type(study.sampler).__name__ != settings.sampler:
@@ -251,31 +300,33 @@ def resume(
                 settings.sampler,
                 type(study.sampler).__name__,
             )
-        draws = (settings.seed, callbacks, record.run, settings.sampler_seed, flow.traits)
+        draws = (settings.seed, given.callbacks, record.run, settings.sampler_seed, flow.traits)
         driver = StudyDriver(study, space, settings.metric, *draws)
-        driver.validate(workload.metrics, grid=False, check=checks(workload, data))
+        driver.validate(grid=False, check=checks(workload, dataset.manifest))
         _adopt(driver, record)
-        if count_downtime and entries:
+        if given.count_downtime and entries:
             began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))
             record.seconds = max(record.seconds, time.time() - began)
-        session = Session(settings, folder, driver, flow, workload, data, record)
+        session = Session(settings, folder, driver, flow, workload, dataset, record)
         if record.finished:
             driver.fail_live("the run had ended")
             tidy(session.result)  # its driver may have died before it could
+            if record.failed_alike:
+                raise AllTrialsFailedError(record.failed_alike)
             return session.result
-        return session.run(client, cluster, worker_timeout, lock)
+        return session.run(client, cluster, given.worker_timeout, lock)
 
 
 def replay(
-    run_dir: str,
+    run_dir: Url,
     client: Client | str | None = None,
     *,
     workload: Workload | None = None,
     space: Space | None = None,
-    data: ShardedDataset | str | None = None,
+    data: ShardedDataset | Url | None = None,
     cluster: Any = None,
-    into: str | None = None,
-    worker_timeout: float = 60.0,
+    into: Url | None = None,
+    worker_timeout: float | str = 60.0,
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
@@ -307,11 +358,24 @@ def replay(
     RunDirError
         If ``run_dir`` holds no run, or workload or data set are not those of the run.
     """
-    source = RunDir(run_dir)
+    check_cluster(client, cluster)
+    given = checked(
+        "workload",
+        "space",
+        "data",
+        "into",
+        run_dir=run_dir,
+        workload=workload,
+        space=space,
+        data=data,
+        into=into,
+        worker_timeout=worker_timeout,
+    )
+    source = given.run_dir
     about = source.about()
     settings = Settings.from_json(about, source.url)
     entries, then = read_history(source, settings, about["run"])
-    workload, space, data = _parts(settings, workload, space, data)
+    workload, space, dataset = _parts(settings, workload, space, given.data)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     if not script.turns:
         raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
@@ -327,14 +391,17 @@ def replay(
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     record.add(drawn)
     _adopt(driver, record)
-    folder = RunDir(into or _new_run_dir(f"{settings.study}-replay", run))
+    check = checks(workload, dataset.manifest)
+    for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
+        check(record.trials[trial.number].config)  # the workload learns what the run's had learnt
+    folder = given.into or RunDir(_new_run_dir(f"{settings.study}-replay", run))
     orders = then.visits()
     session = Session(
-        settings, folder, driver, script, workload, data, record, orders, first=(drawn,)
+        settings, folder, driver, script, workload, dataset, record, orders, first=(drawn,)
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())
-        repeated = session.run(client, cluster, worker_timeout, lock)
+        repeated = session.run(client, cluster, given.worker_timeout, lock)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
     for note in record.notes:
@@ -342,9 +409,9 @@ def replay(
     return repeated
 
 
+@short_traceback
 def _idle_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
-    if policy not in get_args(Policy):
-        raise SearchError(f"small_population must be one of {get_args(Policy)}, got {policy!r}")
+    choice("small_population", policy, get_args(Policy))
     if deterministic and policy == "gang":
         raise SearchError(
             "small_population='gang' changes the last bits of results, and the run is to be "
@@ -359,7 +426,7 @@ def _parts(
     settings: Settings,
     workload: Workload | None,
     space: Space | None,
-    data: ShardedDataset | str | None,
+    data: ShardedDataset | None,
 ) -> tuple[Workload, Space, ShardedDataset]:
     """Return the parts of a resumed run; raise an error if they are not those it began with."""
     if workload is None or space is None:
@@ -367,8 +434,8 @@ def _parts(
             "a run_dir holds no code: give workload= and space= as the run began with them"
         )
     settings.check_workload(describe(workload))
-    if not isinstance(data, ShardedDataset):
-        data = ShardedDataset.open(data or settings.data)
+    if data is None:
+        data = ShardedDataset.open(settings.data)
     settings.check_data(data.digest, data.url)
     return workload, space, data
 

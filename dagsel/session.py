@@ -34,7 +34,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import DataOutline, Reconfigurable, Workload, validator
+from dagsel.workloads.base import Reconfigurable, Workload, checks
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Session:
                 settings.metric,
                 seed=settings.seed,
                 about=self.folder.digest(),
-                check=checks(self.workload, self.data),
+                check=checks(self.workload, self.data.manifest),
                 check_gang=self._check_gang,
                 adapt=self._adapt,
                 orders=self.orders,
@@ -173,12 +173,6 @@ class Session:
         return self.workload.reconfigure(State(blob), config, new).buffer
 
 
-def checks(workload: Workload, data: ShardedDataset) -> Callable[[Any], None]:
-    """Return a function that raises an error if nothing can be trained with a configuration."""
-    arrays = {name: (spec.numpy_dtype, spec.shape) for name, spec in data.schema.items()}
-    return validator(workload, DataOutline(data.manifest.sizes("train"), arrays))
-
-
 def tidy(run: Run) -> None:
     """Leave the best state alone in the store, and say which trials failed."""
     best = run.record.best
@@ -196,7 +190,9 @@ def tidy(run: Run) -> None:
         winner = run.record.trials[best.trial]
         run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
     if run.failures:
-        reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in run.failures)
-        logger.warning(
-            "%d of %d trials failed: %s", len(run.failures), len(run.record.trials), reasons
-        )
+        logger.warning("%d of %d trials failed", len(run.failures), len(run.record.trials))
+        by_reason: dict[str, list[str]] = {}
+        for failed in run.failures:
+            by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
+        for reason, numbers in by_reason.items():
+            logger.warning("trial %s failed: %s", ", ".join(numbers), reason)

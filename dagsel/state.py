@@ -76,16 +76,17 @@ class Tensor:
 
 
 @contextmanager
-def reading_state() -> Iterator[None]:
+def reading_state(*but: type[Exception]) -> Iterator[None]:
     """Raise a `CheckpointCorruptError` if something in the block fails: it reads a state.
 
-    A state may come from a stranger, so nothing in it is what it should be until it was used.
+    A state may come from a stranger, so nothing in it is what it should be until it was used. A
+    lack of memory, and what `but` names, are not the state's fault.
     """
     try:
         yield
-    except DagselError:
-        raise
     except Exception as error:
+        if isinstance(error, (DagselError, MemoryError, *but)):
+            raise
         raise CheckpointCorruptError(
             f"a state is damaged, or is that of another workload: {error!r}"
         ) from error

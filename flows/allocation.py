@@ -202,6 +202,11 @@ class Allocator(Wrapper):
                 f"{type(self).__name__} needs a scaling profile of each architecture; measure "
                 "them with dagsel.profile or give them by hand, as Scaling({1: 1.0, 2: 1.8})"
             )
+        if not isinstance(self.scaling, Mapping):
+            raise SearchError(
+                f"scaling must be a mapping of architectures to profiles, got {self.scaling!r}; "
+                'write scaling={"resnet": Scaling({1: 1.0, 2: 1.8})}'
+            )
         for architecture, model in self.scaling.items():
             if not isinstance(model, ScalingModel):
                 raise SearchError(

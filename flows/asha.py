@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
+from dagsel.checks import choice
 from dagsel.errors import SearchError
 from dagsel.flow import (
     Asked,
@@ -24,7 +25,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.drawing import Drawing, check_choice, check_counts, n_places, stop_all
+from dagsel.flows.drawing import Drawing, check_counts, n_places, stop_all
 from dagsel.flows.rungs import check_rungs, prune_at, rung_epochs
 
 Mode: TypeAlias = Literal["promotion", "stopping"]
@@ -133,8 +134,8 @@ class ASHA(Flow):
 
     def __post_init__(self) -> None:
         check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
-        check_choice("mode", self.mode, get_args(Mode))
-        check_choice("semantics", self.semantics, get_args(Semantics))
+        choice("mode", self.mode, get_args(Mode))
+        choice("semantics", self.semantics, get_args(Semantics))
         if self.mode == "promotion" and self.semantics != "determined":
             raise SearchError(
                 f"semantics={self.semantics!r} is a stopping rule, and nothing stops in promotion "

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagsel.errors import SearchError
+from dagsel.checks import whole
 from dagsel.flow import Ask, Asked, Context, Decision, Finish, Sampling, Stop
 
 #: Trials in flight for each worker: with fewer, workers wait for trials at the end of a round.
@@ -69,20 +69,13 @@ def check_counts(*, n_concurrent: int | None = None, **counts: Any) -> None:
     if n_concurrent is not None:
         counts["n_concurrent"] = n_concurrent
     for name, value in counts.items():
-        if not isinstance(value, int) or value < 1:
-            raise SearchError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        whole(name, value)
     if n_concurrent is not None and n_concurrent > counts.get("n_trials", n_concurrent):
         warnings.warn(
             f"n_concurrent is {n_concurrent}, but n_trials is {counts['n_trials']}: no more than "
             "these will train at once",
-            stacklevel=4,
+            stacklevel=5,
         )
-
-
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Raise a `SearchError` if a value is none of the known ones."""
-    if value not in known:
-        raise SearchError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")
 
 
 def stop_all(trials: Iterable[int]) -> list[Decision]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 
+from dagsel.checks import number
 from dagsel.errors import SearchError
 from dagsel.flow import Event, Losses, Paused, Reported
 from dagsel.flows.time_sharing import SharedWorkers, TimeSharing
@@ -163,14 +164,17 @@ class Hermes(TimeSharing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares = (0.0, *self.milestones)
-        if not shares[-1] <= 1 or not all(one < later for one, later in pairwise(shares)):
+        try:
+            shares = (0.0, *self.milestones)
+            fit = shares[-1] <= 1 and all(one < later for one, later in pairwise(shares))
+        except TypeError:
+            fit = False
+        if not fit:
             raise SearchError(
                 f"milestones must be decreases of the loss above 0 and at most 1, in ascending "
                 f"order, such as (0.5, 0.75, 0.9), got {self.milestones!r}"
             )
-        if not 1 <= self.growth < math.inf:
-            raise SearchError(f"growth must be 1 or more, got {self.growth!r}")
+        number("growth", self.growth, "1 or more", lambda growth: 1 <= growth < math.inf)
 
     def learn(self, event: Event) -> None:
         """Note the losses of a turn."""

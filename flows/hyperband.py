@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import get_args
 
+from dagsel.checks import choice
 from dagsel.flow import Context, Decision, Event, Flow, Traits
-from dagsel.flows.drawing import check_choice, check_counts
+from dagsel.flows.drawing import check_counts
 from dagsel.flows.rungs import Bracket, Rounding, check_rungs, hyperband_brackets
 from dagsel.flows.successive_halving import SynchronousBrackets
 
@@ -56,7 +57,7 @@ class Hyperband(Flow):
 
     def __post_init__(self) -> None:
         check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
-        check_choice("rounding", self.rounding, get_args(Rounding))
+        choice("rounding", self.rounding, get_args(Rounding))
         n_trials = sum(bracket[0].n_trials for bracket in self.brackets)
         check_counts(n_trials=n_trials, n_concurrent=self.n_concurrent)
         self.state = SynchronousBrackets(self.reduction_factor, self.rounding, self.n_concurrent)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dagsel.errors import SearchError
+from dagsel.checks import number
 from dagsel.flows.allocation import Allocator, Job, keep
 
 
@@ -104,8 +104,8 @@ class Marble(Allocator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.switch_s is not None and not 0 <= self.switch_s < math.inf:
-            raise SearchError(f"switch_s must be 0 or more seconds, got {self.switch_s!r}")
+        if self.switch_s is not None:
+            number("switch_s", self.switch_s, "0 or more seconds", lambda s: 0 <= s < math.inf)
 
     def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
         """Return how `marble` divides the workers."""

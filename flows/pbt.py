@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dagsel.checks import is_number, number, shown
 from dagsel.errors import SearchError
 from dagsel.flow import (
     Ask,
@@ -58,7 +59,7 @@ class Range:
 
     def __post_init__(self) -> None:
         ends = (self.low, self.high)
-        if not all(_is_number(end) and math.isfinite(end) for end in ends) or self.low > self.high:
+        if not all(is_number(end) and math.isfinite(end) for end in ends) or self.low > self.high:
             raise SearchError(f"{self} must have finite ends, low not above high")
         if self.log and self.low <= 0:
             raise SearchError(f"{self} has a logarithm, so low must be above 0")
@@ -176,16 +177,20 @@ class PBT(Flow):
         )
         if self.n_trials < 4:
             raise SearchError(f"a population needs four members or more, n_trials={self.n_trials}")
-        if not 0 < self.quantile <= 0.5:
-            raise SearchError(f"quantile must be above 0 and at most 0.5, got {self.quantile!r}")
-        if not 0 <= self.resample_probability <= 1:
+        number("quantile", self.quantile, "above 0 and at most 0.5", lambda q: 0 < q <= 0.5)
+        probability = self.resample_probability
+        number("resample_probability", probability, "from 0 to 1", lambda p: 0 <= p <= 1)
+        factors: Any = self.factors
+        fit = isinstance(factors, list | tuple) and all(map(is_number, factors))
+        if not fit or not factors or not all(0 < factor < math.inf for factor in factors):
+            raise SearchError(f"factors must be numbers above 0, got {shown(factors)}")
+        mutations: Any = self.mutations
+        if not isinstance(mutations, Mapping) or not mutations:
+            got = "empty" if not mutations else shown(mutations)
             raise SearchError(
-                f"resample_probability must be from 0 to 1, got {self.resample_probability!r}"
+                f"mutations is {got}; name what may change in the configuration, as "
+                'mutations={"lr": Range(1e-4, 1e-1, log=True)}'
             )
-        if not self.factors or not all(f > 0 and math.isfinite(f) for f in self.factors):
-            raise SearchError(f"factors must be numbers above 0, got {self.factors!r}")
-        if not self.mutations:
-            raise SearchError("mutations is empty; name what may change in the configuration")
         for key, values in self.mutations.items():
             _check_mutation(key, values)
 
@@ -289,16 +294,12 @@ class PBT(Flow):
                     f"mutations names {key!r}, which the configuration of trial {trial} lacks; it "
                     f"has {', '.join(config) or 'nothing that can be recorded'}"
                 )
-            if isinstance(values, Range) and not _is_number(config[key]):
+            if isinstance(values, Range) and not is_number(config[key]):
                 raise SearchError(
                     f"mutations gives {key!r} a range, but it is {config[key]!r} in trial {trial}; "
                     "give it a list of choices"
                 )
         return {key: config[key] for key in self.mutations}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_mutation(key: str, values: Any) -> None:

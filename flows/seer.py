@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
-from dagsel.flows.drawing import check_choice
+from dagsel.checks import choice
 from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
@@ -69,7 +69,7 @@ class SEER(StagedSearch):
     mode: SeerMode = "fill"
 
     def __post_init__(self) -> None:
-        check_choice("mode", self.mode, get_args(SeerMode))
+        choice("mode", self.mode, get_args(SeerMode))
         check_staged(
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,

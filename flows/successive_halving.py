@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, field
 from typing import get_args
 
+from dagsel.checks import choice
 from dagsel.flow import (
     Asked,
     Context,
@@ -24,7 +25,7 @@ from dagsel.flow import (
     TrialFailed,
     WorkersChanged,
 )
-from dagsel.flows.drawing import Drawing, check_choice, check_counts, n_places, stop_all
+from dagsel.flows.drawing import Drawing, check_counts, n_places, stop_all
 from dagsel.flows.rungs import (
     Bracket,
     Rounding,
@@ -223,7 +224,7 @@ class SuccessiveHalving(Flow):
 
     def __post_init__(self) -> None:
         check_rungs(self.min_epochs, self.max_epochs, self.reduction_factor)
-        check_choice("rounding", self.rounding, get_args(Rounding))
+        choice("rounding", self.rounding, get_args(Rounding))
         check_counts(n_trials=self.n_trials, n_concurrent=self.n_concurrent)
         self.state = SynchronousBrackets(self.reduction_factor, self.rounding, self.n_concurrent)
 

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
+from dagsel.checks import shown
 from dagsel.errors import DatasetInputError, LinkError
 from dagsel.storage import disk
 
@@ -71,7 +72,7 @@ class Folder:
     ) -> None:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
-            raise error(f"{text!r} is no URL: pass a path or any URL that fsspec knows")
+            raise error(f"{shown(text)} is no URL: pass a path or any URL that fsspec knows")
         self._url, self._options = _options_from_url(text, dict(storage_options or {}))
         self._depth = depth  # how far below the folder that a user has named
         protocol = fsspec.core.split_protocol(self._url)[0]

@@ -21,6 +21,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
 ALONE = (
+    "attack/test_innocent.py",
     "attack/test_planted_gang.py",
     "attack/test_fuzz_files.py",
     "attack/test_run_dirs.py",

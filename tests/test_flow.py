@@ -40,6 +40,7 @@ from dagsel.flow import (
 )
 from dagsel.flows import Grid
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
+from dagsel.testing.synthetic import SyntheticWorkload
 
 naturals = st.integers(0, 2**40)
 numbers = st.floats()
@@ -160,7 +161,12 @@ def space(trial: Any) -> dict[str, float]:
 
 CALLS: dict[str, Callable[[Any], Any]] = {
     "optimize": lambda flow: dagsel.optimize(
-        optuna.create_study(), Any, "memory://none.zarr", space=space, flow=flow, metric="loss"
+        optuna.create_study(),
+        SyntheticWorkload(),
+        "memory://none.zarr",
+        space=space,
+        flow=flow,
+        metric="value",
     ),
     "simulate": lambda flow: simulate(flow, PowerLaw(1.0), SimulatedCluster(2), space=space),
     "preview": lambda flow: dagsel.preview(flow, epoch_seconds=1.0, n_workers=2),

@@ -70,7 +70,7 @@ def test_shapes_that_would_broadcast_are_refused(metric):
 def test_a_nan_score_is_no_hit():
     scores = np.array([[np.nan, 1.0], [0.0, 1.0]])
     assert float(metrics.top_k(2)(scores, np.array([0, 1]))) == 0.5
-    with pytest.raises(ValueError, match="k is 0"):
+    with pytest.raises(ValueError, match="k must be a whole number of 1 or more, got 0"):
         metrics.top_k(0)
 
 

@@ -50,6 +50,10 @@ class Engine(Protocol):
         """Stop a trial for good."""
         ...
 
+    def raised(self, trial: int) -> BaseException | None:
+        """Return the error of a trial that has failed and is not stopped, if it came here."""
+        ...
+
     def release(self, trial: int, epoch: int) -> None:
         """Forget an epoch's results; the driver has them."""
         ...
@@ -108,7 +112,11 @@ class States(Protocol):
         """Keep a copy of the state that was scored by a trial's check of this number."""
         ...
 
-    def delete(self, trial: int, epoch: int, position: int) -> None:
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
+        """Return the places of a trial's complete states, or of partial ones."""
+        ...
+
+    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
         """Remove a state."""
         ...
 

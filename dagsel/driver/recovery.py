@@ -11,7 +11,7 @@ from typing import Any
 
 from dagsel.dispatch.units import Begun
 from dagsel.driver.protocols import States
-from dagsel.errors import CheckpointError, RunDirError
+from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
 from dagsel.flow import DECISIONS, Flow, load_state
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
@@ -40,18 +40,52 @@ class StoredStates:
         return len(trial.epochs), self.record.n_shards - 1
 
     def look_up(self, trial: TrialRecord) -> list[StoredState]:
-        """Return the ends of a trial's unreported epochs, and its newest state."""
-        found = self.states.load_latest(trial.number)
-        if found is None:
+        """Return the ends of a trial's unreported epochs, and its newest state that is of use.
+
+        An unreported epoch is still to be scored. So if its end cannot be read, states after it
+        are of no use: the trial goes on from before it.
+        """
+        newest, ends = self._read(trial), list[StoredState]()
+        if newest is None:
             return []
-        newest, _, meta = found
-        states = [StoredState.read(newest, meta)]
-        for epoch in reversed(range(len(trial.epochs) + 1, newest[0])):
+        for epoch in range(len(trial.epochs) + 1, newest.epoch):
             end = (epoch, self.record.n_shards - 1)
-            before = self.states.load_latest(trial.number, end)
-            if before is not None and before[0] == end:
-                states.insert(0, StoredState.read(end, before[2]))
-        return states
+            before = self._read(trial, end)
+            if before is None or (before.epoch, before.position) != end:
+                return ends or ([before] if before is not None else [])
+            ends.append(before)
+        return [*ends, newest]
+
+    def _read(
+        self, trial: TrialRecord, at_most: tuple[int, int] | None = None
+    ) -> StoredState | None:
+        """Read a trial's newest state up to a place; None if there is none of its present model."""
+        found = self.states.load_latest(trial.number, at_most)
+        if found is None:
+            return None
+        place, _, meta = found
+        try:
+            state = StoredState.read(place, meta)
+            if sorted({*state.visits}) != sorted(state.visits) or len(state.visits) != place[1] + 1:
+                raise CheckpointCorruptError(f"{state.visits} are no visits to position {place[1]}")
+        except CheckpointCorruptError as error:
+            logger.warning("trial %d goes on from an earlier state: %s", trial.number, error)
+            return self._read(trial, (place[0], place[1] - 1))
+        if trial.adoptions:  # before that, it had another model
+            n_adoptions, after = len(trial.adoptions), trial.adoptions[-1].after
+            is_old = place <= (after, self.record.n_shards - 1)
+            if is_old and state.adoptions != n_adoptions:
+                return None
+        return state
+
+    def forget_after(self, trial: int, newest: StoredState | None) -> None:
+        """Remove the states of a trial that goes on from before them; they are made again."""
+        last = (0, 0) if newest is None else (newest.epoch, newest.position)
+        if max(self.states.list(trial), default=last) > last:
+            for is_partial in (False, True):
+                for place in self.states.list(trial, partial=is_partial):
+                    if place > last:
+                        self.states.delete(trial, *place, partial=is_partial)
 
     def find_partial(self, plan: Continuation) -> tuple[Continuation, float]:
         """Continue a unit that was stopped in the middle, if its state is in the store.
@@ -67,9 +101,9 @@ class StoredStates:
         place = (plan.epochs.start, len(first.visits))
         try:
             _, meta = self.states.load(plan.trial, *place, partial=True)
+            state = StoredState.read(place, meta)
         except CheckpointError:
             return plan, 0.0
-        state = StoredState.read(place, meta)
         if state.visits[:-1] != first.visits:
             return plan, 0.0
         begun = (replace(first, partial=state.shard), *plan.begun[1:])
@@ -189,7 +223,7 @@ def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> 
     Returns
     -------
     plan
-        None if states that the trial needs are lost.
+        None if states that the trial needs are lost: it has gone on from another trial's.
 
     Examples
     --------
@@ -201,14 +235,14 @@ def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> 
     """
     n_reported = len(trial.epochs)
     first, begun = n_reported + 1, list[Begun]()
-    if newest is None:
-        if n_reported:
-            return None
-    elif (newest.epoch, newest.position) < (n_reported, n_shards - 1):
+    if newest is None and n_reported and trial.adoptions:
+        return None
+    if newest is None or (newest.epoch, newest.position) < (n_reported, n_shards - 1):
         # Epochs that were reported are trained once more, and not scored.
-        first, everything = newest.epoch, frozenset(range(n_shards))
+        everything = frozenset(range(n_shards))
+        first, visits = (1, ()) if newest is None else (newest.epoch, newest.visits)
         begun = [Begun((), everything) for _ in range(first, n_reported + 1)]
-        begun[0] = Begun(newest.visits, everything)
+        begun[:1] = [Begun(visits, everything)] if n_reported else []
     for epoch in range(n_reported + 1, trial.n_decided + 1):
         if epoch not in trial.tallies:
             break

@@ -10,7 +10,6 @@ Time and cost are in `dagsel.driver.clock`, the allowances of trials in
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,14 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from dagsel.codec import Json
-from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests
+from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
 from dagsel.driver.recovery import Continuation, StoredStates, reconcile
 from dagsel.driver.trial_limits import TrialLimits
-from dagsel.errors import ClusterError
+from dagsel.driver.troubles import Troubles
+from dagsel.errors import AllTrialsFailedError, ClusterError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -66,11 +66,10 @@ from dagsel.messages import (
     WorkerRefused,
 )
 from dagsel.study import StudyDriver
+from dagsel.workloads.raised import raised
 
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
-
-logger = logging.getLogger("dagsel")
 
 Observer: TypeAlias = Callable[[Record], None]
 #: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
@@ -111,18 +110,19 @@ class Runner:
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
-    _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     # By trial: what waits until its damaged state is made again.
     _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
     _clock: RunClock = field(init=False)
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
+    _troubles: Troubles = field(init=False)
 
     def __post_init__(self) -> None:
         clock = self._clock = RunClock(self.engine, self.deadline_s, self.budget_s)
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
+        self._troubles = Troubles(self.record)
         self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
@@ -134,6 +134,8 @@ class Runner:
             If the run cannot go on.
         SearchError
             If the flow decides what cannot be done.
+        AllTrialsFailedError
+            If all trials fail in one way before any has trained.
         """
         self._clock.begin(self.record)
         self._note(SessionBegun(self.engine.wall(), self.record.seconds, self.about))
@@ -184,7 +186,9 @@ class Runner:
             self._fail(trial.number, reason)
         states = self._stored.look_up(trial)
         self._note(StatesFound(trial.number, tuple(states)))
-        plan = reconcile(trial, self.record.n_shards, states[-1] if states else None)
+        newest = states[-1] if states else None
+        self._stored.forget_after(trial.number, newest)
+        plan = reconcile(trial, self.record.n_shards, newest)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._fail(trial.number, reason)
@@ -210,7 +214,7 @@ class Runner:
                     continue
                 decisions = self.flow.handle(event)
                 self._take(replace(turn, decisions=tuple(decisions)))
-                self._warn_of(event)
+                self._troubles.warn_of(event)
                 match event:
                     case Asked(trials):
                         self._welcome(trials)
@@ -218,6 +222,17 @@ class Runner:
                         self._report_if_complete(self.record.trials[trial])
                 steps += [event, *decisions]
             self._do(steps)
+        self._end_if_alike()
+
+    def _end_if_alike(self) -> None:
+        """End the run if its trials fail in one way and none has trained."""
+        verdict = self._troubles.verdict
+        if verdict is not None:
+            self._note(verdict)
+            self._do([])
+            for trial in self.study.live:
+                self._end(trial)
+            raise AllTrialsFailedError(verdict.text) from self._troubles.cause
 
     def _is_stale(self, event: Event) -> bool:
         match event:
@@ -234,16 +249,6 @@ class Runner:
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note(FlowState(save_state(self.flow)))
-
-    def _warn_of(self, event: Event) -> None:
-        """Log what is odd about a trial's results, once a trial."""
-        if isinstance(event, Reported) and event.trial not in self._warned:
-            warning = self.record.trials[event.trial].warning
-            if warning:
-                self._warned.add(event.trial)
-                logger.warning(
-                    "trial %d: %s; a workload without a loss returns None", event.trial, warning
-                )
 
     def _timed(self, entry: Timed) -> Timed:
         """Add what the run has taken so far, for a later session to continue from."""
@@ -266,7 +271,9 @@ class Runner:
             try:
                 self.check(config)
             except Exception as error:  # noqa: BLE001 - the trial's own code raised it
-                self._fail(trial, f"{type(error).__name__}: {error}")
+                self._troubles.fails(error)
+                told = raised(error, by_check=True)
+                self._put(Turn(TrialFailed(trial, told.reason), (), raised=told))
 
     # ---- what was decided
 
@@ -408,6 +415,8 @@ class Runner:
                 self._note(self._timed(message))
             case TrialRests(trial, number):
                 self._rests(self.record.trials[trial], number)
+            case UnitTrains(unit):
+                self._troubles.begins(unit.trial)
             case TrialReport():
                 self._failed(message)
             case ShardLoaded() | Note():
@@ -469,7 +478,8 @@ class Runner:
         trial = self.record.trials[report.trial]
         if not trial.is_live:
             return
-        if report.reason.startswith("CheckpointCorruptError") and self._stored.is_news(trial):
+        is_lost = report.reason.startswith(("CheckpointCorruptError", "CheckpointNotFoundError"))
+        if is_lost and self._stored.is_news(trial):
             self.engine.stop(trial.number)
             plan = self._mend(trial)
             if plan is not None:
@@ -478,8 +488,10 @@ class Runner:
                 if trial.is_held:  # a trial that was stopped is held once it has units again
                     self._limits.hold(trial)
             return
+        if report.raised is not None and not self.record.has_trained:
+            self._troubles.fails(self.engine.raised(trial.number))
         failed = TrialFailed(trial.number, report.reason)
-        self._put(Turn(failed, (), traceback=report.traceback))
+        self._put(Turn(failed, (), traceback=report.traceback, raised=report.raised))
 
 
 def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:

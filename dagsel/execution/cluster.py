@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,22 +11,80 @@ from typing import Any
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
+from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError
+from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
 from dagsel.storage import ShardedDataset
 
-__all__ = ["Client", "close", "connect", "local_cluster", "why_no_room", "workers_of"]
+__all__ = [
+    "Client",
+    "check_cluster",
+    "close",
+    "connect",
+    "local_cluster",
+    "why_no_room",
+    "workers_of",
+]
 
 logger = logging.getLogger("dagsel")
 
+_ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
+_TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
     "threads_per_worker": 2,
     "host": "127.0.0.1",
     "dashboard_address": "127.0.0.1:0",
     "silence_logs": logging.ERROR,
 }
+
+
+@short_traceback
+def check_cluster(client: Any = None, cluster: Any = None) -> None:
+    """Raise a `ClusterError` unless `connect` can take what a call was given."""
+    if client is None and cluster in (None, "cuda"):
+        check_main_guard()
+        return
+    if client is not None and cluster == "cuda":
+        raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
+    for name, value in (("client", client), ("cluster", cluster)):
+        if value is not None:
+            _check_open(name, value)
+
+
+def _check_open(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if not _ADDRESS.fullmatch(value):
+            raise ClusterError(
+                f"{name}={value!r} is no address of a scheduler, as tcp://host:8786 is; leave it "
+                'out for workers on this machine, or give cluster="cuda" for its GPUs'
+            )
+        return
+    if isinstance(value, type) or not (
+        isinstance(value, Client) or hasattr(value, "scheduler_address")
+    ):
+        n = f"n_workers={value}" if isinstance(value, int) else "n_workers=2"
+        raise ClusterError(
+            f"{name} must be a Dask client, a cluster or a scheduler's address, got "
+            f"{shown(value)}; write client=distributed.Client({n}, threads_per_worker=2), or leave "
+            "it out"
+        )
+    if getattr(value, "asynchronous", False):
+        raise ClusterError(
+            f"the {name} is asynchronous, and a search waits until it ends; in async code write "
+            f"await asyncio.to_thread(dagsel.optimize, ..., client={name}.{_TO_SCHEDULER[name]})"
+        )
+    of_client = getattr(value, "cluster", None) if isinstance(value, Client) else None
+    if any(_is_closed(part) for part in (value, of_client)):
+        raise ClusterError(f"the {name} is closed; make a new one before the search, and close it "
+                           "after the search")  # fmt: skip
+
+
+def _is_closed(part: Any) -> bool:
+    status = getattr(part, "status", None)
+    return getattr(status, "name", status) in ("closed", "closing")
 
 
 @contextmanager
@@ -36,13 +94,9 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
     A client, the address of a scheduler, or a cluster object of Dask is used and left as it was.
     With neither, a cluster is started on this machine, one worker process a core, and closed at the
     end; with ``cluster="cuda"`` likewise, one a GPU. Raises a `ClusterError` if there is no
-    scheduler at the address, no GPU or dask-cuda, or no main guard in the script.
+    scheduler at the address, or no GPU or dask-cuda.
     """
-    if client is not None and cluster == "cuda":
-        raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
     if isinstance(client, Client):
-        if client.asynchronous:
-            raise ClusterError("dagsel needs a synchronous client: Client(asynchronous=False)")
         yield client
     elif client is None and cluster in (None, "cuda"):
         here = local_cluster() if cluster is None else cuda_cluster()
@@ -78,7 +132,6 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
 
     Each worker trains one unit at a time in one thread, and has a second thread to read shards.
     """
-    _check_main_guard()
     if gpus_seen():
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
     # If they saw the GPUs, all of them would train on the first one.
@@ -96,7 +149,6 @@ def cuda_cluster() -> LocalCluster:
     Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself. Raises a
     `ClusterError` if dask-cuda is not installed, or there is no GPU.
     """
-    _check_main_guard()
     try:
         from dask_cuda import LocalCUDACluster
     except ImportError as error:
@@ -106,14 +158,6 @@ def cuda_cluster() -> LocalCluster:
     check_gpus_here()
     cluster: LocalCluster = LocalCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **_OPTIONS)
     return cluster
-
-
-def _check_main_guard() -> None:
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        raise ClusterError(
-            "dagsel makes worker processes, which import your script again: put the call of "
-            'dagsel.optimize under  if __name__ == "__main__":'
-        )
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

@@ -340,6 +340,14 @@ class DaskEngine:
         self._futures.pop(trial, None)
         self._checks.pop(trial, None)
 
+    def raised(self, trial: int) -> BaseException | None:
+        """Return the error of a trial that has failed, without the frames of other processes."""
+        for future in self._futures.get(trial, {}).values():
+            if future.status == "error":
+                error: BaseException = future.exception()
+                return error.with_traceback(None)
+        return None
+
     def release(self, trial: int, epoch: int) -> None:
         """Have the cluster forget an epoch's results; else it makes them again if they are lost."""
         futures = self._futures.get(trial, {})

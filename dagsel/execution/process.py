@@ -57,7 +57,7 @@ def own_random_numbers() -> None:
     assert spec.loader is not None
     second = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(second)
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # a unit in another thread may import
         is_dask = name.partition(".")[0] in ("dask", "distributed", "fsspec", "tornado")
         if is_dask and getattr(module, "random", None) is random:
             module.random = second  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ def plugin_name(run: str) -> str:
 
 
 def worker_topic(run: str) -> str:
-    """Topic of `dagsel.messages.NOTICES`."""
+    """Topic of `dagsel.messages.NOTICES`, each the entry ``"notice"`` of a mapping."""
     return f"dagsel-{run}-workers"
 
 

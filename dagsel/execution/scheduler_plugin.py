@@ -95,7 +95,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
         self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
-        self._tracebacks: dict[int, str] = {}  # of each trial's last unit that raised
+        # Of each trial's last unit that raised.
+        self._tracebacks: dict[int, str] = {}
+        self._raised: dict[int, messages.UnitRaised] = {}
         self._speeds: list[float] = []
         self._with_our_resource: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
@@ -157,7 +159,8 @@ class DispatchPlugin(SchedulerPlugin):
         return () if binding is None else binding.members
 
     def _unit_failed(self, unit: Unit, details: dict[str, Any]) -> None:
-        reason = details.get("exception_text") or "a unit raised"
+        told = self._raised.get(unit.trial)
+        reason = told.raised.reason if told else details.get("exception_text") or "a unit raised"
         self._tracebacks[unit.trial] = details.get("traceback_text") or ""
         self._push(events.UnitFailed(unit, details.get("worker") or "", reason))
 
@@ -217,7 +220,7 @@ class DispatchPlugin(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         """Hear the run's workers and its driver."""
         if topic == worker_topic(self.run):
-            self._hear_worker(messages.NOTICES.decode(msg))
+            self._hear_worker(messages.NOTICES.decode(msg["notice"]))
         elif topic == command_topic(self.run):
             self._hear_driver(messages.COMMANDS.decode(msg))
 
@@ -252,8 +255,14 @@ class DispatchPlugin(SchedulerPlugin):
                 self._report(replace(notice, hop=hop, members=self._members(unit)))
             case messages.GangGathers():
                 self._gather(notice)
-            case events.GangBroke() | events.UnitTrains():
+            case events.GangBroke():
                 self._push(notice)
+            case events.UnitTrains(unit):
+                self._push(notice)
+                if (unit.epoch, unit.position) == (1, 0):
+                    self._report(notice)
+            case messages.UnitRaised(unit):
+                self._raised[unit.trial] = notice
             case messages.WorkerJoined():
                 pass
 
@@ -340,9 +349,10 @@ class DispatchPlugin(SchedulerPlugin):
                     self._preempt(unit, worker)
                 case events.FailTrial(trial, reason):
                     self._warm.drop_trial(trial)
-                    self._report(
-                        messages.TrialReport(trial, reason, self._tracebacks.pop(trial, ""))
-                    )
+                    told = self._raised.pop(trial, None)
+                    raised = told.raised if told and told.is_the_workloads else None
+                    traceback = self._tracebacks.pop(trial, "")
+                    self._report(messages.TrialReport(trial, reason, traceback, raised))
                 case events.RestartWorker(worker):
                     self._report(instruction)
                     self._restart(worker)

@@ -12,8 +12,8 @@ import math
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -26,7 +26,13 @@ from distributed.comm.addressing import get_address_host
 from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
-from dagsel.errors import DivergedError, GangBrokenError, NothingTrainedError
+from dagsel.errors import (
+    DagselError,
+    DivergedError,
+    GangBrokenError,
+    NothingTrainedError,
+    WorkloadError,
+)
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, before
@@ -34,6 +40,7 @@ from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecor
 from dagsel.state import State
 from dagsel.workloads.base import Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
+from dagsel.workloads.raised import raised
 from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
@@ -171,6 +178,21 @@ class UnitRunner:
                 f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
             )
         return self._finish(unit, binding, trained, start, began)
+
+    @contextmanager
+    def telling(self, unit: Unit) -> Iterator[None]:
+        """Tell what a unit raises."""
+        try:
+            yield
+        except Reschedule:
+            raise
+        except Exception as error:
+            is_ours = isinstance(error, DagselError) and not isinstance(
+                error, WorkloadError | NothingTrainedError
+            )
+            told = raised(error, self._workload)
+            self._tell(messages.UnitRaised(unit, told, is_the_workloads=not is_ours))
+            raise
 
     def _tell_of_begin(self, notice: UnitStarted | UnitTrains, binding: Assignment) -> None:
         # If a suspect ends this process at once, the dispatcher has to know that it had begun.

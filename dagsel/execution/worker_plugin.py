@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import logging
 import math
 import os
 import time
@@ -50,6 +51,8 @@ from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
 from dagsel.state import State
 
+#: Where Dask's workers log tasks that raise.
+WORKER_LOG = logging.getLogger("distributed.worker")
 #: So long after a worker was lost calls to it are ended: those that were just beginning, too.
 LOST_AFTER_S = 0.2
 
@@ -104,6 +107,7 @@ class TrainingPlugin(WorkerPlugin):
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
         await self._take_resource(worker)
+        WORKER_LOG.addFilter(self._own_failures)
         watch = PeriodicCallback(self._go_on, 500)
         worker.periodic_callbacks[self.name] = watch
         watch.start()
@@ -129,6 +133,7 @@ class TrainingPlugin(WorkerPlugin):
         if self.owns_resource and await _is_unused(worker) and not _other_runs(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
+        WORKER_LOG.removeFilter(self._own_failures)
 
     async def _take_resource(self, worker: Worker) -> None:
         others = _other_runs(worker, self)
@@ -164,14 +169,23 @@ class TrainingPlugin(WorkerPlugin):
                 "driver and all workers reach, such as a shared folder or s3://"
             )
 
+    def _own_failures(self, record: logging.LogRecord) -> bool:
+        """Leave out what Dask logs of this run's tasks that raise: trials have their tracebacks."""
+        key = record.args[0] if isinstance(record.args, tuple) and record.args else None
+        is_ours = isinstance(key, tuple) and str(key[0]).partition("-")[2] == self.spec.run
+        return not (is_ours and str(record.msg).startswith("Compute Failed"))
+
     def _tell(self, notice: messages.Notice) -> None:
-        self._worker.log_event(worker_topic(self.spec.run), messages.NOTICES.encode(notice))
+        # Dask writes the worker's address into what it is given.
+        told = {"notice": messages.NOTICES.encode(notice)}
+        self._worker.log_event(worker_topic(self.spec.run), told)
 
     def _tell_surely(self, notice: messages.Notice) -> None:
         """Tell the scheduler something and wait until it knows; for a task's thread."""
         log_event, topic = self._worker.scheduler.log_event, worker_topic(self.spec.run)
         with suppress(OSError):  # the scheduler is lost, and the run with it
-            sync(self._worker.loop, log_event, topic=topic, msg=messages.NOTICES.encode(notice))
+            told = {"notice": messages.NOTICES.encode(notice)}
+            sync(self._worker.loop, log_event, topic=topic, msg=told)
 
     def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
@@ -268,7 +282,9 @@ def train_unit(
 ) -> State | StoredResult:
     """Task of a training unit."""
     task = _this_task()
-    trained, done = _units(run).train(Unit(*unit), _assignment(task), config, state)
+    units, which = _units(run), Unit(*unit)
+    with units.telling(which):
+        trained, done = units.train(which, _assignment(task), config, state)
     _report(task, done)
     return trained
 
@@ -278,7 +294,9 @@ def evaluate_unit(
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()
-    metrics, done = _units(run).evaluate(Unit(*unit), _assignment(task), config, state)
+    units, which = _units(run), Unit(*unit)
+    with units.telling(which):
+        metrics, done = units.evaluate(which, _assignment(task), config, state)
     _report(task, done)
     return metrics
 

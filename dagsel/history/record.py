@@ -42,6 +42,7 @@ from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
 from dagsel.messages import (
     Entry,
+    FailedAlike,
     FlowState,
     Note,
     PartFound,
@@ -107,6 +108,8 @@ class Record:
     # Time since the run began when the last turn was taken, without the time that it lay dead.
     seconds: float = 0.0
     finished: bool = False
+    has_trained: bool = False  # whether a training unit has ended, or a part of one
+    failed_alike: str = ""  # the error of all trials, if the run has ended by it
 
     @classmethod
     def read(
@@ -129,6 +132,7 @@ class Record:
             case PieceRecord(unit):
                 self._note_spent(entry)
                 self.pieces.append(entry)
+                self.has_trained |= entry.share > 0
                 if unit.trial in self.trials:
                     self.trials[unit.trial].spend(entry)
             case Turn(event, decisions):
@@ -150,6 +154,10 @@ class Record:
                 self.loads.append((worker, shard))
             case Note(text):
                 self.notes.append(text)
+            case FailedAlike(text):
+                for trial in [t.number for t in self.trials.values() if t.is_live]:
+                    self._end(trial, "failed", "all trials before it failed alike")
+                self.failed_alike, self.finished = text, True
             case FlowState():
                 pass
             case _:
@@ -159,6 +167,7 @@ class Record:
         self.units.append(done)
         unit, trial = done.unit, self.trials.get(done.unit.trial)
         if unit.kind == "train":
+            self.has_trained = True
             self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
         if trial is None or unit.kind == "check":
             return
@@ -175,6 +184,7 @@ class Record:
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]
+        self.has_trained |= bool(found.states)
         for state in found.states:
             if state.epoch > len(trial.epochs):  # before, it may be another trial's state
                 seen = self.visited.setdefault((trial.number, state.epoch), {})
@@ -197,10 +207,12 @@ class Record:
                 self.trials[trial].epochs.append(done)
                 if tally and tally.lacks_loss and math.isfinite(value):
                     self.trials[trial].warn(
-                        f"the training loss of epoch {epoch} is NaN, and the metric is {value:.4g}"
+                        f"the training loss of epoch {epoch} is NaN, the metric {value:.4g}: "
+                        "see that the loss is reported, and a number"
                     )
             case TrialFailed(trial, reason):
                 self._end(trial, "failed", reason, turn.traceback or "")
+                self.trials[trial].raised = turn.raised
             case Paused() as event:
                 self.trials[event.trial].rest(event, turn.place)
             case WorkersChanged(n_workers):

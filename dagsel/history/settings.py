@@ -88,13 +88,17 @@ class Settings:
                 f"the workload is not the one that the run began with: {'; '.join(found)}"
             )
 
-    def make_flow(self, given: Flow | None) -> Flow:
+    def make_flow(self, given: Flow | None, url: str = "run_dir") -> Flow:
         """Return the search procedure in its initial state: a fresh one of the user's, if given.
+
+        `url` is the run's folder, for the error.
 
         Raises
         ------
         SearchError
             If it cannot be made from its name and is not given, or is another one.
+        RunDirError
+            If its configuration is damaged.
         """
         if given is not None:
             check_flow(given)
@@ -105,32 +109,50 @@ class Settings:
                     f"{self.flow_config}"
                 )
             return given.fresh()
-        flow = _make(self.flow, self.flow_config)
+        try:
+            flow = _make(self.flow, self.flow_config)
+        except ValueError as error:
+            raise RunDirError(
+                f"{url}/run.json: flow_config makes no {self.flow}: {error}; restore the file from "
+                "a copy"
+            ) from None
         if flow is None:
             raise SearchError(f"the run_dir cannot hold a {self.flow}; give the run's with flow=")
         return flow
 
 
 def _own_flows() -> dict[str, type[Flow]]:
-    """Return dagsel's own search procedures by name; a ``run.json`` makes no others."""
+    """Return dagsel's own search procedures by name; a ``run.json`` makes nothing else."""
     packages = (dagsel.flows, dagsel.flows.baselines)
-    return {name: getattr(package, name) for package in packages for name in package.__all__}
+    own = {name: getattr(package, name) for package in packages for name in package.__all__}
+    return {name: kind for name, kind in own.items() if Flow in kind.__mro__}
 
 
 def _make(name: str, config: Any) -> Flow | None:
     kind = _own_flows().get(name)
     if kind is None or config is None:
         return None
+    if not isinstance(config, Mapping):
+        raise ValueError(f"it is {config!r}")
     hints = get_type_hints(kind)
     made = {}
     for key, value in config.items():
-        if hints[key] is Flow:  # a flow around another one
-            made[key] = _make(value["flow"], value["config"])
-            if made[key] is None:
-                return None
-        else:
-            made[key] = from_json(hints[key], value)
-    return kind(**made)
+        try:
+            if hints[key] is Flow:  # a flow around another one
+                made[key] = _make(value["flow"], value["config"])
+                if made[key] is None:
+                    return None
+            else:
+                made[key] = from_json(hints[key], value)
+        except KeyError as error:
+            raise ValueError(f"{key!r} has no {error}" if key in hints else f"{key!r} is no "
+                             f"argument of {name}") from None  # fmt: skip
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key!r} is {value!r} ({error})") from None
+    try:
+        return kind(**made)
+    except (ArithmeticError, AttributeError, TypeError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _as_now(about: Mapping[str, Json]) -> dict[str, Json]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from dagsel.flow import Losses, Pause, Paused, Train
 from dagsel.history.tally import EpochTally
 from dagsel.messages import PieceRecord, StatePlace, StoredState, UnitWork
+from dagsel.workloads.raised import Raised
 
 TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
@@ -65,6 +66,7 @@ class TrialRecord:
     state: TrialState = "running"
     reason: str = ""
     traceback: str = ""
+    raised: Raised | None = None  # the error of its workload that it failed by, if it was that
     warning: str = ""  # what is odd about its results, if anything is
     epochs: list[EpochRecord] = field(default_factory=list)  # what its epochs came to
     n_decided: int = 0  # epochs that it was given to train, from its first one on

@@ -12,7 +12,10 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
 
+from dagsel.checks import is_number, number, shown
 from dagsel.errors import SearchError
 
 _WORKER_TIME = re.compile(r"\s*(\S+)\s*worker-(\w+)\s*", re.IGNORECASE)
@@ -49,9 +52,7 @@ def read_budget(value: float | str, price_per_worker_hour: float | None = None) 
     >>> read_budget("12.50 USD", price_per_worker_hour=2.5)
     Budget(worker_seconds=18000.0, price_per_worker_hour=2.5, currency='USD')
     """
-    price = price_per_worker_hour
-    if price is not None and not 0 < price < math.inf:
-        raise SearchError(f"price_per_worker_hour must be a positive number, got {price!r}")
+    price = None if price_per_worker_hour is None else check_price(price_per_worker_hour)
     money = _MONEY.fullmatch(value) if isinstance(value, str) else None
     if money is None:
         return Budget(_worker_seconds(value), price)
@@ -65,14 +66,19 @@ def read_budget(value: float | str, price_per_worker_hour: float | None = None) 
     return Budget(float(money[1]) / price * 3600, price, money[2])
 
 
+def check_price(price: Any) -> float:
+    """Return what an hour of a worker costs; raise a `SearchError` if it is no positive number."""
+    return number("price_per_worker_hour", price, "a positive number", _is_positive)
+
+
 def _worker_seconds(value: float | str) -> float:
     time = _WORKER_TIME.fullmatch(value) if isinstance(value, str) else None
     if time is not None:
         return to_seconds("budget", f"{time[1]} {time[2]}")
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number(value):
         return to_seconds("budget", value)
     raise SearchError(
-        f"cannot read budget={value!r}: give worker-seconds as a number, or a text like "
+        f"cannot read budget={shown(value)}: give worker-seconds as a number, or a text like "
         '"30 worker-minutes" or "12.50 USD"'
     )
 
@@ -150,8 +156,8 @@ _SECONDS = {
 _TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def to_seconds(name: str, span: float | str) -> float:
-    """Read a span of time: seconds, or a number with a unit (s, min, h or d).
+def to_seconds(name: str, span: Any) -> float:
+    """Read a span of time: seconds, a number with a unit (s, min, h or d), or a `timedelta`.
 
     `name` is the name of the argument, for the error.
 
@@ -169,15 +175,21 @@ def to_seconds(name: str, span: float | str) -> float:
     ...
     dagsel.errors.SearchError: deadline='soon' is no time; write seconds, or such as "10 min", "2 h"
     """
-    number, unit = span, "s"
+    amount, unit = span, "s"
     if isinstance(span, str):
         match = _TEXT.fullmatch(span)
-        number, unit = match.groups() if match else ("", "")
+        amount, unit = match.groups() if match else ("", "")
+    elif isinstance(span, timedelta):
+        amount = span.total_seconds()
     try:
-        seconds = float(number) * _SECONDS[unit.lower()]
+        seconds = float("" if isinstance(span, bool) else amount) * _SECONDS[unit.lower()]
     except (KeyError, TypeError, ValueError):
-        told = f'{name}={span!r} is no time; write seconds, or such as "10 min", "2 h"'
+        told = f'{name}={shown(span)} is no time; write seconds, or such as "10 min", "2 h"'
         raise SearchError(told) from None
-    if not 0.0 < seconds < math.inf:
-        raise SearchError(f"{name} must be above 0 and finite, got {span!r}")
+    if not _is_positive(seconds):
+        raise SearchError(f"{name} must be above 0 and finite, got {shown(span)}")
     return seconds
+
+
+def _is_positive(amount: float) -> bool:
+    return 0.0 < amount < math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from dagsel.checks import short_traceback, whole
 from dagsel.errors import SearchError
 
 
@@ -62,18 +63,18 @@ class SimulatedCluster:
     additions: tuple[tuple[float, float], ...] = ()
     max_workers: int | None = None
 
+    @short_traceback
     def __post_init__(self) -> None:
         for name in ("n_workers", "n_shards"):
-            if getattr(self, name) < 1:
-                raise SearchError(f"{name} must be 1 or more, got {getattr(self, name)!r}")
-        if self.replicas is not None and self.replicas < 1:
-            raise SearchError(f"replicas must be 1 or more, got {self.replicas!r}")
+            whole(name, getattr(self, name))
+        if self.replicas is not None:
+            whole("replicas", self.replicas)
         if self.speeds is not None and len(self.speeds) != self.n_workers:
             raise SearchError(f"{len(self.speeds)} speeds were given for {self.n_workers} workers")
         speeds = [*(self.speeds or ()), *(speed for _, speed in self.additions)]
         if not all(0.0 < speed < math.inf for speed in speeds):
             raise SearchError(f"speeds must be above 0, got {speeds}")
-        if self.max_workers is not None and self.max_workers < self.n_workers:
+        if self.max_workers is not None and whole("max_workers", self.max_workers) < self.n_workers:
             raise SearchError(
                 f"max_workers is {self.max_workers}, and {self.n_workers} workers are there"
             )

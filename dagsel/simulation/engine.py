@@ -163,6 +163,9 @@ class VirtualEngine:
         for epoch in [epoch for epoch in self._complete if epoch[0] == trial]:
             del self._complete[epoch]
 
+    def raised(self, trial: int) -> None:
+        """Return None: no code of a workload runs."""
+
     def release(self, trial: int, epoch: int) -> None:
         """Do nothing: in virtual time no result is kept."""
 

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from dagsel.arguments import checked
+from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
-from dagsel.flow import Direction, Flow, check_flow, limits_of
+from dagsel.flow import Direction, Flow, limits_of
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import read_budget, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
+from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
 
@@ -97,7 +100,21 @@ def preview(
     >>> told.seconds, told.worker_minutes, told.money
     (360.0, 24.0, 1.0)
     """
-    check_flow(flow)
+    given = checked(
+        "space",
+        "n_workers",
+        "price_per_worker_hour",
+        "epoch_seconds",
+        flow=flow,
+        seed=seed,
+        space=space,
+        n_workers=n_workers,
+        direction=direction,
+        epoch_seconds=epoch_seconds,
+        price_per_worker_hour=price_per_worker_hour,
+    )
+    seed, n_workers = given.seed, given.n_workers
+    price_per_worker_hour = given.price_per_worker_hour
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
@@ -112,7 +129,7 @@ def preview(
         return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
     cluster = _cluster(cluster, n_workers)
     space = _space(flow, curves, space)
-    curves = _curves(curves, epoch_seconds)
+    curves = _curves(curves, given.epoch_seconds)
     if cluster.n_workers * cluster.startup_s >= budget_s:
         raise SearchError(
             f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
@@ -162,6 +179,7 @@ def _planned(plan: StagePlan, deadline_s: float, budget_s: float) -> tuple[tuple
 # ---- what a simulation needs
 
 
+@short_traceback
 def _cluster(cluster: SimulatedCluster | None, n_workers: int | None) -> SimulatedCluster:
     if cluster is not None and n_workers is not None:
         raise SearchError("cluster and n_workers were both given; the cluster says how many it has")
@@ -172,26 +190,26 @@ def _cluster(cluster: SimulatedCluster | None, n_workers: int | None) -> Simulat
             "n_workers is missing: say on how many workers the search is to run, or give cluster= "
             "a SimulatedCluster, with max_workers if the flow may let it grow"
         )
-    if not isinstance(cluster, SimulatedCluster):
-        raise SearchError(
-            f"cluster must be a SimulatedCluster, got {cluster!r}; or give n_workers instead"
-        )
+    check_simulated(cluster)
     return cluster
 
 
-def _curves(curves: Curves | None, epoch_seconds: float | str | None) -> Curves:
+@short_traceback
+def _curves(curves: Curves | None, epoch_seconds: float | None) -> Curves:
     if curves is not None and epoch_seconds is not None:
         raise SearchError("curves and epoch_seconds were both given; the curves say how long it is")
     if epoch_seconds is not None:
-        return PowerLaw(epoch_s=to_seconds("epoch_seconds", epoch_seconds))
+        return PowerLaw(epoch_s=epoch_seconds)
     if curves is None:
         raise SearchError(
             "epoch_seconds is missing: say how long an epoch of a trial takes on one worker, such "
             'as "2 min", or give curves='
         )
+    check_curves(curves)
     return curves
 
 
+@short_traceback
 def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | None:
     """Return the space, or one of a single parameter if none is needed."""
     if space is not None or curves is not None:  # curves may ask for parameters, or bring them

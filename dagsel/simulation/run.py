@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dagsel.arguments import checked
+from dagsel.checks import shown
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
-from dagsel.flow import Direction, Flow, Sampling, check_flow, limits_of
+from dagsel.flow import Direction, Flow, Sampling, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Result
 from dagsel.planning.budget import Bill
@@ -130,7 +132,18 @@ def simulate(
     >>> run.seconds, run.cost  # 8 trials of 3 epochs of a minute, on 4 workers
     (360.0, 1440.0)
     """
-    check_flow(flow)
+    given = checked(
+        "space",
+        "sampler",
+        flow=flow,
+        seed=seed,
+        space=space,
+        sampler=sampler,
+        direction=direction,
+    )
+    seed = given.seed
+    check_curves(curves)
+    check_simulated(cluster)
     flow = flow.fresh()
     deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     name = f"simulated-{seed}"
@@ -152,6 +165,25 @@ def simulate(
     )
     runner.run()
     return SimulatedRun(driver.study, metric, record, cluster, journal, engine.bill)
+
+
+def check_curves(curves: Any) -> None:
+    """Raise a `SearchError` unless curves say what trials do and cost."""
+    if isinstance(curves, type) or not isinstance(curves, Curves):
+        raise SearchError(
+            f"curves must say what trials cost, got {shown(curves)}; write "
+            "curves=dagsel.simulation.PowerLaw(epoch_s=60.0)"
+        )
+
+
+def check_simulated(cluster: Any) -> None:
+    """Raise a `SearchError` unless a cluster is one in virtual time."""
+    if not isinstance(cluster, SimulatedCluster):
+        n_workers = cluster if isinstance(cluster, int) else 4
+        raise SearchError(
+            f"cluster must be a SimulatedCluster, got {shown(cluster)}; write "
+            f"cluster=dagsel.simulation.SimulatedCluster(n_workers={n_workers})"
+        )
 
 
 def _driver(
@@ -186,7 +218,7 @@ def _driver(
     )
     if recorded is None:
         grid = flow.traits.sampling == "grid"
-        driver.validate({metric: None}, grid=grid, check=lambda config: None)
+        driver.validate(grid=grid, check=lambda config: None)
     else:
         for number in sorted(recorded.configs):
             study.enqueue_trial(dict(recorded.configs[number]))
@@ -220,6 +252,9 @@ class _NoStates:
         if partial:
             raise CheckpointNotFoundError("nothing was trained")
         return b"", {}
+
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
+        return ()
 
     def save(self, *args: Any, **options: Any) -> None:
         pass

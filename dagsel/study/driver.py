@@ -16,7 +16,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.flow import Sampling, Traits
-from dagsel.study.checks import Space, check_metric, check_pruner, probe
+from dagsel.study.checks import Space, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.resume import REASON, TRACEBACK, Adopted, end_as_failed, match_up, recall
@@ -85,21 +85,16 @@ class StudyDriver:
 
     # ---- Before the run.
 
-    def validate(
-        self, directions: Mapping[str, str | None], *, grid: bool, check: Callable[[Any], None]
-    ) -> None:
-        """Check that study, space, metric and pruner fit together; raise `SearchError` if not.
+    def validate(self, *, grid: bool, check: Callable[[Any], None]) -> None:
+        """Check that space and pruner fit together; raise a `SearchError` if not.
 
         Parameters
         ----------
-        directions
-            The workload's metrics, each with its better direction if known.
         grid
             Whether the space has to be finite.
         check
             Raises an error if nothing can be trained with a configuration.
         """
-        check_metric(self.study, self.metric, directions)
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
             check_pruner(self._pruner, self.traits.max_epochs)
         uniform = RandomSampler()

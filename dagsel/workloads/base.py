@@ -7,16 +7,21 @@ Dask, of Optuna, or of other trials. ``input_fn``, ``model_fn`` and ``train_fn``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+import dagsel.metrics
+from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State
+
+if TYPE_CHECKING:
+    from dagsel.storage.datasets.manifest import Manifest
 
 Config: TypeAlias = Mapping[str, Any]
 
@@ -112,11 +117,67 @@ def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
     return {name: getattr(metric, "direction", None) for name, metric in metrics.items()}
 
 
-def checked_size(name: str, size: Any) -> int:
-    """Return a number of samples as an integer, or raise a `WorkloadError`."""
-    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
-        raise WorkloadError(f"{name} is {size!r}; it must be an integer of at least 1")
-    return int(size)
+@short_traceback
+def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return metrics by name; names of dagsel's own, and functions with a name, will do.
+
+    Raises
+    ------
+    WorkloadError
+        If one is no function, or dagsel has none of that name.
+
+    Examples
+    --------
+    >>> list(metric_functions(["accuracy", dagsel.metrics.mean_squared_error]))
+    ['accuracy', 'mean_squared_error']
+    >>> metric_functions("f1")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: dagsel has no metric 'f1', it has accuracy, binary_accuracy, ...
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, str) or callable(metrics):
+        metrics = [metrics]
+    if not isinstance(metrics, Mapping):
+        if not isinstance(metrics, list | tuple | set | frozenset):
+            raise _no_metric(metrics)
+        metrics = {item if isinstance(item, str) else _name(item): item for item in metrics}
+    named: dict[str, Any] = {
+        name: _OWN.get(it, it) if isinstance(it, str) else it for name, it in metrics.items()
+    }
+    for function in named.values():
+        if isinstance(function, str):
+            raise WorkloadError(
+                f"dagsel has no metric {function!r}, it has {', '.join(_OWN)}; write "
+                f"metrics={{{function!r}: function}} with a function of output and target"
+            )
+        if not takes(function, 2):
+            raise _no_metric(function)
+    return named
+
+
+#: Metrics by name, or names of dagsel's own.
+Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any] | str] | Sequence[Any]
+
+_OWN: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(dagsel.metrics, name)
+    for name in ("accuracy", "binary_accuracy", "mean_absolute_error", "mean_squared_error")
+}
+
+
+def _name(function: Any) -> str:
+    name = getattr(function, "__name__", "<lambda>")
+    if not callable(function) or not name.isidentifier():
+        raise _no_metric(function)
+    return str(name)
+
+
+def _no_metric(given: Any) -> WorkloadError:
+    return WorkloadError(
+        f"metrics must be functions of output and target by name, got {shown(given)}; write "
+        'metrics={"accuracy": dagsel.metrics.accuracy} or metrics=["accuracy"]'
+    )
 
 
 @runtime_checkable
@@ -207,8 +268,10 @@ class ChecksData(Protocol):
         ...
 
 
-def validator(workload: Workload, data: DataOutline) -> Callable[[Config], None]:
+def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
     """Return a function that raises an error if nothing can be trained with a configuration."""
+    arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
+    data = DataOutline(manifest.sizes("train"), arrays)
 
     def check(config: Config) -> None:
         workload.validate(config)

@@ -8,6 +8,9 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+#: What a `TorchWorkload` learns by itself. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting"}
+
 
 def describe(workload: Any) -> dict[str, str]:
     """Describe each part of a workload; equal parts give equal text in every process.
@@ -21,7 +24,8 @@ def describe(workload: Any) -> dict[str, str]:
     'dagsel.workloads.sklearn.SklearnWorkload'
     """
     kind = type(workload)
-    parts = {name: _text(part) for name, part in sorted(vars(workload).items())}
+    known = sorted(vars(workload).items())
+    parts = {name: _text(part) for name, part in known if name not in _LEARNT}
     return {"class": f"{kind.__module__}.{kind.__qualname__}", **parts}
 
 
@@ -29,7 +33,7 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Name the parts in which two descriptions differ."""
     return [
         f"{name!r} was {then.get(name, 'missing')} and is {now.get(name, 'missing')}"
-        for name in sorted(then.keys() | now.keys())
+        for name in sorted((then.keys() | now.keys()) - _LEARNT)
         if then.get(name) != now.get(name)
     ]
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dagsel.errors import SearchError
+from dagsel.checks import number
 from dagsel.flow import Context, Decision, Event, Finish, Tick, Wake, WorkersChanged
 from dagsel.flows.allocation import Allocator, Job, WorkBook, keep
 
@@ -96,8 +96,7 @@ class Optimus(Allocator):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.interval_s < math.inf:
-            raise SearchError(f"interval_s must be above 0 seconds, got {self.interval_s!r}")
+        number("interval_s", self.interval_s, "above 0 seconds", lambda s: 0 < s < math.inf)
 
     def start(self, context: Context) -> list[Decision]:
         """Begin the search inside, and the first interval."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import multiprocessing
 import re
 from collections.abc import Iterator, Mapping
@@ -14,10 +14,12 @@ from typing import Any
 import google_crc32c
 from numpy.typing import NDArray
 
-from dagsel.console import ProgressBar
+from dagsel.checks import flag, short_traceback
+from dagsel.console import ProgressBar, readable_size
 from dagsel.errors import (
     DatasetError,
     DatasetFormatError,
+    DatasetInputError,
     DatasetNotFoundError,
     SearchError,
     ShardCorruptError,
@@ -89,9 +91,10 @@ class ShardedDataset:
     manifest: Manifest
 
     @classmethod
+    @short_traceback
     def write(
         cls,
-        url: Url,
+        url: Folder | Url,
         arrays: Arrays,
         *,
         n_shards: int,
@@ -139,12 +142,14 @@ class ShardedDataset:
                 "a worker process that imports your script again must not write the data set "
                 'again: put ShardedDataset.write under  if __name__ == "__main__":'
             )
-        folder = Folder(url, storage_options)
+        folder = url if isinstance(url, Folder) else Folder(url, storage_options)
+        overwrite = flag("overwrite", overwrite, error=DatasetInputError)
         plan = partial(plan_write, arrays, n_shards=n_shards, validation=validation, seed=seed)
         manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
     @classmethod
+    @short_traceback
     def open(cls, url: Url, storage_options: Mapping[str, Any] | None = None) -> ShardedDataset:
         """Open a data set.
 
@@ -165,7 +170,10 @@ class ShardedDataset:
         folder = Folder(url, storage_options)
         data = folder.read(MANIFEST)
         if data is not None:
-            return cls(folder, Manifest.from_json(data, folder.url))
+            found = cls(folder, Manifest.from_json(data, folder.url))
+            if found.manifest.version == 1:
+                found._check_sizes()
+            return found
         if transaction.unfinished_folders(folder.read(UNFINISHED)):
             raise DatasetNotFoundError(
                 f"a write to {folder.url} did not end (or is still going on); "
@@ -296,8 +304,7 @@ class ShardedDataset:
         return {name: self._read_array(index, split, spec) for name, spec in self.schema.items()}
 
     def _format(self, index: int, split: Split, spec: ArraySpec) -> ShardFormat:
-        n_samples = self.manifest.sizes(split)[index]
-        return ShardFormat(n_samples, spec.dtype, spec.shape, spec.chunk(split))
+        return self.manifest.form(split, index, spec)
 
     def _read_array(self, index: int, split: Split, spec: ArraySpec) -> NDArray[Any]:
         form = self._format(index, split, spec)
@@ -322,19 +329,34 @@ class ShardedDataset:
         if self.folder.read(key) != expected:
             raise ShardCorruptError(index, name, self.url, "damaged zarr.json", split)
 
+    def _check_sizes(self) -> None:
+        """Compare the manifest, which has no checksum, with the lengths of Zarr's arrays.
 
-def readable_size(n_bytes: float) -> str:
-    """Return a number of bytes as text for people.
+        Sizes fall by one where the smaller shards begin, and no shard may follow the last one.
+        """
+        name = self.manifest.arrays[0].name
+        for split in SPLITS:
+            sizes = dict(enumerate(self.manifest.sizes(split)))
+            last = self.n_shards - 1
+            edge = next(index for index in sizes if sizes[index] == sizes[last])
+            for index in {max(0, edge - 1), edge, last, self.n_shards}:
+                key = self.manifest.key(split, index, name)
+                length = _zarr_length(self.folder.read(f"{key}/zarr.json"))
+                if length not in (None, sizes.get(index)):
+                    raise DatasetFormatError(
+                        f"{self.url}: {split} shard {index} has {length} samples and "
+                        f"{sizes.get(index, 0)} by {MANIFEST}, which was changed; restore it from "
+                        "a copy, or write the data set again"
+                    )
 
-    Examples
-    --------
-    >>> readable_size(999), readable_size(1_234_000), readable_size(5e12)
-    ('999 B', '1.2 MB', '5.0 TB')
-    """
-    if n_bytes < 1000:
-        return f"{n_bytes:.0f} B"
-    power = min(4, int(math.log10(n_bytes)) // 3)
-    return f"{n_bytes / 1000**power:,.1f} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+def _zarr_length(metadata: bytes | None) -> int | None:
+    """Return the length of a Zarr array; None if its metadata cannot be read."""
+    try:
+        length = json.loads(metadata or b"")["shape"][0]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return length if isinstance(length, int) else None
 
 
 def write_profile(data: ShardedDataset, architecture: str, text: bytes) -> None:

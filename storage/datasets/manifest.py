@@ -8,6 +8,9 @@
     data-1f0c…/train/00000/x/c/0/0/0         its only object: a Zarr shard of inner chunks
     data-1f0c…/validation/00000/x/…
 
+The manifest has a checksum of itself, and each object a seal (`zarr_shard`). Data sets of version 1
+have neither.
+
 Each shard is an array of its own, since lengths differ by up to one sample and the shards of one
 Zarr array have one length. Each write makes a new folder, so that the old data set stays whole.
 """
@@ -17,20 +20,23 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, TypeAlias, get_args
 
+import google_crc32c
 import numpy as np
 
 from dagsel.errors import DatasetFormatError, DatasetInputError
+from dagsel.storage.datasets.zarr_shard import ShardFormat
 
 Split: TypeAlias = Literal["train", "validation"]
 
 MANIFEST = "dagsel.json"
 UNFINISHED = "dagsel.unfinished.json"
 FORMAT = "dagsel.dataset"
-VERSION = 1
+VERSION = 2
 SPLITS: tuple[Split, ...] = get_args(Split)
 CHUNK_BYTES = 1 << 20
 MAX_SHARDS = 1_000_000
@@ -111,6 +117,7 @@ class Manifest:
     n_train: int  # samples in all training shards
     n_validation: int
     arrays: tuple[ArraySpec, ...]
+    version: int = VERSION  # of the format
 
     def __post_init__(self) -> None:
         if not _is_text(self.folder, FOLDER_NAME):
@@ -150,26 +157,52 @@ class Manifest:
         """Folder of one array of one shard."""
         return f"{self.folder}/{split}/{shard:05d}/{name}"
 
+    def form(self, split: Split, shard: int, spec: ArraySpec) -> ShardFormat:
+        """Return the form of one array of one shard."""
+        n_samples, chunk = self.sizes(split)[shard], spec.chunk(split)
+        place = self.key(split, shard, spec.name) if self.version > 1 else ""
+        return ShardFormat(n_samples, spec.dtype, spec.shape, chunk, place)
+
+    def object_bytes(self) -> tuple[int, int]:
+        """Return the bytes of all objects that hold samples together, and of the largest one."""
+        total = largest = 0
+        for split in SPLITS:
+            sizes = self.sizes(split)
+            for size, n_shards in Counter(sizes).items():
+                for spec in self.arrays:
+                    n_bytes = self.form(split, sizes.index(size), spec).object_bytes
+                    total, largest = total + n_shards * n_bytes, max(largest, n_bytes)
+        return total, largest
+
     def to_json(self) -> bytes:
         """Write it as JSON."""
-        body = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        body = {"format": FORMAT, "version": self.version, **asdict(self)}
+        if self.version > 1:
+            text = json.dumps(body, indent=1).encode()
+            body["crc32c"] = f"{google_crc32c.value(text):08x}"
         return json.dumps(body, indent=1).encode()
 
     @classmethod
     def from_json(cls, data: bytes, url: str) -> Manifest:
         """Read it from JSON of any origin, or raise a `DatasetFormatError`."""
-        body = parse_header(data, url)
+        body = _parse(data, url)
         try:
+            has_checksum = body["version"] > 1
+            checksum = body.pop("crc32c") if has_checksum else None
             arrays = tuple(_spec_from_json(entry) for entry in body.pop("arrays"))
-            return cls(arrays=arrays, **body)
+            manifest = cls(arrays=arrays, **body)
+            if has_checksum and json.loads(manifest.to_json())["crc32c"] != checksum:
+                raise ValueError("its checksum does not match: it was changed")
         except (TypeError, KeyError, ValueError) as error:
             raise DatasetFormatError(
-                f"{url}: {MANIFEST} is damaged ({error}); write the data set again"
+                f"{url}: {MANIFEST} is damaged ({error}); restore it from a copy, or write the "
+                "data set again"
             ) from None
+        return manifest
 
 
-def parse_header(data: bytes, url: str) -> dict[str, Any]:
-    """Read a JSON file of ours and check its format and version; return the rest."""
+def _parse(data: bytes, url: str) -> dict[str, Any]:
+    """Read a JSON file of ours and check its format and version; return all but the format."""
     try:
         body = json.loads(data)
     except (ValueError, RecursionError):
@@ -178,8 +211,8 @@ def parse_header(data: bytes, url: str) -> dict[str, Any]:
         ) from None
     if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
         raise DatasetFormatError(f"{url} is not a data set of dagsel")
-    version = body.pop("version", None)
-    if not _is_count(version, 1):
+    version = body.get("version")
+    if not isinstance(version, int) or not _is_count(version, 1):
         raise DatasetFormatError(f"{url}: {MANIFEST} is damaged: its version is {version!r}")
     if version > VERSION:
         raise DatasetFormatError(

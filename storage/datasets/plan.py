@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dagsel.checks import whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
@@ -19,8 +20,7 @@ from dagsel.storage.datasets.manifest import (
     shard_sizes,
 )
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.sources import Arrays, Column, Source, check_input, integer
-from dagsel.storage.datasets.zarr_shard import ShardFormat
+from dagsel.storage.datasets.sources import Arrays, Column, Source, check_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def plan_write(
     arrays: Arrays, folder: str, *, n_shards: int, validation: float | Arrays, seed: int
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
-    n_shards, seed = integer("n_shards", n_shards, least=1), integer("seed", seed, least=0)
+    n_shards = whole("n_shards", n_shards, error=DatasetInputError)
+    seed = whole("seed", seed, least=0, error=DatasetInputError)
     source = check_input(arrays)
     if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
         n_validation = _n_validation(source.length, float(validation), n_shards)
@@ -136,9 +137,8 @@ def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tu
 
 def _check_storable(manifest: Manifest) -> None:
     for spec in manifest.arrays:
-        form = ShardFormat(manifest.sizes("train")[0], spec.dtype, spec.shape, spec.train_chunk)
         try:
-            form.metadata()
+            manifest.form("train", 0, spec).metadata()
         except (ValueError, TypeError) as error:
             raise DatasetInputError(
                 f"array {spec.name!r} of dtype {spec.dtype} cannot be stored: {error}"

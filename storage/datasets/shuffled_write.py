@@ -23,7 +23,7 @@ from dagsel.storage.datasets.manifest import SPLITS, ArraySpec, Manifest, Split
 from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.plan import InputPlan, WritePlan
 from dagsel.storage.datasets.sources import is_in_memory
-from dagsel.storage.datasets.zarr_shard import ShardFormat, group_metadata
+from dagsel.storage.datasets.zarr_shard import group_metadata
 from dagsel.storage.files import Folder
 
 #: Bytes of a run, which is loaded whole.
@@ -83,7 +83,7 @@ class _ArrayWriter:
     def write(self, read: ReadRun) -> None:
         run = 0
         for split, index, n_samples in self.entry.shards:
-            form = ShardFormat(n_samples, self.spec.dtype, self.spec.shape, self.spec.chunk(split))
+            form = self.manifest.form(split, index, self.spec)
             key = self.manifest.key(split, index, self.spec.name)
             self.folder.replace(f"{key}/zarr.json", form.metadata())
             n_runs = len(list(self.runs_of(split, n_samples)))

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.checks import whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.manifest import check_names
 
@@ -45,7 +46,7 @@ class Batches:
     """
 
     def __init__(self, iterable: Iterable[Any], length: int) -> None:
-        self.length = integer("length of Batches", length, least=1)
+        self.length = whole("length of Batches", length, error=DatasetInputError)
         self._iterator = iter(iterable)
         self._first: list[Any] = []
 
@@ -138,17 +139,17 @@ def check_input(arrays: Arrays, what: str = "arrays") -> Source:
     )
 
 
-def integer(what: str, value: Any, *, least: int) -> int:
-    """Return an argument as an integer, or raise a `DatasetInputError`."""
-    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_integer or value < least:
-        raise DatasetInputError(f"{what} is {value!r}; give an integer from {least} up")
-    return int(value)
-
-
 def is_in_memory(array: object) -> bool:
     """Whether an input is a NumPy array in memory, not one mapped from a file."""
     return isinstance(array, np.ndarray) and _mapping(array) is None
+
+
+def _of_objects(name: str) -> str:
+    return (
+        f"array {name!r} has an object dtype; convert it to numbers, labels by  classes, {name} = "
+        f"np.unique({name}, return_inverse=True)  and others by {name}.astype('float32'), or to "
+        f"fixed-length strings by {name}.astype('U')"
+    )
 
 
 def _column(array: Any, name: str) -> Column:
@@ -159,15 +160,14 @@ def _column(array: Any, name: str) -> Column:
     try:
         dtype = np.dtype(array.dtype)
     except TypeError:
+        if "str" in str(array.dtype).lower():  # of pandas
+            raise DatasetInputError(_of_objects(name)) from None
         raise DatasetInputError(
             f"array {name!r} has dtype {array.dtype}, which NumPy does not know; pass a NumPy "
             "array, such as tensor.numpy()"
         ) from None
     if dtype.hasobject:
-        raise DatasetInputError(
-            f"array {name!r} has an object dtype; convert it to numbers or to fixed-length strings,"
-            f" such as {name}.astype('float32') or {name}.astype('U')"
-        )
+        raise DatasetInputError(_of_objects(name))
     if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
         raise DatasetInputError(
             f"array {name!r} has dtype {dtype}, which Zarr does not store; convert it to a plain "

@@ -8,11 +8,17 @@ or that a write did not end.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 
-from dagsel.errors import DatasetExistsError, DatasetFormatError
+from dagsel.console import readable_size
+from dagsel.errors import DatasetError, DatasetExistsError, DatasetFormatError
 from dagsel.storage.datasets.manifest import (
     FOLDER_NAME,
     FORMAT,
@@ -24,7 +30,10 @@ from dagsel.storage.datasets.manifest import (
 )
 from dagsel.storage.datasets.plan import WritePlan
 from dagsel.storage.datasets.shuffled_write import write_shards
+from dagsel.storage.datasets.sources import is_in_memory
 from dagsel.storage.files import Folder
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: bool) -> Manifest:
@@ -42,6 +51,8 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
     except BaseException as error:
         if not _is_current(folder, new):
             _undo(folder, new, mark, was_empty=not stale)
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise DatasetError(_no_room(folder, plan, error)) from None
             raise
         # The last step got through although it raised: the data set is whole.
         if not isinstance(error, Exception):
@@ -96,7 +107,7 @@ def unfinished_folders(mark: bytes | None) -> tuple[str, ...]:
         names = body["unfinished"] if body["format"] == FORMAT else []
         # A name from a file becomes the argument of a removal: only ours pass.
         return tuple(name for name in names if FOLDER_NAME.fullmatch(name))
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ()
 
 
@@ -105,6 +116,36 @@ def _is_current(folder: Folder, new: str) -> bool:
         return Manifest.from_json(folder.read(MANIFEST) or b"", folder.url).folder == new
     except Exception:  # noqa: BLE001  # what cannot be read is not current
         return False
+
+
+def _no_room(folder: Folder, plan: WritePlan, error: OSError) -> str:
+    """Say what a write needs that found no room; what it had written is removed."""
+    n_bytes, largest = plan.manifest.object_bytes()
+    streams = [stream for entry in plan.inputs for _, stream in entry.source.streams]
+    needs_scratch = not all(map(is_in_memory, streams))
+    where = folder.path() if folder.is_local else tempfile.gettempdir()
+    scratch = f", and as much again in {where} while it is written" if needs_scratch else ""
+    cure = "make room there, or choose another URL"
+    if not folder.is_local:
+        cure = "make room there, or set TMPDIR to a folder with room"
+    if error.errno == errno.EFBIG:
+        cure = (
+            f"a file takes up to {readable_size(largest)}: raise the limit of a file's size "
+            "(ulimit -f), or give more shards"
+        )
+    return (
+        f"{folder.url}: {os.strerror(error.errno or 0)} while the data set was written; it takes "
+        f"{readable_size(n_bytes)}{scratch}, and {readable_size(_free_bytes(where))} are free "
+        f"in {where}; nothing of it is left: {cure}"
+    )
+
+
+def _free_bytes(path: str) -> int:
+    """Return the free bytes of the disk of a path that may not be there."""
+    place = Path(path)
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
 
 
 def _undo(folder: Folder, new: str, mark: bytes | None, *, was_empty: bool) -> None:

@@ -5,6 +5,10 @@ then an index of their offsets and lengths with a CRC32C. zarr-python reads and 
 object whole, with a few copies. Here it is written while little of it is in memory, and is read
 straight into the array. The tests compare both directions with zarr-python.
 
+Between chunks and index are four bytes that Zarr does not look at: the *seal*, a CRC32C of the
+object's place in its data set and of the checksums of its chunks. So a shard that was copied over
+another one, or chunks that changed places, are found. Data sets of version 1 have no seals.
+
 Chunks are not compressed: all have one length, and the object's length is known before it is read.
 """
 
@@ -33,13 +37,15 @@ class ShardFormat:
     """One array of one shard as an object of bytes.
 
     `dtype` is NumPy's string, little-endian; `shape` that of a sample; `chunk` the samples in an
-    inner chunk, to which the last one is padded.
+    inner chunk, to which the last one is padded; `place` what its seal says where it belongs, or
+    empty if it has no seal.
     """
 
     n_samples: int
     dtype: str
     shape: tuple[int, ...]
     chunk: int
+    place: str = ""
 
     @property
     def n_chunks(self) -> int:
@@ -54,7 +60,8 @@ class ShardFormat:
     @property
     def object_bytes(self) -> int:
         """Bytes of the whole object."""
-        return self.n_chunks * (self.chunk_bytes + _CRC_BYTES + 16) + _CRC_BYTES
+        n_seals = 1 if self.place else 0
+        return self.n_chunks * (self.chunk_bytes + _CRC_BYTES + 16) + _CRC_BYTES * (1 + n_seals)
 
     @property
     def key(self) -> str:
@@ -67,14 +74,15 @@ class ShardFormat:
         `runs` yields arrays of shape ``(n, *shape)``: the shard's samples in order. Each but the
         last holds whole chunks.
         """
-        n_left = self.n_samples
+        n_left, seal = self.n_samples, _Seal(self.place)
         for rows in runs:
             for start in range(0, len(rows), self.chunk):
                 data = self._padded(rows[start : start + self.chunk])
                 stream.write(data.data)
-                stream.write(_crc(data))
+                stream.write(seal.add(_crc(data)))
             n_left -= len(rows)
         assert n_left == 0
+        stream.write(seal.text)
         stream.write(self._index())
 
     def decode(self, stream: BinaryIO) -> NDArray[Any]:
@@ -83,15 +91,17 @@ class ShardFormat:
         Raises a `DamagedError` if a checksum does not match or the stream ends early.
         """
         out = np.empty((self.n_samples, *self.shape), self.dtype)
-        flat = out.reshape(-1).view(np.uint8)
+        flat, seal = out.reshape(-1).view(np.uint8), _Seal(self.place)
         for start in range(0, self.n_chunks * self.chunk_bytes, self.chunk_bytes):
             data = flat[start : start + self.chunk_bytes]
             whole = data if data.nbytes == self.chunk_bytes else np.empty(self.chunk_bytes, "u1")
             _read_into(stream, whole)
-            if stream.read(_CRC_BYTES) != _crc(whole):
+            if stream.read(_CRC_BYTES) != seal.add(_crc(whole)):
                 raise DamagedError("checksum mismatch")
             if whole is not data:
                 data[:] = whole[: data.nbytes]
+        if stream.read(len(seal.text)) != seal.text:
+            raise DamagedError("checksum mismatch: it was written for another place")
         index = self._index()
         if stream.read(len(index)) != index:
             raise DamagedError("damaged index")
@@ -115,6 +125,23 @@ class ShardFormat:
         index[:, 0] = np.arange(self.n_chunks, dtype="<u8") * stride
         index[:, 1] = stride
         return index.tobytes() + _crc(index.reshape(-1).view(np.uint8))
+
+
+class _Seal:
+    """Grows with the checksum of each chunk; without a place it is empty."""
+
+    def __init__(self, place: str) -> None:
+        self._place, self._value = place, google_crc32c.value(place.encode())
+
+    def add(self, checksum: bytes) -> bytes:
+        """Take in the checksum of the next chunk; return that."""
+        self._value = google_crc32c.extend(self._value, checksum)
+        return checksum
+
+    @property
+    def text(self) -> bytes:
+        """The bytes of the seal."""
+        return self._value.to_bytes(_CRC_BYTES, "little") if self._place else b""
 
 
 @functools.lru_cache(maxsize=256)

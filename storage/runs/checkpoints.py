@@ -11,9 +11,10 @@ The name of a state's file contains its checksum, and the file is never changed.
 written after it, in one step. So an interrupted save leaves what was there before, also where it
 replaces a checkpoint of the same key.
 
-The checksum is CRC32C: it finds damage by disks and networks at an eighth of the cost of a
-cryptographic hash (8 GB/s; BLAKE2b 1 GB/s). It does not protect against someone who changes the
-files on purpose.
+A record ends with its seal, a checksum of itself and of its place: one that was changed, or copied
+to another trial or unit, is damaged. The checksums are CRC32C, which finds damage by disks and
+networks at an eighth of the cost of a cryptographic hash (8 GB/s; BLAKE2b 1 GB/s). They do not
+protect against someone who changes the files on purpose.
 
 A save does not wait for the disk. A state survives the death of the process; a power failure may
 damage it. Then the checksum does not match, and `load_latest` returns the state before it. So keep
@@ -42,7 +43,7 @@ from dagsel.errors import (
 from dagsel.storage.files import Bytes, Folder, Url
 
 FORMAT = "dagsel.checkpoint"
-VERSION = 1
+VERSION = 2  # version 1 had no seal
 DIGEST = "digest"  # where `load` puts the state's checksum into its meta
 _logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
@@ -53,6 +54,7 @@ _OWN = re.compile(
     rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.(?:[0-9a-f]{{8}}\.safetensors|json)"
     r"(?:\.[0-9a-f]{8}\.tmp)?"
 )
+_CRC = re.compile(r"[0-9a-f]{8}")
 _BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
 _TRIAL = re.compile(r"trial-(\d+)")
 
@@ -66,9 +68,14 @@ class _Record:
     crc32c: str
     meta: dict[str, Any]
 
-    def as_json(self) -> bytes:
-        """Return the JSON text."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}).encode()
+    def as_json(self, stem: str) -> bytes:
+        """Return the JSON text of the record at a place."""
+        head = {"format": FORMAT, "version": VERSION}
+        return json.dumps({**head, **asdict(self), "seal": self.seal(stem)}).encode()
+
+    def seal(self, stem: str) -> str:
+        """Return the checksum of the record and of the place where it is."""
+        return f"{google_crc32c.value(f'{stem} {json.dumps(asdict(self))}'.encode()):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +246,7 @@ class CheckpointStore:
         copy yet.
         """
         stem, goal = _stem(trial, epoch, position, partial=partial), _check_stem(trial, number)
-        if self._folder.read(f"{goal}.json") is None:
+        if self._blob_of(goal) is None:
             record, folder = self._record(stem), _folder_of(trial)
             name = f"{goal}.{record.crc32c}.safetensors"
             try:
@@ -247,7 +254,7 @@ class CheckpointStore:
             except FileNotFoundError:
                 raise self._corrupt(f"{folder}/{record.blob}", "it is missing") from None
             copied = replace(record, blob=name.rpartition("/")[2])
-            self._folder.replace(f"{goal}.json", copied.as_json(), sync=self.sync)
+            self._folder.replace(f"{goal}.json", copied.as_json(goal), sync=self.sync)
         self.drop_checks(trial, but=number)
 
     def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
@@ -330,10 +337,14 @@ class CheckpointStore:
         try:
             body = json.loads(data)
             record = _Record(body["blob"], body["n_bytes"], body["crc32c"], body["meta"])
-            is_ours = body["format"] == FORMAT and body["version"] == VERSION
-            if not (is_ours and _BLOB.fullmatch(record.blob) and isinstance(record.meta, dict)):
+            is_ours = body["format"] == FORMAT and body["version"] in range(1, VERSION + 1)
+            # Both become parts of names: they must not lead elsewhere.
+            is_ours &= bool(_BLOB.fullmatch(record.blob) and _CRC.fullmatch(record.crc32c))
+            if not (is_ours and isinstance(record.meta, dict)):
                 raise ValueError("it does not describe a state of this version")
-        except (ValueError, KeyError, TypeError) as error:
+            if body["version"] > 1 and body["seal"] != record.seal(stem):
+                raise ValueError("its checksum does not match: it was changed, or moved here")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._corrupt(f"{stem}.json", str(error)) from None
         return record
 
@@ -390,7 +401,7 @@ def _body(stem: str, blob: Bytes, meta: Mapping[str, Any]) -> tuple[str, bytes, 
     if DIGEST in meta:
         raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is reserved")
     try:
-        return name, record.as_json(), checksum
+        return name, record.as_json(stem), checksum
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{stem}: meta is no JSON: {error}") from None
 

@@ -100,7 +100,7 @@ class RunDir:
         try:
             if self._folder.create("run.json", data, sync=True):
                 return
-            if not self.has_begun() and self._is_ours():
+            if self._is_free():
                 self._folder.replace("run.json", data, sync=True)
                 return
             found = self._folder.read("run.json")
@@ -204,6 +204,19 @@ class RunDir:
         found = self._folder.read("run.json")
         return found is not None and _run_of(found) == run
 
+    @property
+    def data(self) -> Folder:
+        """Where the run has a data set of its own: arrays that were given in place of one."""
+        return self._folder.child("data")
+
+    def check_free(self) -> None:
+        """Raise a `RunDirError` if a run that has begun has the folder already."""
+        found = self._read_about()
+        if found is not None and not self._is_free():
+            raise RunDirError(
+                f"{self.url} holds run {_run_of(found)} already; choose another run_dir"
+            )
+
     def write_best(self, about: Mapping[str, Any]) -> None:
         """Write which trial is the best and where its state is."""
         self._folder.replace(BEST, json.dumps(dict(about), indent=1, default=str).encode())
@@ -213,6 +226,9 @@ class RunDir:
             return self._folder.read("run.json")
         except OSError as error:
             raise self._out_of_reach("read", error) from None
+
+    def _is_free(self) -> bool:
+        return not self.has_begun() and self._is_ours()
 
     def _is_ours(self) -> bool:
         try:

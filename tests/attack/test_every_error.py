@@ -54,7 +54,12 @@ def search_nowhere(folder: Path) -> dagsel.Run:
 
 def search_here(folder: Path, *, cluster: dict[str, Any], **changes: Any) -> dagsel.Run:
     """Search on a cluster of threads."""
-    here = {"processes": False, "dashboard_address": None, "threads_per_worker": 1, **cluster}
+    here = {
+        "processes": False,
+        "dashboard_address": "127.0.0.1:0",
+        "threads_per_worker": 1,
+        **cluster,
+    }
     with LocalCluster(**here) as made:
         return optimize(folder, client=made.scheduler_address, **changes)
 
@@ -156,6 +161,17 @@ def unsendable() -> dagsel.TorchWorkload:
     )
 
 
+def vector_loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def searched(**parts: Any) -> dagsel.TorchWorkload:
+    """What would do, but for some parts."""
+    made = {"model": searches.model, "loss": searches.loss, "optimizer": searches.optimizer}
+    metrics = {"accuracy": searches.accuracy}
+    return dagsel.TorchWorkload(**made | parts, batch_size=8, metrics=metrics)
+
+
 def ragged(folder: Path) -> None:
     ShardedDataset.write(str(folder / "data"), {"x": np.zeros(3), "y": np.zeros(4)}, n_shards=1)
 
@@ -193,11 +209,20 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
                 metrics={"accuracy": searches.accuracy},
             ),
         ),
-        "batch_size is 0",
+        "batch_size must be",
     ),
     errors.WorkloadTransportError: (
         lambda folder: optimize(folder, workload=unsendable()),
         "'model' of the TorchWorkload",
+    ),
+    errors.AllTrialsFailedError: (
+        lambda folder: search_here(
+            folder,
+            cluster={"n_workers": 1},
+            workload=searched(loss=vector_loss),
+            metric="accuracy",
+        ),
+        "vector_loss",
     ),
     errors.ClusterError: (search_nowhere, "no scheduler at"),
     errors.NoWorkersError: (
@@ -214,6 +239,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
 #: Errors that end a trial or a unit, not a call; a version of one's own needs a process of its own.
 ELSEWHERE = {
     errors.DivergedError: "attack/test_every_error.py",
+    errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.GangBrokenError: "workloads/test_traps.py",
     errors.TrainingError: "workloads/test_gang.py",
     errors.VersionMismatchError: "execution/test_optimize.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -15,7 +16,14 @@ import pytest
 import searches
 
 import dagsel
-from dagsel.errors import CheckpointError, DagselError, LinkError
+from dagsel.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    DagselError,
+    DatasetFormatError,
+    LinkError,
+)
+from dagsel.profiling import Profile
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
 from dagsel.storage.datasets.dataset import write_profile
 from dagsel.storage.files import Folder
@@ -244,3 +252,32 @@ def test_a_store_of_a_run_knows_its_place_on_a_worker_too(tmp_path: Path) -> Non
         there.states.save(1, 1, 0, b"x", {})
     with pytest.raises(LinkError):
         pickle.loads(pickle.dumps(run.states)).save(1, 1, 0, b"x", {})
+
+
+@pytest.mark.parametrize("checksum", ["/../../../out", "/../out", "x", "", 7, None])
+def test_a_planted_record_writes_nowhere_else(tmp_path: Path, checksum: Any) -> None:
+    run = run_with(tmp_path / "run")
+    record = tmp_path / "run/states/trial-000001/epoch-000002-position-000000.json"
+    planted = {**json.loads(record.read_text()), "crc32c": checksum, "version": 1}  # without a seal
+    record.write_text(json.dumps(planted))
+    (tmp_path / "run/states/trial-000001/check-000002.").mkdir()
+    before = everything(tmp_path)
+    with pytest.raises(CheckpointCorruptError, match="does not describe a state|expected string"):
+        run.states.keep_check(1, 2, 2, 0, partial=False)
+    assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "9" * 10**5])
+def test_a_record_that_cannot_be_read_is_damaged(tmp_path: Path, text: str) -> None:
+    run = run_with(tmp_path / "run")
+    (tmp_path / "run/states/trial-000001/epoch-000002-position-000000.json").write_text(text)
+    with pytest.raises(CheckpointCorruptError, match="position-000000.json"):
+        run.states.load(1, 2, 0)
+
+
+@pytest.mark.parametrize("text", ["[" * 10**5, '{"a":' * 10**5, "9" * 10**5])
+def test_a_profile_that_cannot_be_read_is_damaged(tmp_path: Path, text: str) -> None:
+    data = ShardedDataset.write(tmp_path / "a.zarr", ARRAYS, n_shards=2)
+    write_profile(data, "resnet", text.encode())
+    with pytest.raises(DatasetFormatError, match="profile of 'resnet' is damaged"):
+        Profile.load(data, "resnet")

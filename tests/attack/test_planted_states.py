@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.sparse import csr_matrix
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.cluster import AgglomerativeClustering, Birch
 from sklearn.linear_model import SGDClassifier
 
 from dagsel.errors import CheckpointCorruptError
-from dagsel.state import State, Tensor
+from dagsel.state import State, Tensor, reading_state
 from dagsel.workloads import SklearnWorkload, Visit
 from dagsel.workloads.sklearn.objects import Decoder, Encoder
 
@@ -194,3 +195,9 @@ def test_what_users_own_estimators_hold_stays() -> None:
     state = trained(workload, shard)
     assert workload.restore(state, {}).n_ == 1
     assert workload.restore(state, {}).memory == "short"
+
+
+def test_a_lack_of_memory_is_no_damage() -> None:
+    for error in (MemoryError(), torch.OutOfMemoryError()):
+        with pytest.raises(type(error)), reading_state(torch.OutOfMemoryError):
+            raise error

@@ -218,6 +218,37 @@ def test_another_runs_journal_is_refused(
         attacked.go_on("torch", data, tmp_path / "run", client)
 
 
+def test_a_journal_that_is_cut_anywhere_is_refused_or_the_search_comes_to_the_same(
+    data: ShardedDataset, client: Client, tmp_path: Path
+) -> None:
+    attacked.begin("synthetic", data, tmp_path / "halted", client, 30)
+    shutil.copytree(tmp_path / "halted", tmp_path / "whole")
+    undisturbed = attacked.go_on("synthetic", data, tmp_path / "whole", client)
+    n_lines = len((tmp_path / "halted/journal.jsonl").read_bytes().splitlines())
+    ends = set[str]()
+    for n_left in range(0, n_lines, 3):
+        folder = tmp_path / f"cut-{n_left}"
+        shutil.copytree(tmp_path / "halted", folder)
+        keep_lines(n_left)(folder)
+        try:
+            assert attacked.go_on("synthetic", data, folder, client) == undisturbed, n_left
+            ends.add("healed")
+        except RunDirError:
+            ends.add("refused")
+    assert ends == {"healed", "refused"}
+
+
+def test_a_trial_whose_states_are_lost_is_trained_again(
+    halted: Path, data: ShardedDataset, client: Client, tmp_path: Path
+) -> None:
+    shutil.copytree(halted, tmp_path / "whole")
+    shutil.copytree(halted, tmp_path / "lost")
+    for trial in (tmp_path / "lost/states").iterdir():
+        shutil.rmtree(trial)
+    undisturbed = attacked.go_on("torch", data, tmp_path / "whole", client)
+    assert attacked.go_on("torch", data, tmp_path / "lost", client) == undisturbed
+
+
 def test_best_json_is_made_again(
     ended: Path, data: ShardedDataset, client: Client, tmp_path: Path
 ) -> None:

@@ -22,7 +22,9 @@ from dagsel.flows import Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing import WorkloadSuite
 from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.testing.workloads import in_gang
 from dagsel.workloads import Visit
+from dagsel.workloads.gang.gang import Gang
 
 N_SHARDS = 2
 N_TRAIN = 81  # shards of 41 and 40
@@ -236,3 +238,31 @@ def test_the_suite_finds_a_workload_that_consumes_nothing() -> None:
     Suite(Own(n_batches=4)).test_a_unit_trains_on_its_shard()
     with pytest.raises(AssertionError):
         Suite(Own(n_batches=4, change=no_samples)).test_a_unit_trains_on_its_shard()
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("options", [{"train_fn": consumes_nothing}, {"input_fn": empty}])
+def test_a_gang_that_consumes_nothing_is_seen_too(
+    data: ShardedDataset, options: dict[str, Any]
+) -> None:
+    made = torch_workload(**options, loss=summed)
+    state, shard = made.init({}, 0), made.prepare(data.shard(0))
+
+    def rank(gang: Gang) -> int:
+        mine = state if gang.rank == 0 else None
+        visit = Visit(0, 0, 1, 0)
+        try:
+            return made.train_gang(mine, shard, {}, visit=visit, gang=gang).n_samples
+        except dagsel.errors.NothingTrainedError:
+            return 0
+
+    assert in_gang(2, rank) == [0, 0]
+    whole = in_gang(2, lambda gang: torch_workload().train_gang(
+        state if gang.rank == 0 else None, shard, {}, visit=Visit(0, 0, 1, 0), gang=gang
+    ))  # fmt: skip
+    assert [trained.n_samples for trained in whole] == [41, 41]
+
+
+def test_a_profile_is_not_made_of_nothing(client: Client, data: ShardedDataset) -> None:
+    with pytest.raises(WorkloadError, match="nothing of it would be trained on"):
+        dagsel.profile(torch_workload(batch_size=64, drop_last=True), {}, data, client=client)

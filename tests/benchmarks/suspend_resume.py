@@ -65,7 +65,7 @@ class Bench:
     resumes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def hear(self, event: tuple[float, Json]) -> None:
-        message = NOTICES.decode(event[1])
+        message = NOTICES.decode(event[1]["notice"])
         if isinstance(message, UnitTrains):
             self.trains.put(message.unit.trial)
 

@@ -46,6 +46,9 @@ class HandEngine:
     def stop(self, trial: int) -> None:
         self.told.append(("stop", trial))
 
+    def raised(self, trial: int) -> None:
+        return None
+
     def release(self, trial: int, epoch: int) -> None:
         self.told.append(("release", (trial, epoch)))
 

@@ -57,9 +57,6 @@ def test_the_plan_is_what_the_store_and_the_scores_lack(
     states = [found for found in (*ends, newest) if found is not None]
     trial.follow(states, N)
     plan = reconcile(trial, N, newest)
-    if newest is None and n_reported:
-        assert plan is None
-        return
     assert plan is not None
     chain = Chain(0, plan.epochs, N, order=None, begun=plan.begun) if plan.epochs else None
     planned = [] if chain is None else list(chain.units)
@@ -97,6 +94,15 @@ def test_a_paused_trial_that_lost_its_last_state_trains_that_unit_again() -> Non
     earlier = reconcile(trial, N, state(N - 1))
     assert earlier is not None
     assert earlier.begun == (Begun(ORDERS[1][:2], everything), Begun((), everything))
+
+
+def test_a_trial_that_lost_all_its_states_is_trained_again_unless_they_were_anothers() -> None:
+    trial = recorded(2 * N, 2, 3, 0)
+    everything = frozenset(range(N))
+    plan = reconcile(trial, N, None)
+    assert plan == Continuation(0, range(1, 4), (Begun((), everything),) * 2)
+    trial.adopt(TrialRecord(1, {}, {}, epochs=trial.epochs[:1]), {})
+    assert reconcile(trial, N, None) is None
 
 
 def test_of_an_epoch_that_is_over_and_was_not_heard_of_all_shards_are_visited() -> None:

@@ -155,7 +155,7 @@ def started_units(client: Client, run: str) -> int:
 
     def count(dask_scheduler: Any) -> int:
         events = dask_scheduler.get_events(f"dagsel-{run}-workers")
-        return sum(1 for _, message in events if message["is"] == "UnitTrains")
+        return sum(1 for _, message in events if message["notice"]["is"] == "UnitTrains")
 
     return int(client.run_on_scheduler(count))
 

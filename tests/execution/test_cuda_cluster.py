@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 import dagsel
 from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
-from dagsel.execution.cluster import connect, local_cluster
+from dagsel.execution.cluster import check_cluster, connect, local_cluster
 from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
@@ -45,8 +45,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalCluster]]:
 
 
 def test_it_is_not_made_beside_a_client(made: list[LocalCluster]) -> None:
-    with pytest.raises(ClusterError, match="give no client"), connect("127.0.0.1:1", "cuda"):
-        pass
+    with pytest.raises(ClusterError, match="give no client"):
+        check_cluster("127.0.0.1:1", "cuda")
     assert made == []
 
 

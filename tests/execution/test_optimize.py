@@ -102,7 +102,8 @@ BAD_INPUT = {
         {"workload": torch_workload(loss=lambda output, target: LOCK and output.sum())},
         errors.WorkloadTransportError, "'loss' of the TorchWorkload cannot be sent"),
     "a batch size below one": (
-        {"workload": torch_workload(batch_size=0)}, errors.WorkloadError, "batch_size is 0"),
+        {"workload": torch_workload(batch_size=lambda config: 0)},
+        errors.WorkloadError, "batch_size must be a whole number of 1 or more, got 0"),
     "a data set that is not there": (
         {"data": "nowhere.zarr"}, errors.DatasetNotFoundError, "nowhere.zarr"),
     "a scheduler that is not there": (
@@ -207,11 +208,19 @@ def test_a_trial_that_becomes_nan_fails_alone(
 
 
 def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dagsel.Run]) -> None:
-    run = optimize(torch_workload(loss=explode))
+    def diverges(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output.sum() * math.nan
+
+    run = optimize(torch_workload(loss=diverges))
     assert len(run.failures) == 3
-    with pytest.raises(errors.NoCompletedTrialError, match="this loss is broken"):
+    with pytest.raises(errors.NoCompletedTrialError, match="the training loss of epoch 1 is NaN"):
         _ = run.best_value
     assert "3 failed" in run._repr_html_()
+
+
+def test_trials_that_all_fail_alike_end_the_search(optimize: Callable[..., dagsel.Run]) -> None:
+    with pytest.raises(errors.AllTrialsFailedError, match="this loss is broken"):
+        optimize(torch_workload(loss=explode))
 
 
 def test_the_cluster_is_left_as_it_was(client: Client, optimize: Callable[..., dagsel.Run]) -> None:

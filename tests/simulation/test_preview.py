@@ -267,7 +267,7 @@ def test_nothing_is_started() -> None:
         (RandomSearch(3, 8), {"n_workers": 4}, "epoch_seconds is missing"),
         (PLANNED["SEER"], {"n_workers": 4}, "epoch_seconds is missing"),
         (PLANNED["SEER"], {"epoch_seconds": 60}, "n_workers is missing"),
-        (RandomSearch(3, 8), {"n_workers": 0}, "n_workers must be 1 or more"),
+        (RandomSearch(3, 8), {"n_workers": 0}, "n_workers must be a whole number of 1"),
         (RandomSearch(3, 8), {"n_workers": 4, "cluster": ELASTIC}, "cluster and n_workers"),
         (RandomSearch(3, 8), {"cluster": "tcp://host:1"}, "cluster must be a SimulatedCluster"),
         (

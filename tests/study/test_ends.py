@@ -255,7 +255,7 @@ def test_a_pruner_that_never_acts_is_refused(make: Any, first: int) -> None:
     def validate(max_epochs: int | None, *, uses_pruner: bool = True, pruner: Any = None) -> None:
         traits = Traits(max_epochs, uses_pruner=uses_pruner, pruner=pruner)
         driver = StudyDriver(study, space, "loss", traits=traits)
-        driver.validate({"loss": "minimize"}, grid=False, check=lambda config: None)
+        driver.validate(grid=False, check=lambda config: None)
 
     with pytest.raises(SearchError, match=f"ends no trial before step {first}, and a trial has 9"):
         validate(9)

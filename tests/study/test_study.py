@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.errors import SearchError
 from dagsel.study import StudyDriver
+from dagsel.study.checks import check_metric
 
 METRICS = {"loss": "minimize", "accuracy": "maximize", "score": None}
 
@@ -45,7 +46,8 @@ def suggest_two(trial: optuna.Trial) -> dict[str, Any]:
 def validate(driver: StudyDriver, *, grid: bool = False) -> list[Any]:
     """Validate, and give the configurations that were checked."""
     checked: list[Any] = []
-    driver.validate(METRICS, grid=grid, check=checked.append)
+    check_metric(driver.study, driver.metric, METRICS)
+    driver.validate(grid=grid, check=checked.append)
     return checked
 
 

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from dagsel.workloads import TorchWorkload
 from dagsel.workloads.describe import describe, differences
 
 SOURCE = """
@@ -84,3 +86,17 @@ def test_a_part_that_one_lacks_is_missing() -> None:
     assert differences({"a": "1"}, {"b": "2"}) == [
         "'a' was 1 and is missing", "'b' was missing and is 2"
     ]  # fmt: skip
+
+
+def test_a_workload_that_was_used_is_the_same() -> None:
+    """A resume compares one that was made a moment ago with one that had been validated."""
+
+    def model(config: Any) -> torch.nn.Module:
+        return torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3))
+
+    workload = TorchWorkload(model, torch.nn.functional.mse_loss, torch.optim.SGD, batch_size=2)
+    before = describe(workload)
+    workload.validate({"lr": 0.1})
+    assert not workload._unfilled
+    assert describe(workload) == before
+    assert differences({**before, "_unfilled": "False"}, before) == []  # of dagsel 0.1

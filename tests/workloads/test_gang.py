@@ -306,7 +306,7 @@ def test_a_loop_that_goes_round_the_gang_is_refused() -> None:
 
 
 def test_max_batch_is_checked() -> None:
-    with pytest.raises(WorkloadError, match="max_batch is 0"):
+    with pytest.raises(WorkloadError, match="max_batch must be .*, got 0"):
         workload(max_batch=0)
     with pytest.raises(WorkloadError, match="accumulate gradients in your train_fn"):
         workload(max_batch=2, train_fn=own_loop)

@@ -552,9 +552,9 @@ def plateau(optimizer, config):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": True}, "batch_size is True"),
-        ({"batch_size": lambda config: 2.5}, "batch_size is 2.5"),
+        ({"batch_size": 0}, "batch_size must be .*, got 0"),
+        ({"batch_size": True}, "batch_size must be .*, got True"),
+        ({"batch_size": lambda config: 2.5}, "batch_size must be .*, got 2.5"),
         ({"model": lambda config: "net"}, "model gave a str"),
         ({"model": lambda config: nn.ReLU()}, "without parameters"),
         ({"model": lambda config: nn.LazyLinear(3)}, "lazy"),

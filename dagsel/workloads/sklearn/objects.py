@@ -22,7 +22,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from importlib import import_module
-from types import MemberDescriptorType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 import numpy as np
@@ -365,7 +365,9 @@ def _is_method(kind: type, name: str) -> bool:
 
 def _has_cache(kind: type) -> bool:
     own = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "sklearn"]
-    return any("memory" in inspect.signature(base).parameters for base in own)
+    made_by = [vars(base).get("__init__") for base in own]
+    return any(isinstance(made, FunctionType) and "memory" in made.__code__.co_varnames
+               for made in made_by)  # fmt: skip
 
 
 def _check_sparse(matrix: Any) -> None:

@@ -9,11 +9,21 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.checks import shown, takes, whole
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State, reading_state
-from dagsel.workloads.base import Config, Evaluated, Trained, Visit, checked_size, directions, never
+from dagsel.workloads.base import (
+    Config,
+    Evaluated,
+    Metrics,
+    Trained,
+    Visit,
+    directions,
+    metric_functions,
+    never,
+)
 from dagsel.workloads.random_streams import (
     preserved_streams,
     read_streams,
@@ -46,7 +56,7 @@ class SklearnWorkload:
         configuration that makes one.
     metrics
         Functions of prediction and target by name; each returns the mean over the samples. A
-        function may have a ``direction``.
+        function may have a ``direction``. Names of `dagsel.metrics` will do.
     classes
         The classes of a classifier. By default those of the first shard that a trial visits.
     batch_size
@@ -82,14 +92,22 @@ class SklearnWorkload:
         self,
         estimator: Any,
         *,
-        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        metrics: Metrics | None = None,
         classes: Sequence[Any] | NDArray[Any] | None = None,
         batch_size: int | Callable[[Any], int] | None = None,
     ) -> None:
+        self._check_estimator(estimator)
+        if classes is not None and (isinstance(classes, str) or np.ndim(classes) != 1):
+            raise WorkloadError(
+                f"classes must be a list of all classes, got {shown(classes)}; write "
+                "classes=[0, 1], or numpy.unique(y)"
+            )
+        if batch_size is not None and not callable(batch_size):
+            whole("batch_size", batch_size, error=WorkloadError)
         self.estimator = estimator() if isinstance(estimator, type) else estimator
         self.classes = None if classes is None else np.unique(np.asarray(classes))
         self.batch_size = batch_size
-        self._metrics = dict(metrics or {})
+        self._metrics = metric_functions(metrics)
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -227,6 +245,16 @@ class SklearnWorkload:
                 _set_optimizer(estimator, changed)
             return self._capture(estimator, classes, {})
 
+    @staticmethod
+    def _check_estimator(estimator: Any) -> None:
+        is_module = hasattr(estimator, "state_dict")
+        if is_module or not (hasattr(estimator, "get_params") or takes(estimator, 1)):
+            raise WorkloadError(
+                "estimator must be an estimator of scikit-learn, or a function of the "
+                f"configuration that makes one, got {shown(estimator)}; write "
+                "estimator=sklearn.linear_model.SGDClassifier()"
+            )
+
     @property
     def _is_factory(self) -> bool:
         return callable(self.estimator) and not hasattr(self.estimator, "get_params")
@@ -255,7 +283,7 @@ class SklearnWorkload:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
         if size is None:
             return max(n_samples, 1)
-        return checked_size("batch_size", size)
+        return whole("batch_size", size, error=WorkloadError)
 
     def _check_classes(self, classes: Any, targets: Any, visit: Visit) -> None:
         if classes is None or targets is None:

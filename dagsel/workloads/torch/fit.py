@@ -2,11 +2,100 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import DataOutline
+
+logger = logging.getLogger("dagsel")
+
+
+def dtype_of(module: torch.nn.Module) -> torch.dtype | None:
+    """Return the one dtype of a module's floating parameters and buffers; None if there are more.
+
+    Examples
+    --------
+    >>> dtype_of(torch.nn.BatchNorm1d(2))
+    torch.float32
+    """
+    held = [*module.parameters(), *module.buffers()]
+    found = {tensor.dtype for tensor in held if tensor.is_floating_point()}
+    return found.pop() if len(found) == 1 else None
+
+
+class Casting:
+    """Casts float64 arrays that a float32 model needs as float32: inputs, and maybe targets.
+
+    Targets are cast only for a loss of PyTorch's own that refuses them.
+
+    Parameters
+    ----------
+    loss
+        The workload's loss.
+
+    Examples
+    --------
+    >>> casting = Casting(torch.nn.functional.huber_loss)
+    >>> arrays = {"x": np.zeros(3), "y": np.zeros(3)}
+    >>> _ = casting.learn(torch.nn.Linear(1, 1))
+    >>> [str(array.dtype) for array in casting.cast(arrays).values()]
+    ['float32', 'float32']
+    """
+
+    def __init__(self, loss: Any) -> None:
+        self.loss = loss
+        self._dtype: torch.dtype | None = None
+        self._has_said = False
+
+    def learn(self, module: torch.nn.Module) -> torch.nn.Module:
+        """Take in a model; the first one decides."""
+        self._dtype = self._dtype or dtype_of(module)
+        return module
+
+    def cast(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Return the arrays, some of them as float32."""
+        names = self._names({name: np.asarray(array).dtype for name, array in arrays.items()})
+        return {n: np.asarray(a, np.float32) if n in names else a for n, a in arrays.items()}
+
+    def say(self, data: DataOutline) -> None:
+        """Log once which arrays of a data set are cast."""
+        names = self._names({name: dtype for name, (dtype, _) in data.arrays.items()})
+        if names and not self._has_said:
+            self._has_said = True
+            logger.warning(
+                "workers cast to the model's float32 what is float64: %s; write the data set with "
+                ".astype('float32') to halve what it takes",
+                " and ".join(map(repr, names)),
+            )
+
+    def _names(self, dtypes: Mapping[str, np.dtype[Any]]) -> tuple[str, ...]:
+        if self._dtype is not torch.float32:
+            return ()
+        first, last = next(iter(dtypes)), [*dtypes][-1]
+        needed = [first, last] if last != first and _refuses_float64(self.loss) else [first]
+        return tuple(name for name in needed if dtypes[name] == np.float64)
+
+
+def _refuses_float64(loss: Any) -> bool:
+    """Whether a loss of PyTorch's own fails for float64 targets of a float32 output."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    if not str(getattr(loss, "__module__", "")).startswith("torch.nn."):
+        return False
+    output = torch.full((2, 1), 0.5, requires_grad=True)
+    try:
+        with torch.enable_grad():
+            loss(output, torch.full((2, 1), 0.5, dtype=torch.float64)).backward()
+    except Exception as error:  # noqa: BLE001 - one that needs more arguments says so by its own
+        return "Double" in str(error)
+    return False
 
 
 def check_batches(batch_size: int, data: DataOutline) -> None:

@@ -140,12 +140,12 @@ class StateReader:
         begin = self._data.data_ptr()
         return begin <= tensor.data_ptr() < begin + self._data.nbytes
 
-    @reading_state()
+    @reading_state(torch.OutOfMemoryError)
     def decode(self, part: str, leaf: Callable[[str], Any]) -> Any:
         """Return a part of the tree; `leaf` returns the tensor of a name."""
         return unflatten(self.tree[part], leaf, lambda name: self.view(name).numpy().copy())
 
-    @reading_state()
+    @reading_state(torch.OutOfMemoryError)
     def set_streams(self, device: torch.device) -> None:
         """Set the random streams of this process to those of the trial."""
         streams = self.decode("random", self.copy)
@@ -154,7 +154,7 @@ class StateReader:
         write_streams(streams)
 
 
-@reading_state()
+@reading_state(torch.OutOfMemoryError)
 def load_module(reader: StateReader, module: torch.nn.Module) -> None:
     """Copy a state's model into a module."""
 
@@ -186,7 +186,7 @@ def module_tree(module: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-@reading_state()
+@reading_state(torch.OutOfMemoryError)
 def load_schedule(
     reader: StateReader, schedule: torch.optim.lr_scheduler.LRScheduler, optimizer: Any
 ) -> None:
@@ -195,7 +195,7 @@ def load_schedule(
     optimizer._opt_called = True  # a restored one was, or PyTorch warns
 
 
-@reading_state()
+@reading_state(torch.OutOfMemoryError)
 def load_optimizer(
     reader: StateReader, optimizer: torch.optim.Optimizer, module: torch.nn.Module
 ) -> None:

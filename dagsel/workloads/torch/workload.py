@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.checks import whole
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State, reading_state
@@ -18,10 +19,11 @@ from dagsel.workloads.base import (
     Config,
     DataOutline,
     Evaluated,
+    Metrics,
     Trained,
     Visit,
-    checked_size,
     directions,
+    metric_functions,
     never,
 )
 from dagsel.workloads.gang.gang import Gang
@@ -35,7 +37,8 @@ from dagsel.workloads.torch.build import (
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
-from dagsel.workloads.torch.fit import check_batches, check_dtypes
+from dagsel.workloads.torch.factories import check_functions, check_options_of, make_optimizer
+from dagsel.workloads.torch.fit import Casting, check_batches, check_dtypes
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -83,17 +86,23 @@ class TorchWorkload:
     loss
         ``loss(output, target)`` returns the mean loss of a batch.
     optimizer
-        ``optimizer(parameters, config)`` builds the optimizer.
+        ``optimizer(parameters, config)`` builds the optimizer. Or a class such as
+        ``torch.optim.Adam``: of the configuration it gets what has the name of one of its
+        arguments, such as ``lr`` or ``weight_decay``. Without ``lr`` its own default is used.
     batch_size
         Samples in a batch, or a function of the configuration that returns it.
     metrics
         Functions of output and target by name; each returns the mean over a batch. A function may
-        have a ``direction``. The validation ``"loss"`` is always there.
+        have a ``direction``. Names of `dagsel.metrics` will do: ``["accuracy"]``. The validation
+        ``"loss"`` is always there.
     lr_scheduler
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
-        By default the first array is the input and the last one the target.
+        By default the first array is the input and the last one the target. If the input is float64
+        and the model of the first configuration float32, workers cast it to float32 once, and log
+        it; targets too if `loss` is PyTorch's own and refuses them. With an `input_fn` nothing is
+        cast.
     train_fn
         ``train_fn(model, optimizer, batches, config)`` is your own training loop over
         ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
@@ -170,10 +179,10 @@ class TorchWorkload:
         self,
         model: Callable[[Any], torch.nn.Module],
         loss: Callable[[Any, Any], torch.Tensor],
-        optimizer: Callable[[Any, Any], torch.optim.Optimizer],
+        optimizer: Callable[[Any, Any], torch.optim.Optimizer] | type[torch.optim.Optimizer],
         *,
         batch_size: int | Callable[[Any], int],
-        metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+        metrics: Metrics | None = None,
         lr_scheduler: Callable[[Any, Any], Any] | None = None,
         input_fn: Callable[[dict[str, torch.Tensor], Any], tuple[Any, Any]] | None = None,
         train_fn: Callable[[Any, Any, ShardBatches, Any], object] | None = None,
@@ -188,30 +197,40 @@ class TorchWorkload:
         device_memory: int | float = 0.5,
         max_batch: int | None = None,
     ) -> None:
-        if metrics and "loss" in metrics:
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
+        check_functions(**vars(self))
+        self._metrics = metric_functions(metrics)
+        if "loss" in self._metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
         if lr_scheduler_interval not in ("epoch", "step"):
             raise WorkloadError(f"lr_scheduler_interval is {lr_scheduler_interval!r}, not "
                                 "'epoch' or 'step'")  # fmt: skip
-        checked_size("eval_batch_size", eval_batch_size)
+        whole("eval_batch_size", eval_batch_size, error=WorkloadError)
         if max_batch is not None:
-            checked_size("max_batch", max_batch)
+            whole("max_batch", max_batch, error=WorkloadError)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
-        flags = {"channels_last": channels_last, "fused": fused, "cuda_graphs": cuda_graphs}
+        if not callable(batch_size):
+            whole("batch_size", batch_size, error=WorkloadError)
+        flags = {
+            "drop_last": drop_last,
+            "channels_last": channels_last,
+            "fused": fused,
+            "cuda_graphs": cuda_graphs,
+        }
         check_options(
             precision=precision, compile=compile, device_memory=device_memory, flags=flags
         )
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.batch_size, self.lr_scheduler, self.input_fn = batch_size, lr_scheduler, input_fn
-        self.train_fn, self.drop_last, self.eval_batch_size = train_fn, drop_last, eval_batch_size
+        self.batch_size, self.drop_last, self.eval_batch_size = (
+            batch_size, drop_last, eval_batch_size)  # fmt: skip
         self.lr_scheduler_interval = lr_scheduler_interval
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
         self.fused, self.cuda_graphs, self.device_memory = fused, cuda_graphs, device_memory
         self.max_batch = max_batch
-        self._metrics = dict(metrics or {})
         self._unfilled = True  # until a build shows that it cannot be done
+        self._casting = Casting(loss)
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -224,25 +243,33 @@ class TorchWorkload:
         Examples
         --------
         >>> import torch
-        >>> TorchWorkload(torch.nn.Linear, None, None, batch_size=0).validate({})
+        >>> model = lambda config: torch.nn.Linear(config["n"], 1)
+        >>> loss, adam = torch.nn.functional.mse_loss, torch.optim.Adam
+        >>> batch_size = lambda config: config["n"] // 2
+        >>> TorchWorkload(model, loss, adam, batch_size=batch_size).validate({"n": 1, "lr": 0.1})
         Traceback (most recent call last):
         ...
-        dagsel.errors.WorkloadError: batch_size is 0; it must be an integer of at least 1
+        dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
+            check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
             check(module, optimizer, schedule)
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         check_dtypes(data)
+        if self.input_fn is None:
+            self._casting.say(data)
         if self.drop_last:
             check_batches(self._batch_size(config), data)
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
+        if self.input_fn is None:
+            arrays = self._casting.cast(arrays)
         try:
             shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
         except TypeError as error:
@@ -400,7 +427,7 @@ class TorchWorkload:
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return checked_size("batch_size", size)
+        return whole("batch_size", size, error=WorkloadError)
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         # Always from the trial's first random numbers: a factory may draw more than its weights.
@@ -412,12 +439,12 @@ class TorchWorkload:
         if module is None:
             seed_streams(seed, torch=True)
             module = self.model(config)
-        return check_module(module)
+        return self._casting.learn(check_module(module))
 
     def _build_optimizer(
         self, module: torch.nn.Module, config: Config
     ) -> tuple[torch.optim.Optimizer, Any]:
-        optimizer = check_optimizer(self.optimizer(module.parameters(), config))
+        optimizer = check_optimizer(make_optimizer(self.optimizer, module.parameters(), config))
         if self.lr_scheduler is None:
             return optimizer, None
         return optimizer, check_schedule(self.lr_scheduler(optimizer, config))

@@ -45,6 +45,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
             )
             for name in names
         ),
+        version=draw(st.sampled_from([1, 2])),
     )
 
 
@@ -73,7 +74,8 @@ def test_chunks_cover_a_shard_with_little_padding(n_samples: int, sample_bytes: 
     assert n_chunks * chunk - n_samples < max(chunk, n_chunks)
 
 
-def body() -> dict[str, Any]:
+def body(version: int = 1) -> dict[str, Any]:
+    """Give the entries of a manifest; one of version 1 has no checksum that stops a change."""
     spec = ArraySpec(name="x", dtype="<f4", shape=(2,), train_chunk=3, validation_chunk=1)
     manifest = Manifest(
         folder="data-0123456789abcdef",
@@ -82,6 +84,7 @@ def body() -> dict[str, Any]:
         n_train=9,
         n_validation=3,
         arrays=(spec,),
+        version=version,
     )
     return dict(json.loads(manifest.to_json()))
 
@@ -101,7 +104,9 @@ def with_array(**changes: Any) -> bytes:
         (b"[" * 100_000, "no JSON"),
         (b"[]", "not a data set of dagsel"),
         (b'{"format": "other"}', "not a data set of dagsel"),
-        (damaged(version=2), "newer dagsel"),
+        (damaged(version=3), "newer dagsel"),
+        (damaged(version=2), "crc32c"),
+        (damaged(crc32c="00000000"), "crc32c"),
         (damaged(version="1"), "version"),
         (damaged(version=True), "version"),
         (damaged(extra=1), "damaged"),
@@ -139,6 +144,25 @@ def test_a_manifest_that_cannot_be_ours_is_refused(data: bytes, says: str) -> No
     with pytest.raises(DatasetFormatError, match=says) as caught:
         Manifest.from_json(data, "s3://bucket/set.zarr")
     assert "s3://bucket/set.zarr" in str(caught.value)
+
+
+@given(
+    st.sampled_from(sorted(body(version=2))),
+    st.none() | st.text() | st.integers(-3, 12) | st.floats() | st.lists(st.integers()),
+)
+def test_no_changed_entry_is_understood_where_there_is_a_checksum(entry: str, value: Any) -> None:
+    changed = {**body(version=2), entry: value}
+    if changed == body(version=2) and type(value) is type(body(version=2)[entry]):
+        return
+    with pytest.raises(DatasetFormatError):
+        Manifest.from_json(json.dumps(changed).encode(), "url")
+
+
+def test_a_checksum_is_of_what_the_manifest_says_not_of_its_spaces() -> None:
+    text = json.dumps(dict(reversed(body(version=2).items()))).encode()
+    assert Manifest.from_json(text, "url") == Manifest.from_json(
+        json.dumps(body(version=2)).encode(), "url"
+    )
 
 
 @given(st.binary() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps))

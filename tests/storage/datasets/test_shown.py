@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel import console
-from dagsel.console import ProgressBar
-from dagsel.storage.datasets.dataset import readable_size
+from dagsel.console import ProgressBar, readable_size
 
 
 @given(st.integers(0, 10**18))

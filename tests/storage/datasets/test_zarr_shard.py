@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ def shards(draw: st.DrawFn) -> tuple[ShardFormat, np.ndarray]:
     dtype = draw(DTYPES)
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=2)))
     n_samples = draw(st.integers(1, 30))
-    form = ShardFormat(n_samples, dtype, shape, draw(st.integers(1, n_samples)))
+    place = draw(st.sampled_from(["", "data-1f0c/train/00003/x"]))
+    form = ShardFormat(n_samples, dtype, shape, draw(st.integers(1, n_samples)), place)
     raw = draw(hnp.arrays("u1", form.n_samples * form.chunk_bytes // form.chunk))
     if dtype in ("<U3", "|S4", "|b1"):
         raw = raw % 2 if dtype == "|b1" else raw
@@ -77,6 +79,7 @@ def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(
         assert same(np.asarray(array[:]), rows)
         array, stored = opened(form, None)
         array[:] = np.ones_like(rows) if rows.dtype.kind in "fiuc" else rows
+    form = replace(form, place="")
     if form.key in stored and form.n_chunks == 1 and rows.dtype.kind in "fiuc":
         decoded = form.decode(io.BytesIO(stored[form.key].to_bytes()))
         assert same(decoded, np.ones_like(rows))
@@ -101,6 +104,25 @@ def test_any_lost_end_is_found(shard: tuple[ShardFormat, np.ndarray], data: st.D
     n_left = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(DamagedError):
         form.decode(io.BytesIO(whole[:n_left]))
+
+
+@given(shards())
+def test_a_shard_is_read_in_its_own_place_alone(shard: tuple[ShardFormat, np.ndarray]) -> None:
+    form, rows = shard
+    data = encoded(replace(form, place="data-1f0c/train/00003/x"), rows)
+    for place in ("data-1f0c/train/00004/x", "data-1f0c/validation/00003/x", "data-2/train/3/x"):
+        other = replace(form, place=place)
+        assert other.object_bytes == len(data)
+        with pytest.raises(DamagedError, match="written for another place"):
+            other.decode(io.BytesIO(data))
+
+
+def test_chunks_that_changed_places_are_found() -> None:
+    form = ShardFormat(6, "<i4", (), 2, "data-1f0c/train/00003/x")
+    data = encoded(form, np.arange(6, dtype="<i4"))
+    one, two, rest = data[:12], data[12:24], data[24:]
+    with pytest.raises(DamagedError, match="checksum mismatch"):
+        form.decode(io.BytesIO(two + one + rest))
 
 
 def test_many_chunks_in_zarrs_own_order_are_where_we_look_for_them() -> None:

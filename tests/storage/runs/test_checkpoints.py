@@ -273,6 +273,55 @@ def test_a_damaged_state_is_named_and_the_one_before_it_is_taken(
     assert store.load_latest(1) is None
 
 
+def test_a_state_stands_where_it_was_saved_alone(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    for trial in (1, 2):
+        for place in ((1, 0), (1, 1)):
+            store.save(trial, *place, b"a state", {"visits": [0]})
+    store.keep_check(1, 1, 1, 0, partial=False)
+    names = sorted(path.name for path in (tmp_path / "trial-000001").glob("*.json"))
+    assert len(names) == 3
+    for source in (tmp_path / "trial-000001").glob("*.json"):
+        for goal in tmp_path.rglob("*.json"):
+            before = goal.read_bytes()
+            goal.write_bytes(source.read_bytes())
+            _, epoch, _, position = goal.stem.split("-") if "epoch" in goal.name else [""] * 4
+            key = (int(goal.parent.name[-1]), *((int(epoch), int(position)) if epoch else (1,)))
+            read = store.load if epoch else store.load_check
+            if goal == source:
+                read(*key)
+            else:
+                with pytest.raises(CheckpointCorruptError, match="changed, or moved here"):
+                    read(*key)
+            goal.write_bytes(before)
+
+
+def test_a_record_of_an_earlier_version_has_no_seal(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 1, 0, b"a state", {"loss": 0.5})
+    (path,) = tmp_path.rglob("*.json")
+    body = json.loads(path.read_text())
+    del body["seal"]
+    path.write_text(json.dumps({**body, "version": 1}))
+    assert load(store, 1, 1, 0) == (b"a state", {"loss": 0.5})
+    for bad in ({"version": 2}, {"version": 3}, {"version": 0}, {"version": "1"}):
+        path.write_text(json.dumps({**body, **bad}))
+        with pytest.raises(CheckpointCorruptError):
+            store.load(1, 1, 0)
+
+
+@pytest.mark.parametrize("what", ["loss", "visits", "[" * 100_000])
+def test_what_is_stored_with_a_state_is_not_changed_by_hand(tmp_path: Path, what: str) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(1, 1, 0, b"a state", {"loss": 0.5, "visits": [2, 1]})
+    (path,) = tmp_path.rglob("*.json")
+    text = path.read_text()
+    changed = text.replace("0.5", "0.25") if what == "loss" else text.replace("[2, 1]", "[1, 2]")
+    path.write_text(text.replace("0.5", what) if what.startswith("[") else changed)
+    with pytest.raises(CheckpointCorruptError, match=path.name):
+        store.load(1, 1, 0)
+
+
 def test_the_digest_is_that_of_the_bytes(store: CheckpointStore) -> None:
     digests = {store.save(1, 0, n, blob, {}) for n, blob in enumerate([b"a", b"b", b"", b"a"])}
     assert digests == {store.load(1, 0, n)[1]["digest"] for n in range(3)}

@@ -1,0 +1,299 @@
+"""The arguments of the calls: what each may be, in one table.
+
+A check returns what is to be used. What cannot be used is refused with the line to write instead,
+before anything starts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, fields
+from os import PathLike
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import dagsel.flows
+import dagsel.flows.baselines
+from dagsel.checks import choice, flag, short_traceback, shown, takes, whole
+from dagsel.errors import DatasetInputError, SearchError, WorkloadError
+from dagsel.flow import Direction, Flow, check_flow
+from dagsel.planning.budget import check_price, to_seconds
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.datasets.pair import ArrayPair
+from dagsel.study import BaseSampler, Study
+from dagsel.study.checks import check_metric
+from dagsel.workloads.base import Workload
+
+#: Arguments that are easily swapped.
+_ROLES = {
+    "study": (Study, "a study"),
+    "workload": (Workload, "a workload"),
+    "data": (ShardedDataset, "a data set"),
+}
+_MODULE = "torch.nn.modules.module.Module"
+_PRUNER, _SAMPLER = "optuna.pruners._base.BasePruner", "optuna.samplers._base.BaseSampler"
+
+
+@short_traceback
+def checked(*may_be_none: str, **given: Any) -> Any:
+    """Return a namespace of arguments, each as it is to be used.
+
+    Parameters
+    ----------
+    *may_be_none
+        Names of those that may be None, and then stay so.
+    **given
+        The arguments by name.
+
+    Raises
+    ------
+    DagselError
+        If one of them cannot be used; says what to write instead.
+    """
+    for name in _ROLES.keys() & given.keys():
+        for other, (kind, what) in _ROLES.items():
+            if other != name and _is_made(given[name], kind):
+                raise SearchError(
+                    f"{name} is {what}; give them by their names: {other}=..., {name}=..."
+                )
+    return SimpleNamespace(**{
+        name: None if value is None and name in may_be_none else _CHECKS[name](value)
+        for name, value in given.items()
+    })  # fmt: skip
+
+
+@short_traceback
+def check_goal(study: Study, metric: Any, workload: Workload) -> None:
+    """Raise a `SearchError` unless study, metric and workload fit together."""
+    if not isinstance(metric, str):
+        name = getattr(metric, "__name__", "")
+        write = name if name in workload.metrics else list(workload.metrics)[-1]
+        raise SearchError(
+            f"metric must be the name of one of the workload's metrics "
+            f"({', '.join(workload.metrics)}), got {shown(metric)}; write metric={write!r}"
+        )
+    check_metric(study, metric, workload.metrics)
+
+
+# ---- what is searched
+
+
+def _study(study: Any) -> Study:
+    if isinstance(study, Study):
+        return study
+    write = 'optuna.create_study(direction="maximize")'
+    if isinstance(study, str):
+        write = f"optuna.load_study(study_name={study!r}, storage=...)"
+    raise SearchError(f"study must be a study of Optuna, got {shown(study)}; write study={write}")
+
+
+def _workload(workload: Any) -> Workload:
+    if _is_made(workload, Workload):
+        return workload  # type: ignore[no-any-return]
+    name = workload.__name__ if isinstance(workload, type) else type(workload).__name__
+    if isinstance(workload, Workload):
+        raise WorkloadError(f"workload is the class {name}: make one of it, workload={name}(...)")
+    if _is_a(workload, _MODULE):
+        raise WorkloadError(
+            f"workload is {name}, a module, which does not say how it is trained; write "
+            f"workload=dagsel.TorchWorkload(model=lambda config: {name}(...), loss=..., "
+            "optimizer=torch.optim.Adam, batch_size=32)"
+        )
+    if hasattr(workload, "fit") and hasattr(workload, "get_params"):
+        raise WorkloadError(
+            f"workload is {name}, an estimator; write workload=dagsel.SklearnWorkload({name}())"
+        )
+    members = [name for name in dir(Workload) if not name.startswith("_")]
+    missing = [member for member in members if not hasattr(workload, member)]
+    if 0 < len(missing) < len(members):
+        raise WorkloadError(
+            f"workload is a {name} and has no {' and no '.join(missing)}: write what "
+            "dagsel.workloads.Workload declares"
+        )
+    raise WorkloadError(
+        f"workload must be what is trained, got {shown(workload)}; write "
+        "workload=dagsel.TorchWorkload(model=..., loss=..., optimizer=..., batch_size=32)"
+    )
+
+
+def _data(data: Any) -> ShardedDataset:
+    if isinstance(data, ShardedDataset):
+        return data
+    if isinstance(data, str | PathLike):
+        return ShardedDataset.open(data)
+    names = "x, y" if isinstance(data, tuple | list) else "data"
+    arrays = '{"x": x, "y": y}' if names == "x, y" else "..."
+    raise DatasetInputError(
+        f"data must be a data set or its URL, got {shown(data)}; write "
+        f'data=ShardedDataset.write("data.zarr", {arrays}, n_shards=8)'
+    )
+
+
+def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
+    if isinstance(data, tuple) and len(data) == 2:
+        return ArrayPair.read(*data)
+    if isinstance(data, ShardedDataset | str | PathLike):
+        return _data(data)
+    if isinstance(data, Mapping):
+        write = 'data=ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
+    elif hasattr(data, "iloc"):
+        write = 'data=(frame.drop(columns="target"), frame["target"])'
+    elif isinstance(tensors := getattr(data, "tensors", None), tuple) and len(tensors) == 2:
+        write = "data=dataset.tensors"
+    else:
+        write = "data=(x, y), or the URL of a data set that ShardedDataset.write wrote"
+    raise DatasetInputError(
+        f"data must be a data set, its URL, or two arrays, got {shown(data)}; write {write}"
+    )
+
+
+# ---- how it is searched
+
+
+def _space(space: Any) -> Callable[..., Any]:
+    if callable(space) and takes(space, 1):
+        return space  # type: ignore[no-any-return]
+    write = 'lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}'
+    if isinstance(space, Mapping) and space:
+        write = f"lambda trial: {{{', '.join(map(_suggested, space.items()))}}}"
+    raise SearchError(
+        f"space must be a function of an Optuna trial, got {shown(space)}; write space={write}"
+    )
+
+
+def _suggested(item: tuple[Any, Any]) -> str:
+    """Return the entry of a space that says what a mapping has for a parameter."""
+    name, value = item
+    if (kind := type(value).__name__) in ("FloatDistribution", "IntDistribution"):
+        suggest, ends = kind.removesuffix("Distribution").lower(), (value.low, value.high)
+        rest = [", log=True" if value.log else ""]
+        rest += [f", step={value.step}" if value.step not in (None, 1) else ""]
+    elif isinstance(value, range) and len(value):
+        suggest, ends = "int", (value[0], value[-1])
+        rest = [f", step={value.step}" if value.step != 1 else ""]
+    elif isinstance(value, tuple) and len(value) == 2 and all(map(_is_plain_number, value)):
+        whole_ends = all(isinstance(end, int) for end in value)
+        suggest, ends, rest = "int" if whole_ends else "float", value, []
+    else:
+        choices = getattr(value, "choices", value)
+        if not isinstance(choices, list | tuple | set | frozenset):
+            return f"{name!r}: {value!r}" if _is_plain_number(value) else f"{name!r}: ..."
+        return f"{name!r}: trial.suggest_categorical({name!r}, {list(choices)!r})"
+    return f"{name!r}: trial.suggest_{suggest}({name!r}, {ends[0]!r}, {ends[1]!r}{''.join(rest)})"
+
+
+def _is_plain_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
+def _flow(flow: Any) -> Flow:
+    known = {
+        name.casefold(): kind
+        for package in (dagsel.flows.baselines, dagsel.flows)
+        for name, kind in vars(package).items()
+        if _is_flow_class(kind)
+    }
+    if _is_flow_class(flow):
+        write = _made(flow)
+    elif isinstance(flow, str) and flow.casefold() in known:
+        write = f"dagsel.flows.{_made(known[flow.casefold()])}"
+    elif _is_a(flow, _PRUNER):
+        write = f"dagsel.flows.{_made(dagsel.flows.OptunaPruner)[:-1]}, pruner=...)"
+    elif _is_a(flow, _SAMPLER):
+        write = f"dagsel.flows.{_made(dagsel.flows.SamplerSearch)} and give the study the sampler"
+    elif not isinstance(flow, type) and (hasattr(flow, "start") or hasattr(flow, "handle")):
+        check_flow(flow)
+        return flow  # type: ignore[no-any-return]
+    else:
+        write = f"dagsel.flows.{_made(dagsel.flows.ASHA)}"
+    raise SearchError(
+        f"flow must be a search procedure such as RandomSearch, got {shown(flow)}; write "
+        f"flow={write}"
+    )
+
+
+def _is_flow_class(kind: Any) -> bool:
+    return isinstance(kind, type) and Flow in kind.__mro__
+
+
+def _made(kind: type[Flow]) -> str:
+    """Return the call that makes a flow, with the arguments that it needs."""
+    needed = [
+        f.name
+        for f in fields(kind)  # type: ignore[arg-type]
+        if f.init and f.default is MISSING and f.default_factory is MISSING
+    ]
+    values = {"max_epochs": "9", "n_trials": "20", "deadline": '"10 min"'}
+    values |= {"budget": '"30 worker-minutes"'}
+    arguments = (f"{name}={values.get(name, '...')}" for name in needed)
+    return f"{kind.__name__}({', '.join(arguments)})"
+
+
+def _callbacks(callbacks: Any) -> tuple[Callable[..., Any], ...]:
+    if callbacks is None:
+        return ()
+    if callable(callbacks):
+        name = getattr(callbacks, "__name__", "callback")
+        raise SearchError(
+            f"callbacks must be a sequence of functions, got {shown(callbacks)}; write "
+            f"callbacks=[{name}]"
+        )
+    found = tuple(callbacks) if isinstance(callbacks, Iterable) else (callbacks,)
+    for callback in found:
+        if not takes(callback, 2):
+            raise SearchError(
+                f"callbacks must be functions of study and trial, got {shown(callback)}; write "
+                "callbacks=[lambda study, trial: ...]"
+            )
+    return found
+
+
+def _seed(seed: Any) -> int:
+    """Return a seed; one that nobody knows for None."""
+    return secrets.randbits(32) if seed is None else whole("seed", seed, least=0)
+
+
+def _sampler(sampler: Any) -> BaseSampler:
+    if isinstance(sampler, BaseSampler):
+        return sampler
+    raise SearchError(
+        f"sampler must be a sampler of Optuna, got {shown(sampler)}; write "
+        "sampler=optuna.samplers.TPESampler()"
+    )
+
+
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "callbacks": _callbacks,
+    "data": _data,
+    "data_or_pair": _data_or_pair,
+    "deterministic": lambda value: flag("deterministic", value),
+    "count_downtime": lambda value: flag("count_downtime", value),
+    "direction": lambda value: choice("direction", value, get_args(Direction)),
+    "epoch_seconds": lambda value: to_seconds("epoch_seconds", value),
+    "flow": _flow,
+    "into": RunDir,
+    "n_workers": lambda value: whole("n_workers", value),
+    "price_per_worker_hour": check_price,
+    "remeasure": lambda value: flag("remeasure", value),
+    "replicas": lambda value: whole("replicas", value),
+    "run_dir": RunDir,
+    "sampler": _sampler,
+    "seed": _seed,
+    "space": _space,
+    "study": _study,
+    "unit_timeout": lambda value: to_seconds("unit_timeout", value),
+    "worker_timeout": lambda value: to_seconds("worker_timeout", value),
+    "workload": _workload,
+}
+
+
+def _is_made(value: Any, kind: type) -> bool:
+    return isinstance(value, kind) and not inspect.isclass(value)
+
+
+def _is_a(value: Any, name: str) -> bool:
+    """Whether something is, or makes, instances of a class of a package that may be missing."""
+    kind = value if isinstance(value, type) else type(value)
+    return any(f"{base.__module__}.{base.__qualname__}" == name for base in kind.__mro__)

@@ -1,0 +1,137 @@
+"""Checks of plain arguments: each returns what is to be used, or raises an error with the cure.
+
+Numbers of NumPy count as Python's; True and False count as no numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
+
+from dagsel.errors import DagselError, SearchError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_LONGEST = 60  # characters of a value that an error shows
+
+
+def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
+    """Leave the frames inside a function out of the traceback of a `DagselError`.
+
+    The traceback of a wrong argument then ends where the argument is given.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except DagselError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def shown(value: Any) -> str:
+    """Return what was given, for an error: on one line, however large it is.
+
+    Examples
+    --------
+    >>> shown(3), shown(int), shown([0] * 100), shown(len)
+    ('3', 'the class int', 'a list', 'the function len')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    name = type(value).__qualname__
+    a = f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return f"{a} of shape {shape}"
+    text = repr(value)
+    is_told = len(text) <= _LONGEST and "\n" not in text and " object at 0x" not in text
+    return text if is_told else a
+
+
+def whole(name: str, value: Any, *, least: int = 1, error: type[DagselError] = SearchError) -> int:
+    """Return a whole number of `least` or more.
+
+    Examples
+    --------
+    >>> whole("n_trials", 3)
+    3
+    >>> whole("n_trials", 2.5)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: n_trials must be a whole number of 1 or more, got 2.5
+    """
+    is_whole = not isinstance(value, bool) and isinstance(value, Integral)
+    if is_whole and int(value) >= least:
+        return int(value)
+    raise error(f"{name} must be a whole number of {least} or more, got {shown(value)}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a number."""
+    return type(value) is not bool and isinstance(value, Real)
+
+
+def number(
+    name: str,
+    value: Any,
+    what: str,
+    fits: Callable[[float], bool],
+    *,
+    error: type[DagselError] = SearchError,
+) -> float:
+    """Return a number that fits; `what` says which do, as the end of "name must be".
+
+    Examples
+    --------
+    >>> number("share", 2, "from 0 to 1", lambda share: 0 <= share <= 1)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: share must be from 0 to 1, got 2
+    """
+    if is_number(value) and fits(float(value)):
+        return float(value)
+    raise error(f"{name} must be {what}, got {shown(value)}")
+
+
+def flag(name: str, value: Any, *, error: type[DagselError] = SearchError) -> bool:
+    """Return True or False, also NumPy's."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise error(f"{name} must be True or False, got {shown(value)}")
+
+
+def choice(
+    name: str, value: Any, known: tuple[str, ...], *, error: type[DagselError] = SearchError
+) -> str:
+    """Return one of the known words."""
+    if isinstance(value, str) and value in known:
+        return value
+    raise error(f"{name} must be one of {', '.join(map(repr, known))}, got {shown(value)}")
+
+
+def takes(function: Any, n: int) -> bool:
+    """Whether something can be called with `n` arguments by position, as far as it tells.
+
+    Examples
+    --------
+    >>> takes(lambda config: 0, 1), takes(lambda: 0, 1), takes("model", 1)
+    (True, False, False)
+    """
+    if not callable(function):
+        return False
+    try:
+        inspect.signature(function).bind(*range(n))
+    except TypeError:
+        return False
+    except ValueError:  # a function in C that has no signature
+        pass
+    return True

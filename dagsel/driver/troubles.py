@@ -1,0 +1,103 @@
+"""What is wrong with trials: all fail in one way before any has trained, or a result is odd."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from dagsel.flow import Event, Reported
+from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
+from dagsel.messages import FailedAlike
+
+#: So many trials, if none that has begun did otherwise, are enough to know.
+ENOUGH = 5
+_FRAME = re.compile(r'  File "(.+)", line (\d+), ')
+
+
+logger = logging.getLogger("dagsel")
+
+
+@dataclass(slots=True)
+class Troubles:
+    """Watches how a run's trials fail, and what is odd about those that do not.
+
+    A run ends if all trials that have begun fail alike and no training unit has ended. Only errors
+    of the workload count, told apart by class and by the innermost line of the user's code. A trial
+    that is still to begin does not count against the verdict; one that trains does. Configurations
+    that are refused before they are sent end only a search of which there is nothing else.
+    """
+
+    record: Record  # what has happened
+    cause: BaseException | None = None  # the first error itself, if it is here
+    _begun: set[int] = field(default_factory=set)  # trials that have begun to train
+    _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
+
+    def __post_init__(self) -> None:
+        # Of those that lived when the driver before this one was lost, any may have begun.
+        self._begun |= {trial.number for trial in self.record.trials.values() if trial.is_live}
+
+    def begins(self, trial: int) -> None:
+        """Take in that a trial begins to train."""
+        self._begun.add(trial)
+
+    def fails(self, error: BaseException | None) -> None:
+        """Take in the error of a trial."""
+        self.cause = self.cause or error
+
+    def warn_of(self, event: Event | None) -> None:
+        """Log what is odd about a trial's results, once a trial."""
+        if isinstance(event, Reported) and event.trial not in self._warned:
+            warning = self.record.trials[event.trial].warning
+            if warning:
+                self._warned.add(event.trial)
+                logger.warning("trial %d: %s", event.trial, warning)
+
+    @property
+    def verdict(self) -> FailedAlike | None:
+        """What ends the run; None if it goes on, or has ended otherwise."""
+        record = self.record
+        if record.has_trained or record.failed_alike:
+            return None
+        failed = record.failures
+        first = failed[0].raised if failed else None
+        if first is None or any(t.raised is None for t in failed):
+            return None
+        if len({t.raised.signature for t in failed if t.raised is not None}) > 1:
+            return None
+        if record.finished:
+            is_over = len(failed) == len(record.trials)
+        else:  # before the run began, a configuration has passed the check
+            others = {n for n in self._begun if record.trials[n].state != "failed"}
+            is_over = len(failed) >= ENOUGH and not others and not first.by_check
+        return FailedAlike(say(failed)) if is_over else None
+
+
+def say(failed: list[TrialRecord]) -> str:
+    """Say how trials have failed: the user's frames, then the error and its cure in the last line.
+
+    Examples
+    --------
+    >>> from dagsel.workloads.raised import Raised
+    >>> frame = '  File "train.py", line 3, in loss'
+    >>> error = Raised("ValueError", "no", "train.py:3 loss", frame)
+    >>> print(say([TrialRecord(0, {}, {}, raised=error)]))
+    all trials that have begun (1) failed alike, before any has trained:
+      File "train.py", line 3, in loss
+    ValueError: no
+    """
+    error = failed[0].raised
+    assert error is not None, "only such trials are counted"
+    lines = [f"all trials that have begun ({len(failed)}) failed alike, before any has trained:"]
+    last = f"{error.reason}: {error.cure}" if error.cure else error.reason
+    frames = error.frames.splitlines()
+    for line, following in pairwise([*frames, ""]):
+        lines.append(line)
+        found = _FRAME.match(line)
+        if found and not following.startswith("    "):  # of a notebook: only here it can be read
+            text = linecache.getline(found[1], int(found[2])).strip()
+            lines += [f"    {text}"] if text else []
+    return "\n".join([*lines, last])

@@ -1,0 +1,165 @@
+"""What a workload's code has raised: the error, where in the user's code, and the known cures."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+import traceback
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+_NOT_THE_USERS = frozenset({"dagsel", "dask", "distributed"})
+#: Functions of a workload that are named where none of the user's own code was running.
+_PARTS = ("model", "loss", "input_fn")
+_MOST_FRAMES = 10
+_MOST_LETTERS = 500
+
+_CURES = tuple(
+    (re.compile(pattern), cure)
+    for pattern, cure in (
+        (
+            r"same dtype, but got [Dd]ouble|Input type \((torch\.cuda\.)?[Dd]ouble|mixed dtype"
+            r"|RNN input dtype \(torch.float64\)|expected scalar type Float but found Double",
+            "the inputs are float64 and the model is float32: write the data set with "
+            'x.astype("float32"), or let input_fn return them with .float()',
+        ),
+        (
+            r"same dtype, but got (Long|Int|Short|Char|Byte|Bool|long|int|unsigned char)"
+            r"|Input type \((torch\.cuda\.)?(Long|Int|Short|Char|Byte|Bool|long|int|unsigned char)",
+            'the inputs are integers: write the data set with x.astype("float32"), or let '
+            "input_fn return them with .float()",
+        ),
+        (
+            r"Found dtype Double but expected Float",
+            "the targets are float64 and the model is float32: write the data set with "
+            'y.astype("float32"), or let input_fn return them with .float()',
+        ),
+        (
+            r"Found dtype (Long|Int) but expected"
+            r"|can't be cast to the desired output type (Long|Int)",
+            'the targets are integers and this loss needs numbers: write y.astype("float32")',
+        ),
+        (
+            r"expected (target dtype to be Long|scalar type Long)",
+            'this loss needs classes as integers: write the data set with y.astype("int64")',
+        ),
+        (
+            r"implicitly created only for scalar outputs",
+            "loss must return a scalar, and it returns several values: return their mean, as in "
+            ".mean()",
+        ),
+        (
+            r"'(float|int|NoneType|tuple|float64|float32)' object has no attribute 'backward'",
+            "loss must return a tensor that depends on the model's output",
+        ),
+        (
+            r"element 0 of tensors does not require grad",
+            "loss does not depend on the model's parameters: compute it from the model's output "
+            "without .detach(), .item() or torch.no_grad()",
+        ),
+        (
+            r"shapes cannot be multiplied|to have \d+ channels|normalized_shape"
+            r"|running_mean should contain|size mismatch",
+            "the model does not fit the data set's arrays: compare the layer's size with the shape "
+            "of a sample, or reshape in input_fn",
+        ),
+        (
+            r"match target batch_size|Target size \(|multi-target not supported"
+            r"|target tensor expected",
+            "output and target have other shapes than this loss needs: reshape one of them in "
+            "loss, as in output.squeeze(1)",
+        ),
+        (
+            r"Target -?\d+ is out of bounds",
+            "a class is not among the model's outputs: number the classes from 0, as in  "
+            "classes, y = np.unique(y, return_inverse=True), and give the model len(classes)",
+        ),
+        (
+            r"could not convert string to float",
+            "the array is text: write the data set with  classes, y = np.unique(y, "
+            "return_inverse=True)",
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An error of the code that a workload runs.
+
+    Examples
+    --------
+    >>> error = Raised("RuntimeError", "grad can be implicitly created only for scalar outputs", "")
+    >>> error.reason
+    'RuntimeError: grad can be implicitly created only for scalar outputs'
+    >>> error.cure
+    'loss must return a scalar, and it returns several values: return their mean, as in .mean()'
+    """
+
+    kind: str  # name of the error's class
+    message: str  # in one line
+    # File, line and function: the innermost of the user's code, or of any if none of it ran.
+    place: str
+    frames: str = ""  # the user's own frames, as Python prints them
+    by_check: bool = False  # whether it was raised before anything was sent to a worker
+
+    @property
+    def signature(self) -> tuple[str, str]:
+        """What errors that are alike have in common; the message may name other numbers."""
+        return self.kind, self.place
+
+    @property
+    def reason(self) -> str:
+        """The error in one line."""
+        return f"{self.kind}: {self.message}" if self.message else self.kind
+
+    @property
+    def cure(self) -> str:
+        """What to change; empty if it is not known."""
+        found = (cure for pattern, cure in _CURES if pattern.search(self.message))
+        return next(found, "")
+
+
+def raised(error: BaseException, workload: Any = None, *, by_check: bool = False) -> Raised:
+    """Describe an error where it is caught."""
+    frames = [*traceback.walk_tb(error.__traceback__)]
+    own = [(frame, line) for frame, line in frames if _is_the_users(frame.f_globals, frame.f_code)]
+    if not own and error.__cause__ is not None:
+        walked = traceback.walk_tb(error.__cause__.__traceback__)
+        own = [(f, line) for f, line in walked if _is_the_users(f.f_globals, f.f_code)]
+    place = ""
+    for frame, line in (own or frames)[-1:]:
+        place = f"{frame.f_code.co_filename}:{line} {frame.f_code.co_qualname}"
+    lines = traceback.StackSummary.extract(iter(own)).format()[-_MOST_FRAMES:]
+    return Raised(
+        type(error).__name__,
+        " ".join(str(error).split())[:_MOST_LETTERS],
+        place,
+        "".join(lines or _parts(workload)).rstrip("\n"),
+        by_check,
+    )
+
+
+def _is_the_users(names: dict[str, Any], code: CodeType) -> bool:
+    package = str(names.get("__name__", "")).partition(".")[0]
+    return package not in _NOT_THE_USERS and _is_own_file(code.co_filename)
+
+
+def _is_own_file(file: str) -> bool:
+    is_installed = not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return not (is_installed or file.startswith(("<frozen", *_LIBRARIES)))
+
+
+def _parts(workload: Any) -> Iterable[str]:
+    """Yield where the workload's functions are defined, as frames."""
+    for name in _PARTS:
+        code = getattr(getattr(workload, name, None), "__code__", None)
+        if isinstance(code, CodeType) and _is_own_file(code.co_filename):
+            yield f'  File "{code.co_filename}", line {code.co_firstlineno}, {name}\n'
+            text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
+            yield f"    {text}\n" if text else ""

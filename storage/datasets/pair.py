@@ -1,0 +1,106 @@
+"""Two arrays in place of a data set: inputs and targets, written as a data set of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dagsel.checks import shown
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.dataset import ShardedDataset
+from dagsel.storage.datasets.manifest import Manifest
+from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.sources import check_input
+from dagsel.storage.files import Folder
+
+logger = logging.getLogger("dagsel")
+
+#: A shard has no fewer samples than this if there are others to join it with.
+SHARD_SAMPLES = 256
+MOST_SHARDS = 32
+VALIDATION = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPair:
+    """Inputs and targets that can be written as a data set."""
+
+    arrays: Mapping[str, Any]
+    manifest: Manifest  # of the data set that they become
+
+    @classmethod
+    def read(cls, x: Any, y: Any) -> ArrayPair:
+        """Read arrays, tensors, lists, a data frame and a series.
+
+        Raises
+        ------
+        DatasetInputError
+            If they cannot become a data set; says which of them, and what to do.
+        """
+        arrays = {"x": as_array("x", x), "y": as_array("y", y)}
+        n_shards = max(1, min(MOST_SHARDS, check_input(arrays).length // SHARD_SAMPLES))
+        options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
+        return cls(arrays, plan_write(arrays, "data-00000000", **options).manifest)
+
+    def write(self, folder: Folder) -> ShardedDataset:
+        """Write them as a data set, in place of one that is there."""
+        data = ShardedDataset.write(
+            folder,
+            self.arrays,
+            n_shards=self.manifest.n_shards,
+            validation=VALIDATION,
+            overwrite=True,
+        )
+        logger.warning(
+            "data=(x, y) is written to %s: %d shards, %d samples to train and %d to validate; "
+            "ShardedDataset.write takes other numbers",
+            data.url,
+            data.n_shards,
+            data.n_train,
+            data.n_validation,
+        )
+        return data
+
+
+def as_array(name: str, value: Any) -> Any:
+    """Return an array that a data set can be written from.
+
+    Examples
+    --------
+    >>> as_array("y", ["cat", "dog"])
+    array(['cat', 'dog'], dtype='<U3')
+    """
+    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
+        try:
+            return value.detach().cpu().numpy()
+        except TypeError as error:
+            raise DatasetInputError(f"{name} cannot become an array: {error}") from None
+    if hasattr(value, "toarray"):
+        raise DatasetInputError(f"{name} is a sparse matrix; give {name}.toarray()")
+    array = value.to_numpy() if hasattr(value, "to_numpy") else value
+    if isinstance(value, list):
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise DatasetInputError(f"{name} is no regular array: {error}") from None
+    if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
+        raise DatasetInputError(
+            f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}"
+        )
+    if not isinstance(array, np.ndarray) or array.dtype != object:
+        return array  # read block by block: it may be larger than memory
+    if all(isinstance(item, str) for item in array.flat):
+        return array.astype("U")
+    others = getattr(value, "select_dtypes", None)
+    columns = list(others(exclude=["number", "bool"]).columns) if others else []
+    which = (
+        f"columns {', '.join(map(repr, columns))} of {name} hold" if columns else f"{name} holds"
+    )
+    raise DatasetInputError(
+        f"{which} neither numbers nor text alone; make numbers of them, such as with "
+        f"pandas.get_dummies({name})"
+    )
