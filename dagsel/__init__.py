@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dagsel.history.result import Run as Run
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
+    from dagsel.run import abandon as abandon
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
     from dagsel.run import resume as resume
@@ -31,6 +32,7 @@ _HOMES = {
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workload": "dagsel.workloads",
+    "abandon": "dagsel.run",
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",
@@ -56,6 +58,7 @@ __all__ = [
     "SklearnWorkload",
     "TorchWorkload",
     "Workload",
+    "abandon",
     "metrics",
     "optimize",
     "preview",

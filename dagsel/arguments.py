@@ -16,13 +16,13 @@ from typing import Any, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
-from dagsel.checks import choice, flag, short_traceback, shown, takes, whole
+from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.budget import check_price, to_seconds
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
-from dagsel.study import BaseSampler, Study
+from dagsel.study import BaseSampler, Study, guarded
 from dagsel.study.checks import check_metric
 from dagsel.workloads.base import Workload
 
@@ -74,7 +74,7 @@ def check_goal(study: Study, metric: Any, workload: Workload) -> None:
             f"metric must be the name of one of the workload's metrics "
             f"({', '.join(workload.metrics)}), got {shown(metric)}; write metric={write!r}"
         )
-    check_metric(study, metric, workload.metrics)
+    check_metric(guarded(study), metric, workload.metrics)
 
 
 # ---- what is searched
@@ -87,6 +87,17 @@ def _study(study: Any) -> Study:
     if isinstance(study, str):
         write = f"optuna.load_study(study_name={study!r}, storage=...)"
     raise SearchError(f"study must be a study of Optuna, got {shown(study)}; write study={write}")
+
+
+def _study_or_url(study: Any) -> Study | str:
+    if isinstance(study, str) and "://" in study:
+        return study
+    if isinstance(study, str):
+        raise SearchError(
+            f"study must be a study of Optuna or the URL of its storage, got {study!r}; write "
+            f"study='sqlite:///study.db' or study=optuna.load_study(study_name={study!r}, ...)"
+        )
+    return _study(study)
 
 
 def _workload(workload: Any) -> Workload:
@@ -153,7 +164,7 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
 
 
 def _space(space: Any) -> Callable[..., Any]:
-    if callable(space) and takes(space, 1):
+    if callable(space) and not isinstance(space, type) and takes(space, 1):
         return space  # type: ignore[no-any-return]
     write = 'lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}'
     if isinstance(space, Mapping) and space:
@@ -283,10 +294,16 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,
     "space": _space,
     "study": _study,
+    "study_or_url": _study_or_url,
     "unit_timeout": lambda value: to_seconds("unit_timeout", value),
+    "within": lambda value: number("within", value, "at least 0 and below 1", _is_share),
     "worker_timeout": lambda value: to_seconds("worker_timeout", value),
     "workload": _workload,
 }
+
+
+def _is_share(value: float) -> bool:
+    return 0 <= value < 1
 
 
 def _is_made(value: Any, kind: type) -> bool:

@@ -30,7 +30,7 @@ def short_traceback(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except DagselError as error:
-            raise error.with_traceback(None) from None
+            raise error.with_traceback(None) from error.__cause__
 
     return call
 

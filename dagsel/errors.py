@@ -17,6 +17,7 @@
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
     ├── SearchError               (ValueError) study, space, flow and metric do not fit together
+    │   └── StudyStorageError     the study's storage is gone, damaged, or on an unknown host
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   ├── WorkloadTransportError   a part of it cannot be sent to a worker
     │   └── AllTrialsFailedError  all trials failed in one way before any had trained
@@ -117,6 +118,10 @@ class CheckpointCorruptError(CheckpointError):
 
 class SearchError(DagselError, ValueError):
     """Study, space, flow and metric do not fit together."""
+
+
+class StudyStorageError(SearchError):
+    """The study's storage is gone, damaged, without the study, or on an unknown host."""
 
 
 class WorkloadError(DagselError, ValueError):

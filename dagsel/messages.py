@@ -11,15 +11,14 @@ What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 from dagsel.codec import Json, Tagged, from_json, to_json
 from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
-from dagsel.errors import CheckpointCorruptError, RunDirError
+from dagsel.errors import CheckpointCorruptError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
 from dagsel.workloads.raised import Raised
 
@@ -424,8 +423,17 @@ class RoundSent:
     epochs: tuple[tuple[int, int, int], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The run was given up ``at`` (seconds since the epoch): its live trials have failed."""
+
+    at: float
+    reason: str
+
+
 Entry: TypeAlias = (
     SessionBegun
+    | Abandoned
     | Turn
     | FailedAlike
     | FlowState
@@ -439,44 +447,13 @@ Entry: TypeAlias = (
 )
 
 
-def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Entry]:
-    """Read a journal.
-
-    Parameters
-    ----------
-    entries
-        What it holds.
-    url
-        Where it is, for the error.
-    begun_with
-        The version of dagsel that the run began with, for the error.
-
-    Raises
-    ------
-    RunDirError
-        If it holds what this version does not know.
-    """
-    read: list[Entry] = []
-    for entry in entries:
-        # Units that found their state stored once said of whom a clone had it.
-        entry = {key: item for key, item in entry.items() if key != "adoptions"}
-        try:
-            read.append(ENTRIES.decode(entry))
-        except ValueError as error:
-            raise RunDirError(
-                f"the journal of {url} cannot be read by dagsel {version('dagsel')} (entry "
-                f"{len(read)}: {error}): the run began with dagsel {begun_with}, or a newer one "
-                "has gone on with it; install the newer of these"
-            ) from error
-    return read
-
-
 COMMANDS: Tagged[Command] = Tagged(*get_args(Command), brief=True)
 NOTICES: Tagged[Notice] = Tagged(*get_args(Notice), brief=True)
 ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
 REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
+    abandoned=Abandoned,
     turn=Turn,
     alike=FailedAlike,
     flow=FlowState,

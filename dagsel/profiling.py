@@ -11,7 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
-from dagsel.checks import shown
+from dagsel.checks import short_traceback, shown
 from dagsel.codec import from_json, to_json
 from dagsel.console import Waiting, html_table, readable_size, text_table
 from dagsel.errors import DatasetFormatError, SearchError
@@ -254,8 +254,8 @@ def profile(
     ClusterError
         If the cluster has too few workers.
     """
-    check_cluster(client, cluster)
-    dataset: ShardedDataset = checked(workload=workload, data=data, remeasure=remeasure).data
+    given = checked(workload=workload, data=data, remeasure=remeasure, within=within)
+    dataset, within = given.data, given.within
     if not isinstance(config, Mapping):
         raise SearchError(
             f'config must be a configuration, got {shown(config)}; write config={{"lr": 0.1}}'
@@ -263,13 +263,13 @@ def profile(
     if gangs is not None and not isinstance(gangs, Iterable):
         raise SearchError(f"gangs must be numbers of workers, got {gangs!r}; write gangs=[{gangs}]")
     plan = TimingPlan(None if gangs is None else (1, *gangs), n_batches, warmup)
-    Scaling({}).best(1, within=within)  # before anything is measured
     checks(workload, dataset.manifest)(config)
     architecture = architecture or architecture_of(workload, config)
     kept = None if remeasure else _find(dataset, architecture)
     needs_no_cluster = plan.gangs is not None or (client is None and cluster is None)
     if kept is not None and needs_no_cluster and _has(kept, plan.gangs or ()):
         return replace(kept, within=within)
+    check_cluster(client, cluster)
     with Waiting(f"profiling {architecture}") as waiting, connect(client, cluster) as here:
         n_workers = len(workers_of(here))
         if kept is not None and plan.gangs is None and _has(kept, plan.on(n_workers)):
@@ -362,6 +362,7 @@ def _has(kept: Profile, gangs: Iterable[int]) -> bool:
     return set(gangs) <= kept.scaling.speedups.keys()
 
 
+@short_traceback
 def _find(data: ShardedDataset, architecture: str) -> Profile | None:
     text = read_profile(data, architecture)
     if text is None:
@@ -379,6 +380,7 @@ def _find(data: ShardedDataset, architecture: str) -> Profile | None:
     return found
 
 
+@short_traceback
 def _open(data: ShardedDataset | Url) -> ShardedDataset:
     dataset: ShardedDataset = checked(data=data).data
     return dataset

@@ -1,4 +1,4 @@
-"""The calls that search: begin a run, go on with one, repeat one."""
+"""The calls that search: begin a run, go on with one, repeat one, give one up."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from dagsel.arguments import check_goal, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError
+from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError, StudyStorageError
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
-from dagsel.messages import SessionBegun, Turn
+from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn
 from dagsel.planning.small_population import Policy
+from dagsel.reopening import adopt, parts_of, study_of, told
 from dagsel.session import Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
-from dagsel.study import Adopted, Callback, Space, StudyDriver, home_of, open_study
+from dagsel.study import Callback, Space, StudyDriver, give_up, guarded, home_of, open_study
 from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
@@ -221,7 +222,7 @@ def resume(
     *,
     workload: Workload | None = None,
     space: Space | None = None,
-    study: Study | None = None,
+    study: Study | str | None = None,
     flow: Flow | None = None,
     data: ShardedDataset | Url | None = None,
     cluster: Any = None,
@@ -242,12 +243,13 @@ def resume(
     workload, space
         Those that the run began with; always needed, as a ``run_dir`` holds no code.
     study
-        The study, if its name and URL do not open it, or if its sampler is not Optuna's default. A
-        study that was in memory is filled again.
+        The study, or the URL of its storage. Needed if its sampler is not Optuna's default, if it
+        is on a server, or if its URL had a password. A study that was in memory is filled again.
     flow
         The search procedure, if it is not one of dagsel's.
     data
-        The data set, if its URL has changed or needs credentials.
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
     callbacks, worker_timeout
         As for `dagsel.optimize`.
     count_downtime
@@ -264,7 +266,7 @@ def resume(
         If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
         the run. Nothing in it changes.
     SearchError
-        If study, space or flow are not those of the run.
+        If study, space or flow are not those of the run, or the study cannot be opened.
     DatasetError
         If the data set cannot be read.
     ClusterError
@@ -274,11 +276,13 @@ def resume(
     given = checked(
         "workload",
         "space",
+        "study_or_url",
         "flow",
         "data",
         run_dir=run_dir,
         workload=workload,
         space=space,
+        study_or_url=study,
         flow=flow,
         data=data,
         callbacks=callbacks,
@@ -290,10 +294,10 @@ def resume(
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
-        workload, space, dataset = _parts(settings, workload, space, given.data)
+        workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
         flow = settings.make_flow(flow, folder.url)
         catch_up(flow, entries, folder.url)
-        study = study or open_study(settings.study, settings.direction, settings.home)
+        study = study_of(settings, folder, given.study_or_url)
         if type(study.sampler).__name__ != settings.sampler:
             logger.warning(
                 "the run began with a %s and goes on with a %s; give study= with the same sampler",
@@ -303,14 +307,16 @@ def resume(
         draws = (settings.seed, given.callbacks, record.run, settings.sampler_seed, flow.traits)
         driver = StudyDriver(study, space, settings.metric, *draws)
         driver.validate(grid=False, check=checks(workload, dataset.manifest))
-        _adopt(driver, record)
+        adopt(driver, record)
         if given.count_downtime and entries:
             began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))
             record.seconds = max(record.seconds, time.time() - began)
         session = Session(settings, folder, driver, flow, workload, dataset, record)
         if record.finished:
+            if record.abandoned:
+                logger.warning("run %s is only read: %s", record.run, record.abandoned)
             driver.fail_live("the run had ended")
-            tidy(session.result)  # its driver may have died before it could
+            tidy(record, folder)  # its driver may have died before it could
             if record.failed_alike:
                 raise AllTrialsFailedError(record.failed_alike)
             return session.result
@@ -343,7 +349,8 @@ def replay(
     workload, space
         Those that the run began with.
     data
-        The data set, if its URL has changed or needs credentials.
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
     into
         Folder for the repeated run; by default a new one under ``dagsel-runs``.
 
@@ -375,12 +382,12 @@ def replay(
     about = source.about()
     settings = Settings.from_json(about, source.url)
     entries, then = read_history(source, settings, about["run"])
-    workload, space, dataset = _parts(settings, workload, space, given.data)
+    workload, space, dataset = parts_of(settings, source, workload, space, given.data)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     if not script.turns:
         raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
     # The script ends when the recorded run did, however long that takes here.
-    free: dict[str, Any] = {"flow_config": None, "deadline_s": None, "budget_s": None}
+    free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
@@ -390,7 +397,7 @@ def replay(
     params = {trial: dict(then.trials[trial].params) for trial in trials}
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
     record.add(drawn)
-    _adopt(driver, record)
+    adopt(driver, record)
     check = checks(workload, dataset.manifest)
     for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
         check(record.trials[trial.number].config)  # the workload learns what the run's had learnt
@@ -409,6 +416,56 @@ def replay(
     return repeated
 
 
+def abandon(
+    run_dir: Url, *, study: Study | str | None = None, reason: str = "the run was abandoned"
+) -> None:
+    """Give up a run that was interrupted: its live trials fail, and no resume goes on with it.
+
+    Until then they stay RUNNING in the study, as the run may go on; samplers of other searches in
+    the same study may take that into account. The best model so far is kept: `dagsel.resume` only
+    reads the run from now on. States of other trials are deleted. No cluster and no code of the run
+    is needed.
+
+    If the study's storage is gone, the run is given up all the same, and a warning says so. Call it
+    again with ``study=`` to tell the study.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder.
+    study
+        The study or the URL of its storage, if the one in ``run_dir`` does not open it.
+    reason
+        Why; written to the run and to each of the trials.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, another driver has it, or it cannot be written.
+    """
+    given = checked("study_or_url", run_dir=run_dir, study_or_url=study)
+    folder = given.run_dir
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    with folder.lock(about["run"]):
+        _, record = read_history(folder, settings, about["run"])
+        if not record.finished:
+            given_up = Abandoned(time.time(), reason)
+            folder.journal.append([ENTRIES.encode(given_up)])
+            record.add(given_up)
+        try:
+            if study is not None or settings.home is not None:  # one in memory is gone
+                theirs = study_of(settings, folder, given.study_or_url)
+                give_up(guarded(theirs), record.run, told(record))
+        except StudyStorageError as error:
+            logger.warning(
+                "run %s is abandoned, but its trials are still running in the study: %s",
+                record.run,
+                error,
+            )
+        tidy(record, folder)
+
+
 @short_traceback
 def _idle_policy(policy: Policy, deterministic: bool, workload: Workload) -> Policy:
     choice("small_population", policy, get_args(Policy))
@@ -420,34 +477,6 @@ def _idle_policy(policy: Policy, deterministic: bool, workload: Workload) -> Pol
     if policy == "gang":
         gang_workload(workload, instead="take small_population='hop' or 'release'")
     return "hop" if deterministic and policy == "auto" else policy
-
-
-def _parts(
-    settings: Settings,
-    workload: Workload | None,
-    space: Space | None,
-    data: ShardedDataset | None,
-) -> tuple[Workload, Space, ShardedDataset]:
-    """Return the parts of a resumed run; raise an error if they are not those it began with."""
-    if workload is None or space is None:
-        raise RunDirError(
-            "a run_dir holds no code: give workload= and space= as the run began with them"
-        )
-    settings.check_workload(describe(workload))
-    if data is None:
-        data = ShardedDataset.open(settings.data)
-    settings.check_data(data.digest, data.url)
-    return workload, space, data
-
-
-def _adopt(driver: StudyDriver, record: Record) -> None:
-    """Write what the study lacks of the record, and add configurations to the record's trials."""
-    told = {}
-    for trial in record.trials.values():
-        values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
-        end = (trial.state, trial.reason, trial.traceback)
-        told[trial.number] = Adopted(trial.params, values, *end)
-    record.configure(driver.adopt(told))
 
 
 def _new_run_dir(study: str, run: str) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.runner import Runner
+from dagsel.errors import DagselError, RunDirLockedError, StudyStorageError
 from dagsel.execution.cluster import connect, why_no_room
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver, elastic_for
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dagsel")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LockedJournal:
     """A journal that is not written to once another driver has taken the lock."""
 
     journal: Journal
     lock: RunLock
+    has_entries: bool = False  # with them, the run can be resumed
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Keep entries, all or none; waits while the disk is full."""
@@ -57,6 +59,7 @@ class LockedJournal:
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
         self.lock.check()
         self.journal.append(records)
+        self.has_entries = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +115,13 @@ class Session:
             unit_timeout_s=settings.unit_timeout_s,
             capacity_timeout_s=worker_timeout,
         )
+        journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
+            stack.enter_context(self._kept(journal))
             progress = stack.enter_context(SearchProgress(settings.metric))
-            stack.callback(self.driver.fail_live, "the run ended before the trial did")
             here = stack.enter_context(connect(client, cluster))
             driver = elastic_for(here, cluster)
             engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
-            journal = LockedJournal(self.folder.journal, lock)
             if self.first:
                 journal.append([ENTRIES.encode(entry) for entry in self.first])
             runner = Runner(
@@ -143,8 +146,31 @@ class Session:
                 observe=progress.update,
             )
             runner.run()
-        tidy(self.result)
+            self.driver.fail_live("the run ended before the trial did")
+        tidy(record, self.folder)
         return self.result
+
+    @contextmanager
+    def _kept(self, journal: LockedJournal) -> Iterator[None]:
+        """Say with an error that the run can be resumed, if it can.
+
+        Its trials stay running in the study until it is resumed or abandoned.
+        """
+        try:
+            yield
+        except BaseException as error:
+            goes_on = not self.record.finished or isinstance(error, StudyStorageError)
+            is_ours = self.visits is None and not isinstance(error, RunDirLockedError)
+            if journal.has_entries and goes_on and is_ours:
+                kept = (
+                    "the run is kept: go on with  "
+                    f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
+                )
+                if isinstance(error, DagselError) and len(error.args) == 1:
+                    error.args = (f"{error}; {kept}",)
+                else:
+                    error.add_note(kept)
+            raise
 
     def _idle_workers(self, driver: ClusterDriver, why_no_gangs: str) -> IdleWorkers:
         settings = self.settings
@@ -173,26 +199,25 @@ class Session:
         return self.workload.reconfigure(State(blob), config, new).buffer
 
 
-def tidy(run: Run) -> None:
+def tidy(record: Record, folder: RunDir) -> None:
     """Leave the best state alone in the store, and say which trials failed."""
-    best = run.record.best
-    for trial in run.record.trials:
+    best, states = record.best, folder.states
+    for trial in record.trials:
         if best is None or trial != best.trial:
-            run.run_dir.states.drop(trial)
+            states.drop(trial)
     if best is not None:
-        states = run.run_dir.states
         kept = None if best.check else ((best.epoch, best.position), best.is_partial)
         states.drop_checks(best.trial, but=best.check)
         for partial in (False, True):  # one that the deadline ended has newer ones
             for place in states.list(best.trial, partial=partial):
                 if (place, partial) != kept:
                     states.delete(best.trial, *place, partial=partial)
-        winner = run.record.trials[best.trial]
-        run.run_dir.write_best({**asdict(best), "params": winner.params, "config": winner.config})
-    if run.failures:
-        logger.warning("%d of %d trials failed", len(run.failures), len(run.record.trials))
+        winner = record.trials[best.trial]
+        folder.write_best({**asdict(best), "params": winner.params, "config": winner.config})
+    if record.failures:
+        logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
         by_reason: dict[str, list[str]] = {}
-        for failed in run.failures:
+        for failed in record.failures:
             by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
         for reason, numbers in by_reason.items():
             logger.warning("trial %s failed: %s", ", ".join(numbers), reason)

@@ -6,7 +6,7 @@ import math
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 
-from dagsel.checks import number
+from dagsel.checks import flag, number
 from dagsel.errors import SearchError
 from dagsel.flow import Event, Losses, Paused, Reported
 from dagsel.flows.time_sharing import SharedWorkers, TimeSharing
@@ -175,6 +175,7 @@ class Hermes(TimeSharing):
                 f"order, such as (0.5, 0.75, 0.9), got {self.milestones!r}"
             )
         number("growth", self.growth, "1 or more", lambda growth: 1 <= growth < math.inf)
+        flag("normalize", self.normalize)
 
     def learn(self, event: Event) -> None:
         """Note the losses of a turn."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import KW_ONLY, dataclass, field
 
+from dagsel.checks import flag
 from dagsel.flow import (
     Asked,
     Context,
@@ -87,6 +88,7 @@ class TimeSharing(Flow):
             aging=1 if self.aging is None else self.aging,
         )
         to_seconds("quantum", self.quantum)
+        flag("migrate", self.migrate)
 
     @property
     def traits(self) -> Traits:

@@ -25,30 +25,15 @@ from fsspec.implementations.local import LocalFileSystem
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError, LinkError
 from dagsel.storage import disk
+from dagsel.storage.urls import hide, secrets_in, without_credentials
 
 Url: TypeAlias = "str | os.PathLike[str]"
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
 
-# Keys may contain "/" and passwords "@"; better to hide too much of a URL than too little.
-_USER = re.compile(r"(?<=://)(?:[^/@:]*:.*|[^/@]*)@")
 _S3_USER = re.compile(r"(s3a?://)([^/@:]*):([^@]*)@")
 _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "memory"}
 _SECRET = re.compile(r"key|secret|token|pass|sas|cred|connection_string|auth", re.IGNORECASE)
 _PART_BYTES = 16 << 20  # of a multipart upload: the most that an open remote file buffers
-
-
-def without_credentials(url: str) -> str:
-    """Remove user, password and query from a URL, also from chained ones (``a::b``).
-
-    Examples
-    --------
-    >>> without_credentials("s3://key:se/cret@bucket/digits.zarr")
-    's3://bucket/digits.zarr'
-    >>> without_credentials("https://host/digits.zarr?sig=secret")
-    'https://host/digits.zarr'
-    """
-    parts = (_USER.sub("", part) for part in url.split("::"))
-    return "::".join(part.split("?", 1)[0] if "://" in part else part for part in parts)
 
 
 class Folder:
@@ -73,7 +58,10 @@ class Folder:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
             raise error(f"{shown(text)} is no URL: pass a path or any URL that fsspec knows")
-        self._url, self._options = _options_from_url(text, dict(storage_options or {}))
+        options: Any = storage_options or {}
+        if not isinstance(options, Mapping):
+            raise error(f"storage_options must be a dict of options by name, got {shown(options)}")
+        self._url, self._options = _options_from_url(text, dict(options))
         self._depth = depth  # how far below the folder that a user has named
         protocol = fsspec.core.split_protocol(self._url)[0]
         if "::" not in self._url and protocol is not None:
@@ -194,9 +182,9 @@ class Folder:
                 self.fs.pipe_file(path, bytes(data))
 
     def copy(self, key: str, to: str) -> None:
-        """Copy an object, inside the store if the store can."""
+        """Copy an object, inside the store if the store can; a link is not followed."""
         if self.is_local:
-            disk.copy(Path(self.path(key)), self.own(to))
+            disk.copy(self.own(key, whole=False), self.own(to))
         else:
             with self._discreet():
                 try:
@@ -261,16 +249,24 @@ class Folder:
 
     def names(self, key: str = "") -> list[str]:
         """List the names in a folder, sorted; none if it is missing."""
+        return sorted(self.kinds(key))
+
+    def kinds(self, key: str = "") -> dict[str, str]:
+        """Return the names in a folder, each with its kind: ``"file"``, ``"directory"``, other."""
         path = self.path(key)
         self.fs.invalidate_cache(path)
         try:
             with self._discreet():
-                found = self.fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
+                found = self.fs.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         # Object stores may list an empty marker object: the folder itself.
-        entries = {entry.rstrip("/") for entry in found} - {path}
-        return sorted(entry.rpartition("/")[2] for entry in entries)
+        entries = {entry["name"].rstrip("/"): entry["type"] for entry in found}
+        return {
+            name.rpartition("/")[2]: kind
+            for name, kind in entries.items()
+            if name.lstrip("/") != path.lstrip("/")
+        }
 
     def is_file(self) -> bool:
         """Whether there is a file instead of a folder."""
@@ -316,21 +312,11 @@ class Folder:
 
     def hide(self, text: str) -> str:
         """Remove the credentials of this folder's URL and options from a text."""
-        text = text.replace(self._url, self.url)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return text
+        return hide(text.replace(self._url, self.url), self._secrets)
 
     @cached_property
-    def _secrets(self) -> tuple[str, ...]:
-        found = {*_strings(self._options)}
-        if "://" in self._url:
-            found.update(match.rstrip("@") for match in _USER.findall(self._url))
-            found.update(match.rpartition(":")[2].rstrip("@") for match in _USER.findall(self._url))
-            query = self._url.partition("?")[2]
-            found.update([query, *(part.partition("=")[2] for part in query.split("&"))])
-        # Replacing a letter or two would hide nothing and spoil the text.
-        return tuple(sorted((text for text in found if len(text) > 2), key=len, reverse=True))
+    def _secrets(self) -> set[str]:
+        return {*_strings(self._options), *secrets_in(self._url)}
 
     @contextlib.contextmanager
     def _discreet(self) -> Iterator[None]:

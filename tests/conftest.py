@@ -22,6 +22,8 @@ HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
 ALONE = (
     "attack/test_innocent.py",
+    "attack/test_told_once.py",
+    "attack/test_clients.py",
     "attack/test_planted_gang.py",
     "attack/test_fuzz_files.py",
     "attack/test_run_dirs.py",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dagsel.codec import Tagged
 from dagsel.dispatch.units import Begun, Chain, Round, Unit
+from dagsel.driver.consistency import read_entries
 from dagsel.errors import RunDirError
 from dagsel.flow import Clone
 from dagsel.history.settings import Settings
@@ -27,7 +28,6 @@ from dagsel.messages import (
     StoredState,
     Turn,
     UnitRecord,
-    read_entries,
 )
 from dagsel.storage import RunDir
 

@@ -48,6 +48,7 @@ def test_what_is_exported() -> None:
         "SklearnWorkload",
         "TorchWorkload",
         "Workload",
+        "abandon",
         "metrics",
         "optimize",
         "preview",

@@ -8,11 +8,13 @@ another run's: going on with it would begin another search in silence.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 
+from dagsel.codec import Json
 from dagsel.errors import RunDirError
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
-from dagsel.messages import Entry, SessionBegun, read_entries
+from dagsel.messages import ENTRIES, Entry, SessionBegun
 from dagsel.storage import RunDir
 from dagsel.storage.runs.checkpoints import Extent
 
@@ -51,6 +53,38 @@ def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Ent
             "start anew in another run_dir"
         )
     return entries, record
+
+
+def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Entry]:
+    """Read a journal.
+
+    Parameters
+    ----------
+    entries
+        What it holds.
+    url
+        Where it is, for the error.
+    begun_with
+        The version of dagsel that the run began with, for the error.
+
+    Raises
+    ------
+    RunDirError
+        If it holds what this version does not know.
+    """
+    read: list[Entry] = []
+    for entry in entries:
+        # Units that found their state stored once said of whom a clone had it.
+        entry = {key: item for key, item in entry.items() if key != "adoptions"}
+        try:
+            read.append(ENTRIES.decode(entry))
+        except ValueError as error:
+            raise RunDirError(
+                f"the journal of {url} cannot be read by dagsel {version('dagsel')} (entry "
+                f"{len(read)}: {error}): the run began with dagsel {begun_with}, or a newer one "
+                "has gone on with it; install the newer of these"
+            ) from error
+    return read
 
 
 def check_settings(entries: Iterable[Entry], digest: str, url: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask.config
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
@@ -31,6 +33,8 @@ __all__ = [
 
 logger = logging.getLogger("dagsel")
 
+#: What takes longer than this is told of.
+TELL_AFTER_S = 2.0
 _ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
 _TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
@@ -77,9 +81,11 @@ def _check_open(name: str, value: Any) -> None:
             f"await asyncio.to_thread(dagsel.optimize, ..., client={name}.{_TO_SCHEDULER[name]})"
         )
     of_client = getattr(value, "cluster", None) if isinstance(value, Client) else None
-    if any(_is_closed(part) for part in (value, of_client)):
-        raise ClusterError(f"the {name} is closed; make a new one before the search, and close it "
-                           "after the search")  # fmt: skip
+    for what, part in ((f"the {name}", value), (f"the cluster of the {name}", of_client)):
+        if _is_closed(part):
+            raise ClusterError(
+                f"{what} is closed; make a new one before the search, and close it after the search"
+            )
 
 
 def _is_closed(part: Any) -> bool:
@@ -107,12 +113,35 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
             close(here)
     else:
         address = client if client is not None else cluster
+        waiting = "no answer from %s yet; a scheduler is looked for there for %s"
+        patience = dask.config.get("distributed.comm.timeouts.connect")
+        notice = threading.Timer(TELL_AFTER_S, logger.warning, (waiting, address, patience))
+        notice.daemon = True
+        notice.start()
         try:
             own = Client(address, set_as_default=False)
         except (OSError, TypeError, ValueError) as error:
-            raise ClusterError(f"no scheduler at {address}: {error}") from error
+            raise ClusterError(f"no scheduler at {address}: {error}") from None
+        finally:
+            notice.cancel()
         with own:
-            yield own
+            try:
+                yield own
+            finally:
+                if own.status == "connecting":  # its end would be logged with a traceback
+                    with _silent("distributed.client"):
+                        own.close()
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    theirs = logging.getLogger(name)
+    level = theirs.level
+    theirs.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        theirs.setLevel(level)
 
 
 def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:

@@ -36,6 +36,7 @@ from dagsel.errors import (
     WorkerMemoryError,
 )
 from dagsel.execution.compatibility import check_versions
+from dagsel.execution.connection import Connection
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
@@ -79,6 +80,7 @@ class DaskEngine:
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     workers: set[str] = field(default_factory=set)
+    _connection: Connection = field(init=False)
     _processes: dict[str, str] = field(default_factory=dict)  # that workers live in, gone ones too
     _has_shared: bool = False  # whether two of them were seen in one
     _bill: Bill = field(default_factory=Bill)
@@ -100,6 +102,9 @@ class DaskEngine:
     _n_loads: int = 0
     _alone_since: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self._connection = Connection.of(self.client)
+
     def __enter__(self) -> DaskEngine:
         try:
             self._start()
@@ -120,6 +125,7 @@ class DaskEngine:
 
     def _start(self) -> None:
         run = self.spec.run
+        self._connection.check()
         node_size = 1 if self.driver is None else self.driver.node_size
         self._bill = Bill(node_size, at=self.now())
         self._found = self._workers_there()
@@ -190,6 +196,10 @@ class DaskEngine:
         self._futures.clear()
         self._checks.clear()
         self._loads.clear()
+        if not self._connection.is_there:  # each of these would wait for it
+            if self.driver is not None:
+                self.driver.close(timeout_s=0.0)
+            return
         for leave in (
             partial(self.tell, EndRun()),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
@@ -359,7 +369,7 @@ class DaskEngine:
         if isinstance(command, TrialAllowed | TrialHeld):
             # Nobody waits for its score any more, and the state that is scored may be deleted.
             self._checks.pop(command.trial, None)
-        self.client.log_event(command_topic(self.spec.run), COMMANDS.encode(command))
+        self._connection.log(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
         self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
@@ -437,8 +447,7 @@ class DaskEngine:
         NoWorkersError
             If there has been no worker for longer than the time limit.
         """
-        if self.client.status == "closed":
-            raise ClusterError("the scheduler is gone; states up to the last unit are in run_dir")
+        self._connection.check()
         now = time.monotonic()
         if self.workers:
             self._alone_since = now

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,6 +31,8 @@ def check_main_guard() -> None:
             f"a worker process imports your script again and must not search itself: {_CURE}"
         )
     main: Any = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) == "<stdin>":
+        del main.__file__  # Python would look for a file of this name in each worker, and fail
     path = imported_again(main)
     frames = [frame for frame in _frames() if frame.f_globals is getattr(main, "__dict__", None)]
     if path is None or not any(frame.f_code.co_name == "<module>" for frame in frames):
@@ -49,8 +52,8 @@ def check_main_guard() -> None:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread, from here up."""
-    frame: FrameType | None = sys._getframe()
+    """Yield the frames of the main thread, which waits for a search in another one."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         yield frame
         frame = frame.f_back

@@ -23,7 +23,8 @@ import psutil
 from distributed import Client, Future, get_worker
 from distributed.comm.addressing import get_address_host
 
-from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, SearchError, WorkloadError
+from dagsel.checks import short_traceback, whole
+from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, WorkloadError
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.process import (
@@ -74,14 +75,12 @@ class TimingPlan:
     n_batches: int
     warmup: int
 
+    @short_traceback
     def __post_init__(self) -> None:
         for n in self.gangs or ():
-            if not _is_count(n):
-                raise SearchError(f"gangs must be whole numbers of 1 or more, got {n!r}")
+            whole("each of gangs", n)
         for name in ("n_batches", "warmup"):
-            value = getattr(self, name)
-            if not _is_count(value):
-                raise SearchError(f"{name} must be a whole number of 1 or more, got {value!r}")
+            whole(name, getattr(self, name))
 
     def on(self, n_workers: int) -> tuple[int, ...]:
         """Return the numbers to measure on a cluster of so many workers, sorted.
@@ -99,10 +98,6 @@ class TimingPlan:
                 f"{n_workers}: add workers or leave the number out of gangs"
             )
         return tuple(sorted(set(self.gangs)))
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def time_gangs(

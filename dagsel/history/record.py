@@ -41,6 +41,7 @@ from dagsel.flow import (
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
 from dagsel.messages import (
+    Abandoned,
     Entry,
     FailedAlike,
     FlowState,
@@ -108,6 +109,7 @@ class Record:
     # Time since the run began when the last turn was taken, without the time that it lay dead.
     seconds: float = 0.0
     finished: bool = False
+    abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
 
@@ -126,6 +128,10 @@ class Record:
         match entry:
             case SessionBegun():
                 self.n_sessions += 1
+            case Abandoned(_, reason):
+                self.abandoned, self.finished = reason, True
+                for trial in [t.number for t in self.trials.values() if t.is_live]:
+                    self._end(trial, "failed", reason)
             case UnitRecord():
                 self._note_spent(entry)
                 self._add_unit(entry)

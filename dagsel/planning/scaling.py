@@ -13,11 +13,12 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.checks import is_number, number, whole
 from dagsel.errors import SearchError
 
 Architecture = TypeVar("Architecture", bound=Hashable)
@@ -43,8 +44,7 @@ class _Model:
         within
             Share of the top speed that may be given up.
         """
-        if not 0 <= within < 1:
-            raise SearchError(f"within must be at least 0 and below 1, got {within!r}")
+        number("within", within, "at least 0 and below 1", lambda share: 0 <= share < 1)
         _check_workers(most)
         speedups = [self.speedup(n) for n in range(1, most + 1)]
         enough = (1 - within) * max(speedups)
@@ -72,6 +72,11 @@ class Scaling(_Model):
     speedups: Mapping[int, float]
 
     def __post_init__(self) -> None:
+        speedups: Any = self.speedups
+        if not isinstance(speedups, Mapping):
+            raise SearchError(
+                f"speedups must be by number of workers, got {speedups!r}; write {{1: 1, 2: 1.8}}"
+            )
         for n, speedup in self.speedups.items():
             _check_workers(n)
             if not (_is_number(speedup) and speedup > 0):
@@ -269,9 +274,8 @@ def _rms(model: ScalingModel, seconds: float, observations: Sequence[tuple[int, 
 
 
 def _check_workers(n: object) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise SearchError(f"a number of workers must be a whole number of 1 or more, got {n!r}")
+    whole("a number of workers", n)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return is_number(value) and math.isfinite(value)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
-from dagsel.checks import short_traceback, whole
+from dagsel.checks import is_number, short_traceback, shown, whole
 from dagsel.errors import SearchError
 
 
@@ -69,10 +70,17 @@ class SimulatedCluster:
             whole(name, getattr(self, name))
         if self.replicas is not None:
             whole("replicas", self.replicas)
+        for name in ("failures", "additions"):
+            pairs: Any = getattr(self, name)
+            if not isinstance(pairs, tuple | list) or not all(map(_is_pair, pairs)):
+                raise SearchError(f"{name} must be pairs of numbers, got {shown(pairs)}")
+        given: Any = self.speeds
+        if given is not None and not isinstance(given, tuple | list):
+            raise SearchError(f"speeds must be one number for each worker, got {shown(given)}")
         if self.speeds is not None and len(self.speeds) != self.n_workers:
             raise SearchError(f"{len(self.speeds)} speeds were given for {self.n_workers} workers")
         speeds = [*(self.speeds or ()), *(speed for _, speed in self.additions)]
-        if not all(0.0 < speed < math.inf for speed in speeds):
+        if not all(is_number(speed) and 0.0 < speed < math.inf for speed in speeds):
             raise SearchError(f"speeds must be above 0, got {speeds}")
         if self.max_workers is not None and whole("max_workers", self.max_workers) < self.n_workers:
             raise SearchError(
@@ -80,7 +88,7 @@ class SimulatedCluster:
             )
         times = [self.startup_s, self.load_s, self.hop_s, self.switch_s]
         times += [time_s for time_s, _ in (*self.failures, *self.additions)]
-        if not all(0.0 <= time_s < math.inf for time_s in times):
+        if not all(is_number(time_s) and 0.0 <= time_s < math.inf for time_s in times):
             raise SearchError(f"times must be 0 or more seconds, got {times}")
         n_workers = self.n_workers + len(self.additions)
         for _, worker in self.failures:
@@ -99,6 +107,10 @@ class SimulatedCluster:
         if self.replicas is not None:
             return self.replicas
         return math.ceil((self.n_workers + len(self.additions)) / self.n_shards)
+
+
+def _is_pair(pair: Any) -> bool:
+    return isinstance(pair, tuple | list) and len(pair) == 2 and all(map(is_number, pair))
 
 
 def worker_name(number: int) -> str:

@@ -3,10 +3,11 @@
 from optuna import Study
 from optuna.samplers import BaseSampler
 
-from dagsel.study.checks import Space, home_of, open_study
+from dagsel.study.checks import Space
 from dagsel.study.driver import Callback, StudyDriver
 from dagsel.study.grid import GridWalk
-from dagsel.study.resume import Adopted
+from dagsel.study.home import guarded, home_of, open_study
+from dagsel.study.resume import Adopted, give_up
 
 __all__ = [
     "Adopted",
@@ -16,6 +17,8 @@ __all__ = [
     "Space",
     "Study",
     "StudyDriver",
+    "give_up",
+    "guarded",
     "home_of",
     "open_study",
 ]

@@ -1,9 +1,8 @@
-"""Check a study and a search space before the search; open a study again where it is stored."""
+"""Check a study and a search space before the search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import optuna
@@ -16,13 +15,9 @@ from optuna.pruners import (
     WilcoxonPruner,
 )
 from optuna.samplers import BaseSampler
-from optuna.storages import JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
 from optuna.study import StudyDirection
-from sqlalchemy.engine import make_url
 
 from dagsel.errors import SearchError
-from dagsel.flow import Direction
 from dagsel.study.grid import GridWalk
 from dagsel.study.sampler import quiet
 
@@ -30,7 +25,6 @@ Space: TypeAlias = Callable[[optuna.Trial], Mapping[str, Any]]
 
 #: A finite space with more points than this is not enumerated before the run.
 MAX_GRID_POINTS = 100_000
-_JOURNAL = "journal://"
 
 
 def configure(space: Space, trial: Any) -> dict[str, Any]:
@@ -118,32 +112,3 @@ def first_step(pruner: Any) -> int:
         case PatientPruner():
             return max(pruner._patience + 2, first_step(pruner._wrapped_pruner))
     return 0
-
-
-def home_of(study: optuna.Study) -> str | None:
-    """Return the URL of a study's storage; None if it is in memory or the URL has a password."""
-    storage = study._storage
-    if isinstance(storage, JournalStorage):
-        path = getattr(storage._backend, "_file_path", None)
-        return None if path is None else f"{_JOURNAL}{Path(path).absolute()}"
-    storage = getattr(storage, "_backend", storage)  # under Optuna's cache
-    if not isinstance(storage, RDBStorage):
-        return None
-    url = make_url(storage.url)
-    if url.password is not None:
-        return None
-    if url.get_backend_name() == "sqlite":
-        if url.database in (None, "", ":memory:"):
-            return None
-        url = url.set(database=str(Path(str(url.database)).absolute()))
-    return url.render_as_string()
-
-
-def open_study(name: str, direction: Direction, home: str | None) -> optuna.Study:
-    """Load a study from its storage; create it in memory if it has none."""
-    if home is None:
-        return optuna.create_study(study_name=name, direction=direction)
-    if home.startswith(_JOURNAL):
-        backend = JournalFileBackend(home.removeprefix(_JOURNAL))
-        return optuna.load_study(study_name=name, storage=JournalStorage(backend))
-    return optuna.load_study(study_name=name, storage=home)

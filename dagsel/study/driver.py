@@ -15,10 +15,12 @@ from optuna.pruners import BasePruner
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from dagsel.checks import short_traceback
 from dagsel.flow import Sampling, Traits
 from dagsel.study.checks import Space, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
+from dagsel.study.home import guarded
 from dagsel.study.resume import REASON, TRACEBACK, Adopted, end_as_failed, match_up, recall
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
@@ -62,6 +64,7 @@ class StudyDriver:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     sampler_seed: int | None = None
     traits: Traits = field(default_factory=Traits)
+    _theirs: optuna.Study = field(init=False)  # the user's study, whose storage is watched
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
     _view: SamplerStudy = field(init=False)
     _draws: Draws = field(init=False)
@@ -70,7 +73,8 @@ class StudyDriver:
         own = self.study.sampler
         if self.sampler_seed is None:
             self.sampler_seed = draw_seed(own, self.seed)
-        self._view = SamplerStudy(self.study, self.run, self.traits.max_epochs)
+        self._theirs = guarded(self.study)
+        self._view = SamplerStudy(self._theirs, self.run, self.traits.max_epochs)
         self._draws = Draws(self._view, self.space, own, self.sampler_seed, self.seed)
 
     @property
@@ -81,10 +85,11 @@ class StudyDriver:
     @property
     def maximize(self) -> bool:
         """Whether larger values are better."""
-        return bool(self.study.direction == optuna.study.StudyDirection.MAXIMIZE)
+        return bool(self._theirs.direction == optuna.study.StudyDirection.MAXIMIZE)
 
     # ---- Before the run.
 
+    @short_traceback
     def validate(self, *, grid: bool, check: Callable[[Any], None]) -> None:
         """Check that space and pruner fit together; raise a `SearchError` if not.
 
@@ -95,6 +100,8 @@ class StudyDriver:
         check
             Raises an error if nothing can be trained with a configuration.
         """
+        # What Optuna has cached of a study says nothing of its storage.
+        self._theirs._storage.get_study_user_attrs(self._theirs._study_id)
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
             check_pruner(self._pruner, self.traits.max_epochs)
         uniform = RandomSampler()
@@ -143,7 +150,7 @@ class StudyDriver:
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what others have added to the study; return the enqueued trials."""
-        trials = self.study.get_trials(deepcopy=False)
+        trials = self._theirs.get_trials(deepcopy=False)
         new = trials[len(self._view) :]
         self._view.extend(new)
         self._draws.had_before |= {
@@ -157,8 +164,8 @@ class StudyDriver:
         """Take an enqueued trial for this run; return False if another process was faster."""
         # Marked first: wherever the driver is interrupted, `fail_live` finds it.
         try:
-            self.study._storage.set_trial_user_attr(trial._trial_id, RUN, self.run)
-            return self.study._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+            self._theirs._storage.set_trial_user_attr(trial._trial_id, RUN, self.run)
+            return self._theirs._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         except UpdateFinishedTrialError:
             return False
 
@@ -166,7 +173,7 @@ class StudyDriver:
         """Draw what an enqueued trial leaves open, and write it to the study."""
         drawn, config = self._draws.rest_of(trial.number, sampling)
         frozen = self._view.drawn(drawn)
-        storage, trial_id = self.study._storage, trial._trial_id
+        storage, trial_id = self._theirs._storage, trial._trial_id
         for name, distribution in frozen.distributions.items():
             value = distribution.to_internal_repr(frozen.params[name])
             storage.set_trial_param(trial_id, name, value, distribution)
@@ -180,10 +187,10 @@ class StudyDriver:
 
     def _add(self, trial: optuna.Trial, config: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Write a drawn trial to the study in one piece."""
-        storage = self.study._storage
+        storage = self._theirs._storage
         frozen = self._view.drawn(trial)
         frozen.user_attrs = {**frozen.user_attrs, RUN: self.run}
-        study_id = self.study._study_id
+        study_id = self._theirs._study_id
         frozen._trial_id = storage.create_new_trial(study_id, frozen)
         place = (study_id, trial.number)
         if storage.get_trial_id_from_study_id_trial_number(*place) == frozen._trial_id:
@@ -205,15 +212,15 @@ class StudyDriver:
     def report(self, number: int, epoch: int, value: float) -> None:
         """Report a live trial's value after an epoch; a value reported before is replaced."""
         trial_id = self._live[number]._trial_id
-        self.study._storage.set_trial_intermediate_value(trial_id, epoch, float(value))
+        self._theirs._storage.set_trial_intermediate_value(trial_id, epoch, float(value))
         self._view.report(number, epoch, value)
 
     def should_prune(self, number: int) -> bool:
         """Ask the pruner whether a live trial should stop after its last report."""
         if not self.traits.uses_pruner:
             return False
-        trial = self.study._storage.get_trial(self._live[number]._trial_id)
-        return bool(self._pruner.prune(self.study, copy.copy(trial)))
+        trial = self._theirs._storage.get_trial(self._live[number]._trial_id)
+        return bool(self._pruner.prune(self._theirs, copy.copy(trial)))
 
     @property
     def _pruner(self) -> BasePruner:
@@ -238,18 +245,18 @@ class StudyDriver:
     def _note(self, trial: FrozenTrial, reason: str, traceback: str) -> None:
         for key, text in ((REASON, reason), (TRACEBACK, traceback)):
             if text:
-                self.study._storage.set_trial_user_attr(trial._trial_id, key, text)
+                self._theirs._storage.set_trial_user_attr(trial._trial_id, key, text)
 
     def fail_live(self, reason: str) -> None:
         """Mark all running trials of this run as failed, without callbacks."""
         left = {trial._trial_id for trial in self._live.values()}
         left |= {
             trial._trial_id
-            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            for trial in self._theirs.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
             if trial.user_attrs.get(RUN) == self.run
         }
         for trial_id in sorted(left):
-            end_as_failed(self.study, trial_id, reason)
+            end_as_failed(self._theirs, trial_id, reason)
         self._live.clear()
 
     def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
@@ -263,11 +270,11 @@ class StudyDriver:
         self, trial: FrozenTrial, state: TrialState, value: float | None = None
     ) -> FrozenTrial:
         try:
-            return self.study.tell(trial.number, value, state=state)
+            return self._theirs.tell(trial.number, value, state=state)
         except RuntimeError:
             # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
             # allows only in Study.optimize. The trial has been told by then.
-            told = self.study._storage.get_trial(trial._trial_id)
+            told = self._theirs._storage.get_trial(trial._trial_id)
             if not told.state.is_finished():
                 raise
             return copy.deepcopy(told)
@@ -303,7 +310,7 @@ class StudyDriver:
         configs, templates = {}, {}
         for number, adopted in trials.items():
             configs[number], templates[number] = recall(self.space, number, adopted, self.run)
-        held = match_up(self.study, self.run, trials, templates)
+        held = match_up(self._theirs, self.run, trials, templates)
         self._follow()
         for number, adopted in sorted(trials.items()):
             trial = held[number]

@@ -18,6 +18,7 @@ from dagsel.study.sampler import RUN
 STANDS_FOR = "dagsel:trial"
 REASON = "dagsel:reason"
 TRACEBACK = "dagsel:traceback"
+_UNKNOWN = "the driver died before it was recorded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +127,27 @@ def match_up(
             held[number] = _add(study, again)
     for number, trial in held.items():
         if number not in trials:
-            end_as_failed(study, trial._trial_id, "the driver died before it was recorded")
+            end_as_failed(study, trial._trial_id, _UNKNOWN)
     return {number: _with_reports(study, held[number], trials[number]) for number in trials}
+
+
+def give_up(study: optuna.Study, run: str, trials: Mapping[int, Adopted]) -> None:
+    """Tell how the running trials of a run that goes on no more have ended; asks no sampler.
+
+    Those that the journal does not know have failed.
+    """
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial.user_attrs.get(RUN) != run:
+            continue
+        adopted = trials.get(trial.user_attrs.get(STANDS_FOR, trial.number))
+        if adopted is None:
+            end_as_failed(study, trial._trial_id, _UNKNOWN)
+        elif adopted.told == TrialState.FAIL:
+            end_as_failed(study, trial._trial_id, adopted.reason)
+        else:  # its driver died before it told the study
+            _with_reports(study, trial, adopted)
+            values = [adopted.reports[-1][1]] if adopted.reports else None
+            study._storage.set_trial_state_values(trial._trial_id, adopted.told, values)
 
 
 def end_as_failed(study: optuna.Study, trial_id: int, reason: str) -> None:

@@ -387,8 +387,8 @@ def profile_names(data: ShardedDataset) -> list[str]:
     return [name.removesuffix(".json") for name in found if name.endswith(".json")]
 
 
-def _profile_key(data: ShardedDataset, architecture: str) -> str:
-    if not _ARCHITECTURE.fullmatch(architecture):
+def _profile_key(data: ShardedDataset, architecture: Any) -> str:
+    if not isinstance(architecture, str) or not _ARCHITECTURE.fullmatch(architecture):
         raise SearchError(
             f"{architecture!r} cannot be an architecture's name: use letters, digits, '_', '-' and "
             "'.', at most 100, not beginning with '-' or '.'"

@@ -56,10 +56,11 @@ class ArrayPair:
             overwrite=True,
         )
         logger.warning(
-            "data=(x, y) is written to %s: %d shards, %d samples to train and %d to validate; "
+            "data=(x, y) is written to %s: %d shard%s, %d samples to train and %d to validate; "
             "ShardedDataset.write takes other numbers",
             data.url,
             data.n_shards,
+            "s" * (data.n_shards > 1),
             data.n_train,
             data.n_validation,
         )

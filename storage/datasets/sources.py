@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dagsel.checks import whole
+from dagsel.checks import shown, whole
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.manifest import check_names
 
@@ -47,6 +47,11 @@ class Batches:
 
     def __init__(self, iterable: Iterable[Any], length: int) -> None:
         self.length = whole("length of Batches", length, error=DatasetInputError)
+        if not isinstance(iterable, Iterable):
+            raise DatasetInputError(
+                f"Batches go over an iterable of batches, got {shown(iterable)}; write "
+                "Batches(iterable, length=...)"
+            )
         self._iterator = iter(iterable)
         self._first: list[Any] = []
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import google_crc32c
 
+from dagsel.checks import short_traceback
 from dagsel.errors import JournalCorruptError, RunDirError
 from dagsel.storage.files import Folder, Url
 from dagsel.storage.runs.checkpoints import CheckpointStore
@@ -73,6 +74,7 @@ class RunDir:
         """Its URL, without credentials."""
         return self._folder.url
 
+    @short_traceback
     def claim(self, run: str, about: Mapping[str, Any]) -> None:
         """Make the folder that of a new run; the caller holds the lock.
 
@@ -154,6 +156,7 @@ class RunDir:
             )
         return body
 
+    @short_traceback
     def lock(
         self, run: str, *, stale_after_s: float = STALE_AFTER_S, beat_s: float = BEAT_S
     ) -> RunLock:

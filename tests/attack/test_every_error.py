@@ -91,10 +91,9 @@ def ended_run(folder: Path) -> Path:
     return folder / "run"
 
 
-def resume(run: Path) -> dagsel.Run:
-    return dagsel.resume(
-        str(run), workload=searches.trained(), space=searches.space, data=str(RUNS / "data")
-    )
+def resume(run: Path, **changes: Any) -> dagsel.Run:
+    arguments: dict[str, Any] = {"workload": searches.trained(), "space": searches.space}
+    return dagsel.resume(str(run), **arguments, data=str(RUNS / "data"), **changes)
 
 
 def damaged_journal(folder: Path) -> None:
@@ -110,6 +109,10 @@ def lost_state(folder: Path) -> None:
     ended = resume(run)
     shutil.rmtree(run / "states")
     ended.best_model()
+
+
+def lost_study(folder: Path) -> None:
+    resume(ended_run(folder), study=f"sqlite:///{folder}/study.db")
 
 
 def linked_states(folder: Path) -> None:
@@ -197,6 +200,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
         "trial",
     ),
     errors.SearchError: (lambda folder: optimize(folder, metric="f1"), "'f1'"),
+    errors.StudyStorageError: (lost_study, "study.db: there is no such file; give study="),
     errors.WorkloadError: (
         lambda folder: optimize(
             folder,
@@ -241,6 +245,7 @@ ELSEWHERE = {
     errors.DivergedError: "attack/test_every_error.py",
     errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.GangBrokenError: "workloads/test_traps.py",
+    errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.TrainingError: "workloads/test_gang.py",
     errors.VersionMismatchError: "execution/test_optimize.py",
 }
@@ -270,6 +275,15 @@ def test_a_diverged_trial_says_so(tmp_path: Path) -> None:
     run = search_here(tmp_path, cluster={"n_workers": 1}, workload=workload, metric="accuracy")
     (failed,) = run.failures
     assert failed.reason.startswith(errors.DivergedError.__name__)
+
+
+def test_a_scheduler_that_does_not_answer_is_named_while_it_is_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dagsel.execution.cluster.TELL_AFTER_S", 0.0)
+    with pytest.raises(errors.ClusterError):
+        search_nowhere(tmp_path)
+    assert "no answer from tcp://127.0.0.1:9 yet" in caplog.text
 
 
 def test_no_error_is_left_out() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -15,7 +14,8 @@ from hypothesis import strategies as st
 
 from dagsel.execution.main_guard import is_guarded
 
-SCRIPT = """\
+#: A search as a user writes it.
+SEARCH = """\
 import os
 from pathlib import Path
 
@@ -45,24 +45,21 @@ def search(**where):
 
 
 """
+#: The check alone, which takes less time to import.
+SCRIPT = """\
+import os
+
+from dagsel.execution.main_guard import check_main_guard
+
+
+def search():
+    check_main_guard()
+    print("taken")
+
+
+"""
 GUARD = 'if __name__ == "__main__":'
 CURE = f"put it under  {GUARD}"
-#: Stands for a cluster of one's own where the check is all that is tested.
-NO_CLUSTER = """\
-import dagsel.session
-
-
-class Reached(BaseException):
-    pass
-
-
-def connect(client, cluster):
-    print("reached the cluster")
-    os._exit(0)
-
-
-dagsel.session.connect = connect
-"""
 
 
 def run(*command: str, folder: Path, text: str | None = None) -> tuple[int, str, str]:
@@ -81,37 +78,58 @@ def run(*command: str, folder: Path, text: str | None = None) -> tuple[int, str,
 
 
 REFUSED = {
-    "in the open": "search()\n",
-    "in a function": "def main():\n    search()\n\n\nmain()\n",
-    "in a with": "with open(os.devnull):\n    search()\n",
-    "beside a guard": f"{GUARD}\n    print('begins')\n\nsearch()\n",
-    "under another question": "if len(os.environ) > 0:\n    search()\n",
-    "for GPUs": "search(cluster='cuda')\n",
+    "in the open": "search()  # here\n",
+    "in a function": "def main():\n    search()\n\n\nmain()  # here\n",
+    "in a with": "with open(os.devnull):\n    search()  # here\n",
+    "beside a guard": f"{GUARD}\n    print('begins')\n\nsearch()  # here\n",
+    "under another question": "if len(os.environ) > 0:\n    search()  # here\n",
+    "in a thread": (
+        "from concurrent.futures import ThreadPoolExecutor\n\n"
+        "with ThreadPoolExecutor() as pool:\n    error = pool.submit(search).exception()  # here\n"
+        "raise error\n"
+    ),
 }
 
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_a_script_without_the_guard_ends_at_once_with_the_cure(how: str, tmp_path: Path) -> None:
-    script = SCRIPT + NO_CLUSTER + REFUSED[how]
+    script = SCRIPT + REFUSED[how]
     (tmp_path / "study.py").write_text(script)
     status, out, err = run("study.py", folder=tmp_path)
     lines = err.splitlines()
     assert status == 1
-    assert "reached the cluster" not in out
+    assert out.replace("begins\n", "") == ""
     assert lines[-1].startswith("dagsel.errors.ClusterError: dagsel starts worker processes, which")
     assert lines[-1].endswith(CURE)
-    asked = next(
-        n for n, line in reversed(list(enumerate(script.splitlines(), 1)))
-        if line.strip().startswith(("search(", "main(")) and (how != "in a function" or "m" in line)
-    )  # fmt: skip
+    (asked,) = (n for n, line in enumerate(script.splitlines(), 1) if line.endswith("# here"))
     assert f"study.py again and must not run its line {asked}:" in lines[-1]
     assert sum(line.startswith("Traceback") for line in lines) == 1
     assert len(lines) < 16  # the frames of the script's own functions among them
+
+
+@pytest.mark.parametrize("where", ["", "cluster='cuda'"])
+def test_a_search_without_the_guard_writes_nothing(where: str, tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(f"{SEARCH}search({where})\n")
+    status, _, err = run("study.py", folder=tmp_path)
+    lines = err.splitlines()
+    assert status == 1
+    assert lines[-1].startswith("dagsel.errors.ClusterError: dagsel starts worker processes, which")
+    assert lines[-1].endswith(CURE)
+    assert sum(line.startswith("Traceback") for line in lines) == 1
+    assert len(lines) < 16
     assert not (tmp_path / "run").exists()
 
 
+def test_a_search_on_a_cluster_elsewhere_needs_no_guard(tmp_path: Path) -> None:
+    dask = "import dask\n\ndask.config.set({'distributed.comm.timeouts.connect': '0.2 s'})\n"
+    (tmp_path / "study.py").write_text(f"{SEARCH}{dask}search(client='tcp://127.0.0.1:9')\n")
+    status, _, err = run("study.py", folder=tmp_path)
+    assert status == 1
+    assert "no scheduler at tcp://127.0.0.1:9" in err.splitlines()[-1]
+
+
 def test_a_module_without_the_guard_is_refused_too(tmp_path: Path) -> None:
-    (tmp_path / "study.py").write_text(SCRIPT + NO_CLUSTER + "search()\n")
+    (tmp_path / "study.py").write_text(SCRIPT + "search()\n")
     (tmp_path / "main.py").write_text("import study\n")
     for command, name in ((["-m", "study"], "study.py"), (["main.py"], "main.py")):
         status, _, err = run(*command, folder=tmp_path)
@@ -135,19 +153,19 @@ TAKEN = {
         "import dask\n\nwith dask.config.set("
         "{'distributed.worker.multiprocessing-method': 'fork'}):\n    search()\n"
     ),
-    "a cluster elsewhere": "search(client='tcp://127.0.0.1:9')\n",
+    "a thread": f"import threading\n\n{GUARD}\n    threading.Thread(target=search).start()\n",
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("how", TAKEN)
 def test_a_script_with_a_guard_is_not_refused(how: str, tmp_path: Path) -> None:
-    (tmp_path / "study.py").write_text(SCRIPT + NO_CLUSTER + TAKEN[how])
+    (tmp_path / "study.py").write_text(SCRIPT + TAKEN[how])
     status, out, err = run("study.py", folder=tmp_path)
-    assert (status, out) == (0, "reached the cluster\n"), err
+    assert (status, out) == (0, "taken\n"), err
 
 
 def test_what_no_worker_imports_needs_no_guard(tmp_path: Path) -> None:
-    script = SCRIPT + NO_CLUSTER + "search()\n"
+    script = SCRIPT + "search()\n"
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "__main__.py").write_text(script)
     (tmp_path / "package").mkdir()
@@ -161,15 +179,24 @@ def test_what_no_worker_imports_needs_no_guard(tmp_path: Path) -> None:
         (("-c", "import runpy; runpy.run_path('folder/__main__.py')\n"), None),
     ]
     for command, text in ways:
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
         status, out, err = run(*command, folder=tmp_path, text=text)
         assert status == 0, (command, err)
-        assert "reached the cluster" in out, (command, err)
+        assert "taken" in out, (command, err)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("command", [(), ("-",), ("-c", SEARCH + "search()\nprint('done')\n")])
+def test_a_search_may_be_piped_in_or_given_as_text(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    # Python would import the file "<stdin>" in each worker process.
+    status, out, err = run(*command, folder=tmp_path, text=SEARCH + "search()\nprint('done')\n")
+    assert (status, out) == (0, "done\n"), err
 
 
 def test_a_worker_that_imports_the_script_is_refused_with_the_cure(tmp_path: Path) -> None:
     """The second net: a script whose text does not tell, as a thread of it searches."""
-    (tmp_path / "study.py").write_text(SCRIPT + "search()\n")
+    (tmp_path / "study.py").write_text(SEARCH + "search()\n")
     child = f"""
         import multiprocessing, runpy
         import numpy as np

@@ -12,6 +12,7 @@ import inspect
 import json
 import linecache
 import logging
+import shutil
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ import optuna
 import pandas as pd
 import pytest
 import scipy.sparse
+import searches
 import sklearn.linear_model
 import torch
 from distributed import Client, LocalCluster
@@ -39,6 +41,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Visit, metric_functions
 
+OLD_RUNS = Path(__file__).parents[1] / "data" / "runs_of_163b1ee"
 NOBODY = "tcp://127.0.0.1:9"
 X = np.random.default_rng(0).normal(size=(600, 4))
 Y = np.arange(600) % 3
@@ -124,6 +127,8 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         WORK, "an estimator", "workload=dagsel.SklearnWorkload(SGDClassifier())"),
     "workload=dagsel.TorchWorkload": (WORK, "the class TorchWorkload", "workload=TorchWorkload("),
     "workload=None": (WORK, "got None", "workload=dagsel.TorchWorkload(model="),
+    "workload=dagsel.TorchWorkload(**torch_workload(model=lambda config: Net)), metric='loss', "
+    "study=optuna.create_study()": (WORK, "model gave a type", "not a torch.nn.Module"),
     "workload=Half()": (
         WORK, "a Half and has no evaluate and no init", "dagsel.workloads.Workload"),
     "data={'x': X, 'y': Y}": (DATA, "data must be", 'data=ShardedDataset.write("data.zarr", {"x":'),
@@ -160,6 +165,9 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         SEARCH, "space must be",
         "{'n': trial.suggest_int('n', 1, 7, step=2), 'm': trial.suggest_int('m', 1, 8)}"),
     "space=None": (SEARCH, "got None", "space=lambda trial: {"),
+    "space=dict": (SEARCH, "the class dict", "space=lambda trial: {"),
+    "space=lambda trial: trial.suggest_float('lr', 0, 1)": (SEARCH, "as a dict, got float", "dict"),
+    "space=lambda trial: {'lr': 0.1}": (SEARCH, "space suggests nothing", "trial.suggest_float"),
     "space=lambda: {}": (SEARCH, "the function <lambda>", "space=lambda trial: {"),
     "flow=ASHA": (SEARCH, "got the class ASHA", "write flow=ASHA(max_epochs=9, n_trials=20)"),
     "flow='asha'": (SEARCH, "got 'asha'", "flow=dagsel.flows.ASHA(max_epochs=9, n_trials=20)"),
@@ -208,6 +216,7 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "small_population='x'": (SEARCH, "small_population must be one of 'auto', 'hop'", "got 'x'"),
     "small_population=['hop']": (SEARCH, "small_population must be one of", "got ['hop']"),
     "run_dir=3": (RUN, "3 is no URL", "pass a path"),
+    "run_dir=__file__": (RUN, "cannot write run_dir", "File exists"),
     "run_dir=''": (RUN, "'' is no URL", "pass a path"),
     "run_dir='nofs://a/b'": (RUN, "no file system 'nofs'", "use a path"),
 }  # fmt: skip
@@ -297,6 +306,19 @@ CALLS: dict[str, tuple[type[Exception], str, str]] = {
         SEARCH, "seed must be a whole number of 0 or more", "got '0'"),
     "dagsel.simulate(ASHA(9, 9), PowerLaw(1), SimulatedCluster(2), sampler=TPESampler)": (
         SEARCH, "the class TPESampler", "sampler=optuna.samplers.TPESampler()"),
+    "SimulatedCluster(2, speeds='ab')": (SEARCH, "speeds must be", "got 'ab'"),
+    "SimulatedCluster(2, failures=[3])": (SEARCH, "failures must be pairs", "got [3]"),
+    "SimulatedCluster(2, startup_s='x')": (SEARCH, "times must be", "'x'"),
+    "dagsel.Profile.given([1, 2])": (SEARCH, "by number of workers, got [1, 2]", "{1: 1, 2: 1.8}"),
+    "dagsel.Profile.load((X, Y), 'a')": (DATA, "got a tuple", "ShardedDataset.write("),
+    "dagsel.Profile.load(good()['data'], 3)": (SEARCH, "3 cannot be an archi", "use letters"),
+    "dagsel.profile(SyntheticWorkload(), {}, good()['data'], [2], client=NOBODY, within='x')": (
+        SEARCH, "within must be at least 0", "got 'x'"),
+    "dagsel.profile(SyntheticWorkload(), {}, good()['data'], [1.5], client=NOBODY)": (
+        SEARCH, "each of gangs must be a whole number", "got 1.5"),
+    "dagsel.storage.Batches(3, length=3)": (DATA, "got 3", "Batches(iterable, length="),
+    "ShardedDataset.open('d', storage_options='x')": (DATA, "storage_options must be", "'x'"),
+    "Hermes(max_epochs=3, n_trials=4, migrate='no')": (SEARCH, "migrate must be True", "got 'no'"),
     "SimulatedCluster('4')": (SEARCH, "n_workers must be a whole number", "got '4'"),
     "dagsel.profile(SyntheticWorkload(), {}, good()['data'], 2)": (
         SEARCH, "gangs must be", "gangs=[2]"),
@@ -651,3 +673,24 @@ def test_the_space_that_is_written_for_a_mapping_is_one(mapping: dict[str, Any])
             assert config[name] == value
         else:
             assert trial.distributions[name] == value
+
+
+# ---- a run.json that names a flow which cannot be
+
+
+def test_a_flow_damaged_in_run_json_is_named_with_its_file(tmp_path: Path) -> None:
+    shutil.copytree(OLD_RUNS / "torch-ended", tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    about["flow_config"] |= {"n_trials": "many"}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(about))
+    with pytest.raises(errors.RunDirError) as caught:
+        dagsel.resume(
+            tmp_path / "run",
+            NOBODY,
+            workload=searches.trained(),
+            space=searches.space,
+            data=OLD_RUNS / "data",
+        )
+    told = f"{tmp_path}/run/run.json: flow_config makes no {about['flow']}: 'n_trials' is 'many'"
+    assert str(caught.value).startswith(told)
+    assert str(caught.value).endswith("restore the file from a copy")

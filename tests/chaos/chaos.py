@@ -337,8 +337,9 @@ def check_study(job: Job, record: Record, outcome: Outcome) -> None:
     states = {"running": "RUNNING", "complete": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
     found: dict[int, str] = {}
     for trial in optuna.load_study(study_name="chaos", storage=job.study_url).trials:
-        # A driver that lost its scheduler has failed its trials; in a resume others stand for them.
-        found[trial.user_attrs.get(STANDS_FOR, trial.number)] = trial.state.name
+        if STANDS_FOR in trial.user_attrs:
+            outcome.wrong.append(f"trial {trial.number} of the study stands for another one")
+        found[trial.number] = trial.state.name
     for number, known in record.trials.items():
         if found.get(number) != states[known.state] or known.is_live:
             outcome.wrong.append(

@@ -101,14 +101,12 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
     import dagsel
     from dagsel.errors import CheckpointError
     from dagsel.storage import RunDir
-    from dagsel.study.resume import STANDS_FOR
 
     dask.config.set(LOST_AFTER)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def keep(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
-        # In the study another may stand for a trial that was failed when the scheduler was lost.
-        number = trial.user_attrs.get(STANDS_FOR, trial.number)
+        number = trial.number
         # A paused trial's state that was corrupted is not read, or made anew, before it goes on.
         with contextlib.suppress(CheckpointError):
             blob, _ = RunDir(job.run_dir).states.load(number, trial.last_step or 0, N_SHARDS - 1)

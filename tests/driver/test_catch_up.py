@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from interrupted import FLOWS
 
+from dagsel.driver.consistency import read_entries
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import RunDirError
 from dagsel.flow import Asked, Context, Event, Reported, Train, WorkersChanged, save_state
@@ -20,7 +21,6 @@ from dagsel.messages import (
     Note,
     SessionBegun,
     Turn,
-    read_entries,
 )
 
 

@@ -21,7 +21,7 @@ from distributed import Client
 import dagsel
 from dagsel.dispatch.events import FailRun, TrialAllowed, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
-from dagsel.errors import SearchError
+from dagsel.errors import GangBrokenError, SearchError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Reported, Stop, Train
 from dagsel.history.script import read_turns
 from dagsel.messages import Message, PieceRecord, TrialReport, UnitRecord, WorkerJoined
@@ -79,6 +79,25 @@ def test_200_gangs_in_a_row_of_which_every_tenth_loses_a_rank(
 
 def is_over(heard: list[Message]) -> bool:
     return len(done(heard)) == N_SHARDS or bool(of(TrialReport, heard))
+
+
+class Breaks(SyntheticWorkload):
+    """Has a gang that always breaks, as over a network that loses what is sent."""
+
+    def train_gang(self, *args: Any, **rest: Any) -> Any:
+        raise GangBrokenError("nothing came")
+
+
+def test_a_gang_that_breaks_again_and_again_fails_its_trial(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    with engine_for(client, digits, Breaks(), run_dir, dispatch={"max_strikes": 2}) as engine:
+        engine.tell(TrialAllowed(0, 2, None, 1))
+        chain = Chain(0, range(1, 2), N_SHARDS, evaluate=False)
+        engine.submit(Round(1, (chain,)), {0: {}})
+        (failed,) = of(TrialReport, listen(engine, until=is_over))
+    assert "nothing came (2 strikes)" in failed.reason
+    assert failed.raised is None  # nothing that the workload's code is to blame for
 
 
 class LeavesOnce(SyntheticWorkload):

@@ -13,8 +13,8 @@ import searches
 from distributed import Client
 
 import dagsel
+from dagsel.driver.consistency import read_entries
 from dagsel.history.record import Record
-from dagsel.messages import read_entries
 from dagsel.storage import RunDir
 
 HERE = Path(searches.__file__).parent

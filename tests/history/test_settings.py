@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 import dagsel.flows
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Context, Decision, Event, Flow
 from dagsel.flows import ASHA, PBT, ByConvergence, Grid, RandomSearch, Range
-from dagsel.history.settings import _FORMER_NAMES, Settings, flow_config, flow_name
+from dagsel.history.settings import _FORMER_NAMES, Settings, _own_flows, flow_config, flow_name
 
 SETTINGS = Settings(
     study="s", home=None, sampler="TPESampler", sampler_seed=2**40, direction="maximize",
@@ -145,3 +148,62 @@ def test_a_flow_is_made_from_the_name_that_it_once_had(name: str) -> None:
 
 def test_every_former_name_is_tried() -> None:
     assert FORMER.keys() == _FORMER_NAMES.keys()
+
+
+#: What was done to the configuration of a PBT around which ByConvergence goes, and what is named.
+DAMAGE: dict[str, tuple[Any, str]] = {
+    "a key that is none": ({"populatoin": 3}, "'populatoin' is no argument of PBT"),
+    "a text for a number": ({"n_trials": "4"}, r"'n_trials' is '4' \(expected int"),
+    "a number that cannot be": ({"n_trials": 1}, "population needs four members or more"),
+    "a share above one": ({"quantile": 7.0}, "quantile must be above 0"),
+    "no mutations": ({"mutations": []}, "mutations is empty"),
+    "mutations that are none": ({"mutations": {"lr": 3}}, "'mutations' is "),
+    "None": ({"max_epochs": None}, "'max_epochs' is None"),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["alone", "in another"])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_flow_is_refused_with_file_flow_and_field(name: str, inside: bool) -> None:
+    change, text = DAMAGE[name]
+    config = json.loads(json.dumps(flow_config(FLOWS[3]))) | change
+    flow = "PBT"
+    if inside:
+        flow, config = "ByConvergence", {"flow": {"flow": "PBT", "config": config}}
+    settings = replace(SETTINGS, flow=flow, flow_config=config)
+    with pytest.raises(RunDirError, match=rf"^/r/run.json: flow_config makes no {flow}: .*{text}"):
+        settings.make_flow(None, "/r")
+
+
+@pytest.mark.parametrize("config", [3, [], "x", {"flow": 3}, {"flow": {"flow": "PBT"}}, {}])
+def test_a_wrapper_without_its_flow_is_refused(config: Any) -> None:
+    settings = replace(SETTINGS, flow="ByConvergence", flow_config=config)
+    with pytest.raises(RunDirError, match="flow_config makes no ByConvergence: .*restore the file"):
+        settings.make_flow(None, "/r")
+
+
+def test_only_a_flow_is_made() -> None:
+    settings = replace(SETTINGS, flow="Range", flow_config={"low": 0.0, "high": 1.0})
+    with pytest.raises(SearchError, match="cannot hold a Range"):
+        settings.make_flow(None)
+
+
+json_values: Any = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+
+
+@settings_of_hypothesis(deadline=None)
+@given(st.sampled_from(sorted(_own_flows())), json_values, st.data())
+def test_any_configuration_makes_a_flow_or_is_refused(name: str, value: Any, data: Any) -> None:
+    known = [f.name for f in fields(_own_flows()[name]) if f.init]  # type: ignore[arg-type]
+    config = data.draw(st.just(value) | st.dictionaries(st.sampled_from(known), json_values))
+    settings = replace(SETTINGS, flow=name, flow_config=config)
+    try:
+        flow = settings.make_flow(None, "/r")
+    except (RunDirError, SearchError) as error:
+        assert name in str(error)  # noqa: PT017 - either is right
+    else:
+        assert flow_name(flow) == name

@@ -11,7 +11,8 @@ import pytest
 from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
 
-from dagsel.study.checks import home_of, open_study
+from dagsel.errors import StudyStorageError
+from dagsel.study.home import home_of, open_study
 
 
 @pytest.mark.parametrize("kind", ["url", "rdb", "journal"])
@@ -49,7 +50,7 @@ def test_a_password_stays_out_and_a_user_name_may_stay(tmp_path: Path) -> None:
     storage = RDBStorage(f"sqlite:///{tmp_path}/s.db")
     study = optuna.create_study(study_name="s", storage=storage)
     urls = {
-        "mysql+pymysql://me:secret@host/db": None,
+        "mysql+pymysql://me:secret@host/db": "mysql+pymysql://me:***@host/db",
         "postgresql://me@host:5432/db": "postgresql://me@host:5432/db",
     }
     for url, home in urls.items():
@@ -57,8 +58,11 @@ def test_a_password_stays_out_and_a_user_name_may_stay(tmp_path: Path) -> None:
         assert home_of(study) == home
 
 
-def test_a_journal_that_is_no_file_has_no_home() -> None:
+def test_a_journal_that_is_no_file_has_no_url() -> None:
     backend = JournalRedisBackend.__new__(JournalRedisBackend)
     storage = JournalStorage.__new__(JournalStorage)
     storage._backend = backend
-    assert home_of(SimpleNamespace(_storage=storage)) is None  # type: ignore[arg-type]
+    home = home_of(SimpleNamespace(_storage=storage))  # type: ignore[arg-type]
+    assert home == "none://JournalStorage"
+    with pytest.raises(StudyStorageError, match="study 's' is in a JournalStorage; give study="):
+        open_study("s", "maximize", home)

@@ -22,7 +22,7 @@ from dagsel.errors import (
     ShardCorruptError,
 )
 from dagsel.storage import Batches, ShardedDataset, ShardSize
-from dagsel.storage.files import without_credentials
+from dagsel.storage.urls import without_credentials
 
 Named = dict[str, np.ndarray]
 

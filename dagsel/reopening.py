@@ -1,0 +1,65 @@
+"""What a run began with, opened again: its data set and its study, if it is safe to open them."""
+
+from __future__ import annotations
+
+from dagsel.errors import RunDirError
+from dagsel.history.record import Record
+from dagsel.history.settings import Settings
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
+from dagsel.study import Adopted, Space, Study, StudyDriver, open_study
+from dagsel.workloads.base import Workload
+from dagsel.workloads.describe import describe
+
+
+def parts_of(
+    settings: Settings,
+    folder: RunDir,
+    workload: Workload | None,
+    space: Space | None,
+    data: ShardedDataset | None,
+) -> tuple[Workload, Space, ShardedDataset]:
+    """Return the parts of a resumed run; raise an error if they are not those it began with."""
+    if workload is None or space is None:
+        raise RunDirError(
+            "a run_dir holds no code: give workload= and space= as the run began with them"
+        )
+    settings.check_workload(describe(workload))
+    if data is None:
+        data = _data_of(settings, folder)
+    settings.check_data(data.digest, data.url)
+    return workload, space, data
+
+
+def _data_of(settings: Settings, folder: RunDir) -> ShardedDataset:
+    unknown = unknown_hosts(hosts_in(settings.data), folder.url)
+    if unknown:
+        raise RunDirError(
+            f"{folder.url}/run.json names the data set {without_credentials(settings.data)}, and "
+            "nobody else names that place; if it is yours, give data= with that URL, or set "
+            f"{KNOWN_HOSTS}={' '.join(unknown)!r}"
+        )
+    return ShardedDataset.open(settings.data)
+
+
+def study_of(settings: Settings, folder: RunDir, given: Study | str | None) -> Study:
+    """Return a run's study: the user's, the one at the user's URL, or the one at the run's."""
+    name = (settings.study, settings.direction)
+    if isinstance(given, str):
+        return open_study(*name, given)
+    return given or open_study(*name, settings.home, folder.url)
+
+
+def adopt(driver: StudyDriver, record: Record) -> None:
+    """Write what the study lacks of the record, and add configurations to the record's trials."""
+    record.configure(driver.adopt(told(record)))
+
+
+def told(record: Record) -> dict[int, Adopted]:
+    """Return what the study is to hold of the record's trials."""
+    found = {}
+    for trial in record.trials.values():
+        values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
+        end = (trial.state, trial.reason, trial.traceback)
+        found[trial.number] = Adopted(trial.params, values, *end)
+    return found

@@ -1,0 +1,91 @@
+"""A scheduler and its workers in processes of their own, so that the scheduler can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from dagsel.testing.synthetic import SyntheticWorkload
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("x", 0.0, 1.0)}
+
+
+def value(config: Any, epoch: int) -> float:
+    return float(epoch * config["x"])
+
+
+def pace(config: Any) -> float:
+    """Let trials end one after the other."""
+    return 0.01 + 0.1 * float(config["x"])
+
+
+def workload() -> SyntheticWorkload:
+    return SyntheticWorkload(seconds=pace, value=value)
+
+
+@dataclass
+class Processes:
+    """A running cluster."""
+
+    address: str
+    scheduler: subprocess.Popen[bytes]
+
+
+@contextlib.contextmanager
+def processes(folder: Path, n_workers: int = 2) -> Iterator[Processes]:
+    """Start a scheduler and workers; end them at the end."""
+    place = folder / "scheduler.json"
+    # What is sent to the workers must be found there under the name that it has here.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([p for p in sys.path if p])}
+    common = ["--scheduler-file", str(place), "--no-dashboard"]
+    scheduler = ["scheduler", *common, "--host", "127.0.0.1", "--port", "0"]
+    worker = ["worker", *common, "--no-nanny", "--nthreads", "2", "--host", "127.0.0.1"]
+    worker += ["--death-timeout", "60", "--local-directory", str(folder)]
+    started: list[subprocess.Popen[bytes]] = []
+    with (folder / "log").open("wb") as log:
+        for command in [scheduler, *[worker] * n_workers]:
+            module = f"distributed.cli.dask_{command[0]}"
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", module, *command[1:]],
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                )
+            )
+        try:
+            deadline = time.monotonic() + 60
+            while not place.exists() or not place.read_text().strip():
+                assert time.monotonic() < deadline, (folder / "log").read_text()
+                started[0].poll()
+            yield Processes(json.loads(place.read_text())["address"], started[0])
+        finally:
+            for process in reversed(started):
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                process.wait()
+
+
+@contextlib.contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Keep a logger of Dask silent."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

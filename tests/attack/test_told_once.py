@@ -1,0 +1,250 @@
+"""The study is told once: what ends a driver leaves its trials running until the run goes on.
+
+The scheduler is a process of its own here and is killed, paused, and cut off.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import lost_scheduler
+import numpy as np
+import optuna
+import pytest
+from dask.utils import parse_timedelta
+from distributed import Client
+from lost_scheduler import Processes, processes, space, workload
+
+import dagsel
+from dagsel.errors import ClusterError, RunDirLockedError
+from dagsel.flows import RandomSearch
+from dagsel.storage import RunDir, ShardedDataset
+
+N_TRIALS = 4
+PAUSE_S = float(os.environ.get("ATTACK_PAUSE_S", "2"))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
+    url = str(tmp_path_factory.mktemp("data") / "d.zarr")
+    return ShardedDataset.write(url, {"x": np.arange(64)}, n_shards=4)
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[Processes]:
+    with processes(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'study.db'}"
+
+
+@pytest.fixture
+def begin(data: ShardedDataset, run_dir: str, home: str) -> Callable[..., dagsel.Run]:
+    def call(client: Any, **changes: Any) -> dagsel.Run:
+        study = optuna.create_study(study_name="s", direction="maximize", storage=home)
+        flow = RandomSearch(max_epochs=3, n_trials=N_TRIALS)
+        arguments = {"space": space, "flow": flow, "metric": "value", "run_dir": run_dir}
+        return dagsel.optimize(study, workload(), data, client=client, **(arguments | changes))
+
+    return call
+
+
+def states(home: str) -> list[str]:
+    study = optuna.load_study(study_name="s", storage=home)
+    return [trial.state.name for trial in study.trials]
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def when_training(run_dir: str, act: Callable[[], None]) -> threading.Thread:
+    """Do something once the run has journaled a few units."""
+
+    def watch() -> None:
+        journal = Path(run_dir, "journal.jsonl")
+        while not journal.exists() or journal.read_text().count('"unit"') < N_TRIALS:
+            time.sleep(0.02)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_killed_scheduler_is_heard_of_at_once_and_no_trial_is_doubled(
+    begin: Any, client: Client, tmp_path: Path, run_dir: str, home: str
+) -> None:
+    killed_at = 0.0
+
+    def kill() -> None:
+        nonlocal killed_at
+        killed_at = time.monotonic()
+        lost.scheduler.kill()
+
+    with processes(tmp_path) as lost, Client(lost.address, set_as_default=False) as theirs:
+        when_training(run_dir, kill)
+        with pytest.raises(ClusterError) as error:
+            begin(theirs)
+        patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
+        assert time.monotonic() - killed_at < patience / 6
+        assert theirs.status == "connecting"  # Dask has not given it up
+        with lost_scheduler.quiet("distributed.client"):
+            theirs.close()
+    assert str(error.value) == (
+        f"the scheduler at {lost.address} is gone, or the connection to it broke; the run is kept: "
+        f"go on with  dagsel.resume({run_dir!r}, workload=..., space=...)"
+    )
+    assert states(home) == ["RUNNING"] * N_TRIALS
+    run = dagsel.resume(run_dir, client, workload=workload(), space=space)
+    assert [trial.state for trial in run.record.trials.values()] == ["complete"] * N_TRIALS
+    assert states(home) == ["COMPLETE"] * N_TRIALS
+
+
+def test_a_scheduler_that_pauses_ends_nothing(
+    begin: Any, scheduler: Processes, run_dir: str, home: str
+) -> None:
+    def pause() -> None:
+        scheduler.scheduler.send_signal(signal.SIGSTOP)
+        time.sleep(PAUSE_S)
+        scheduler.scheduler.send_signal(signal.SIGCONT)
+
+    thread = when_training(run_dir, pause)
+    run = begin(scheduler.address)
+    thread.join()
+    assert run.record.seconds > PAUSE_S
+    assert states(home) == ["COMPLETE"] * N_TRIALS
+
+
+def test_a_connection_that_breaks_ends_the_session_and_nothing_waits_for_ever(
+    begin: Any, scheduler: Processes, run_dir: str, home: str
+) -> None:
+    with Client(scheduler.address, set_as_default=False) as client:
+        comm: Any = client.scheduler_comm
+        when_training(run_dir, lambda: client.loop.add_callback(comm.comm.abort))
+        with pytest.raises(ClusterError, match="or the connection to it broke; the run is kept"):
+            begin(client)
+    run = dagsel.resume(run_dir, scheduler.address, workload=workload(), space=space)
+    assert run.record.n_sessions == 2
+    assert states(home) == ["COMPLETE"] * N_TRIALS
+
+
+def test_after_ctrl_c_the_trials_run_until_the_run_goes_on(
+    begin: Any, client: Client, run_dir: str, home: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt) as error:
+        begin(client, callbacks=[interrupt])
+    assert error.value.__notes__ == [
+        f"the run is kept: go on with  dagsel.resume({run_dir!r}, workload=..., space=...)"
+    ]
+    assert sorted(states(home)) == ["COMPLETE", *["RUNNING"] * (N_TRIALS - 1)]
+    dagsel.resume(run_dir, client, workload=workload(), space=space)
+    assert states(home) == ["COMPLETE"] * N_TRIALS
+
+
+def test_an_abandoned_run_has_failed_trials_and_is_only_read(
+    begin: Any, client: Client, run_dir: str, home: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        begin(client, callbacks=[interrupt])
+    for _ in range(2):  # again changes nothing
+        dagsel.abandon(run_dir, reason="found a mistake in the loss")
+        assert set(states(home)) == {"COMPLETE", "FAIL"}
+    trials = optuna.load_study(study_name="s", storage=home).trials
+    reasons = {t.user_attrs.get("dagsel:reason") for t in trials if t.state.name == "FAIL"}
+    assert reasons == {"found a mistake in the loss"}
+    states_before = sorted(path.name for path in Path(run_dir, "states").rglob("*.json"))
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        run = dagsel.resume(run_dir, client, workload=workload(), space=space)
+    assert f"run {run.record.run} is only read: found a mistake in the loss" in caplog.text
+    assert len(run.failures) == states(home).count("FAIL")
+    assert run.best_model() is not None
+    assert len(run.study.trials) == N_TRIALS
+    assert sorted(path.name for path in Path(run_dir, "states").rglob("*.json")) == states_before
+    again = dagsel.replay(
+        run_dir, client, workload=workload(), space=space, into=f"{run_dir}-again"
+    )
+    assert again.record.notes == []
+
+
+def test_abandoning_tells_what_the_driver_could_not(
+    begin: Any, client: Client, run_dir: str, home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It dies after the journal has the end of a trial, and before the study has.
+    monkeypatch.setattr("dagsel.study.driver.StudyDriver.complete", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        begin(client)
+    assert states(home) == ["RUNNING"] * N_TRIALS
+    dagsel.abandon(run_dir)
+    trials = optuna.load_study(study_name="s", storage=home).trials
+    ended = [trial for trial in trials if trial.state.name == "COMPLETE"]
+    assert len(ended) >= 1
+    for trial in ended:
+        assert trial.value == trial.intermediate_values[3]
+    assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
+
+
+def test_a_run_that_is_driven_cannot_be_abandoned(
+    begin: Any, client: Client, run_dir: str, home: str
+) -> None:
+    refused: list[str] = []
+
+    def give_up(*_: Any) -> None:
+        with pytest.raises(RunDirLockedError) as error:
+            dagsel.abandon(run_dir)
+        refused.append(str(error.value))
+
+    begin(client, callbacks=[give_up])
+    assert len(refused) == N_TRIALS
+    assert states(home) == ["COMPLETE"] * N_TRIALS
+    before = Path(run_dir, "journal.jsonl").read_bytes()
+    dagsel.abandon(run_dir)  # it has ended
+    assert Path(run_dir, "journal.jsonl").read_bytes() == before
+
+
+def test_a_run_whose_study_is_lost_is_abandoned_all_the_same(
+    begin: Any,
+    client: Client,
+    run_dir: str,
+    home: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        begin(client, callbacks=[interrupt])
+    aside = tmp_path / "aside.db"
+    (tmp_path / "study.db").rename(aside)
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        dagsel.abandon(run_dir)
+    assert (
+        "is abandoned, but its trials are still running in the study: study 's' at " in caplog.text
+    )
+    assert "there is no such file; give study=" in caplog.text
+    assert not (tmp_path / "study.db").exists()
+    assert RunDir(run_dir).journal.read()[-1]["is"] == "abandoned"
+    dagsel.abandon(run_dir, study=f"sqlite:///{aside}")
+    assert set(states(f"sqlite:///{aside}")) == {"COMPLETE", "FAIL"}
+
+
+def test_a_call_that_fails_before_anything_began_leaves_no_trial_and_no_advice(
+    begin: Any, home: str
+) -> None:
+    with (
+        dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
+        pytest.raises(ClusterError) as error,
+    ):
+        begin("tcp://127.0.0.1:1")
+    assert "the run is kept" not in str(error.value)
+    assert not hasattr(error.value, "__notes__")
+    assert states(home) == []
