@@ -182,9 +182,9 @@ class Folder:
                 self.fs.pipe_file(path, bytes(data))
 
     def copy(self, key: str, to: str) -> None:
-        """Copy an object, inside the store if the store can."""
+        """Copy an object, inside the store if the store can; a link is not followed."""
         if self.is_local:
-            disk.copy(Path(self.path(key)), self.own(to))
+            disk.copy(self.own(key, whole=False), self.own(to))
         else:
             with self._discreet():
                 try:
@@ -249,16 +249,24 @@ class Folder:
 
     def names(self, key: str = "") -> list[str]:
         """List the names in a folder, sorted; none if it is missing."""
+        return sorted(self.kinds(key))
+
+    def kinds(self, key: str = "") -> dict[str, str]:
+        """Return the names in a folder, each with its kind: ``"file"``, ``"directory"``, other."""
         path = self.path(key)
         self.fs.invalidate_cache(path)
         try:
             with self._discreet():
-                found = self.fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
+                found = self.fs.ls(path, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
         # Object stores may list an empty marker object: the folder itself.
-        entries = {entry.rstrip("/") for entry in found} - {path}
-        return sorted(entry.rpartition("/")[2] for entry in entries)
+        entries = {entry["name"].rstrip("/"): entry["type"] for entry in found}
+        return {
+            name.rpartition("/")[2]: kind
+            for name, kind in entries.items()
+            if name.lstrip("/") != path.lstrip("/")
+        }
 
     def is_file(self) -> bool:
         """Whether there is a file instead of a folder."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import dask.config
 from dask.system import CPU_COUNT
 from distributed import Client, LocalCluster
 
@@ -31,6 +33,8 @@ __all__ = [
 
 logger = logging.getLogger("dagsel")
 
+#: What takes longer than this is told of.
+TELL_AFTER_S = 2.0
 _ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
 _TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
@@ -109,10 +113,17 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
             close(here)
     else:
         address = client if client is not None else cluster
+        waiting = "no answer from %s yet; a scheduler is looked for there for %s"
+        patience = dask.config.get("distributed.comm.timeouts.connect")
+        notice = threading.Timer(TELL_AFTER_S, logger.warning, (waiting, address, patience))
+        notice.daemon = True
+        notice.start()
         try:
             own = Client(address, set_as_default=False)
         except (OSError, TypeError, ValueError) as error:
             raise ClusterError(f"no scheduler at {address}: {error}") from None
+        finally:
+            notice.cancel()
         with own:
             try:
                 yield own

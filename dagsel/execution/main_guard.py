@@ -31,6 +31,8 @@ def check_main_guard() -> None:
             f"a worker process imports your script again and must not search itself: {_CURE}"
         )
     main: Any = sys.modules.get("__main__")
+    if getattr(main, "__file__", None) == "<stdin>":
+        del main.__file__  # Python would look for a file of this name in each worker, and fail
     path = imported_again(main)
     frames = [frame for frame in _frames() if frame.f_globals is getattr(main, "__dict__", None)]
     if path is None or not any(frame.f_code.co_name == "<module>" for frame in frames):

@@ -253,6 +253,8 @@ class CheckpointStore:
                 self._folder.copy(f"{folder}/{record.blob}", name)
             except FileNotFoundError:
                 raise self._corrupt(f"{folder}/{record.blob}", "it is missing") from None
+            except LinkError as error:
+                raise self._corrupt(f"{folder}/{record.blob}", str(error)) from None
             copied = replace(record, blob=name.rpartition("/")[2])
             self._folder.replace(f"{goal}.json", copied.as_json(goal), sync=self.sync)
         self.drop_checks(trial, but=number)
@@ -280,10 +282,22 @@ class CheckpointStore:
         return tuple(sorted((int(m[1]), int(m[2])) for m in found if m and bool(m[3]) is partial))
 
     def extents(self) -> dict[int, Extent]:
-        """Return how far the states of each trial reach; without trials that have none."""
+        """Return how far the states of each trial reach; without trials that have none.
+
+        Raises a `CheckpointCorruptError` if there is a folder in place of a file, or the reverse.
+        """
+        if self._folder.is_file():
+            raise self._wrong_kind("", "file")
         found = {}
-        for trial in self.trials():
-            names = self._folder.names(_folder_of(trial))
+        for folder, kind in sorted(self._folder.kinds().items()):
+            if not (match := _TRIAL.fullmatch(folder)):
+                continue
+            if kind == "file":
+                raise self._wrong_kind(f"/{folder}", kind)
+            trial, names = int(match[1]), self._folder.kinds(folder)
+            for name, kind in names.items():
+                if _OWN.fullmatch(name) and kind == "directory":
+                    raise self._wrong_kind(f"/{folder}/{name}", kind)
             epochs = [int(match[1]) for name in names if (match := _RECORD.fullmatch(name))]
             checks = [int(match[1]) for name in names if (match := _CHECK.fullmatch(name))]
             if epochs or checks:
@@ -354,6 +368,13 @@ class CheckpointStore:
             return f"{stem.rpartition('/')[0]}/{self._record(stem).blob}"
         except CheckpointError:
             return None
+
+    def _wrong_kind(self, place: str, kind: str) -> CheckpointCorruptError:
+        other = "folder" if kind == "file" else "file"
+        return CheckpointCorruptError(
+            f"{self.url}{place} is a {kind.replace('directory', 'folder')} and no {other}: remove "
+            "it, and go on from an earlier state"
+        )
 
     def _corrupt(self, name: str, reason: str) -> CheckpointCorruptError:
         return CheckpointCorruptError(

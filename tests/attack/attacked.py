@@ -17,12 +17,13 @@ import torch
 from sklearn.linear_model import SGDClassifier
 
 import dagsel
-from dagsel.flow import Direction
-from dagsel.flows import RandomSearch
+from dagsel.flow import Direction, Flow
+from dagsel.flows import PBT, Hermes, RandomSearch, Range
 from dagsel.storage import Journal, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
 N_SHARDS = 3
+RANDOM = RandomSearch(max_epochs=3, n_trials=3, n_concurrent=2)
 #: A search that takes longer hangs: it takes half a second.
 HANGS_AFTER_S = 60
 
@@ -70,10 +71,23 @@ def synthetic_workload() -> dagsel.Workload:
     return SyntheticWorkload(value=value)
 
 
-WORKLOADS: dict[str, tuple[Callable[[], dagsel.Workload], str]] = {
-    "torch": (torch_workload, "accuracy"),
-    "sklearn": (sklearn_workload, "accuracy"),
-    "synthetic": (synthetic_workload, "value"),
+def slow_workload() -> dagsel.Workload:
+    """Its units can be stopped between two batches."""
+    return SyntheticWorkload(seconds=0.02, n_batches=4, value=value)
+
+
+#: By name of a search: what it trains, its metric, and its flow.
+SEARCHES: dict[str, tuple[Callable[[], dagsel.Workload], str, Flow]] = {
+    "torch": (torch_workload, "accuracy", RANDOM),
+    "sklearn": (sklearn_workload, "accuracy", RANDOM),
+    "synthetic": (synthetic_workload, "value", RANDOM),
+    # What these decide depends on what came first.
+    "pbt": (
+        synthetic_workload,
+        "value",
+        PBT(max_epochs=4, n_trials=4, mutations={"x": Range(0.01, 1.0)}),
+    ),
+    "hermes": (slow_workload, "value", Hermes(max_epochs=2, n_trials=3, quantum="0.05 s")),
 }
 DIRECTION: Direction = "maximize"
 
@@ -98,12 +112,16 @@ class Outcome:
     trials: Mapping[int, Any]
     best: Any
     model: bytes
+    failures: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: dagsel.Run) -> Outcome:
         run.best_model()  # raises what a user would see
         best, states = run.best, run.run_dir.states
-        blob, _ = states.load(best.trial, best.epoch, best.position, partial=best.is_partial)
+        if best.check:
+            blob, _ = states.load_check(best.trial, best.check)
+        else:
+            blob, _ = states.load(best.trial, best.epoch, best.position, partial=best.is_partial)
         trials = {
             trial.number: (
                 dict(trial.params),
@@ -112,7 +130,7 @@ class Outcome:
             )
             for trial in run.record.trials.values()
         }
-        return cls(trials, best, blob)
+        return cls(trials, best, blob, tuple(trial.reason for trial in run.failures))
 
 
 @contextlib.contextmanager
@@ -141,14 +159,14 @@ def begin(
     kind: str, data: ShardedDataset, run_dir: Path, client: Any, n_writes: int | None = None
 ) -> None:
     """Search; interrupt it after so many writes to the journal, if a number is given."""
-    workload, metric = WORKLOADS[kind]
+    workload, metric, flow = SEARCHES[kind]
     with interrupted_after(n_writes):
         dagsel.optimize(
             optuna.create_study(study_name="attacked", direction=DIRECTION),
             workload(),
             data,
             space=space,
-            flow=RandomSearch(max_epochs=3, n_trials=3, n_concurrent=2),
+            flow=flow,
             metric=metric,
             client=client,
             run_dir=str(run_dir),
@@ -158,14 +176,14 @@ def begin(
 
 def go_on(kind: str, data: ShardedDataset, run_dir: Path, client: Any) -> Outcome:
     """Resume a search to its end."""
-    workload, _ = WORKLOADS[kind]
+    workload, _, _ = SEARCHES[kind]
     run = dagsel.resume(str(run_dir), client, workload=workload(), space=space, data=data)
     return Outcome.of(run)
 
 
 def repeat(kind: str, data: ShardedDataset, run_dir: Path, into: Path, client: Any) -> list[str]:
     """Replay a search; return how it differs from what is recorded."""
-    workload, _ = WORKLOADS[kind]
+    workload, _, _ = SEARCHES[kind]
     parts: dict[str, Any] = {"workload": workload(), "space": space, "data": data}
     return dagsel.replay(str(run_dir), client, **parts, into=str(into)).record.notes
 

@@ -264,7 +264,48 @@ def _changed(value: Any, chance: random.Random) -> Any:
     return chance.choice(near if chance.random() < 0.5 else other)
 
 
+def turn(folder: Path, path: Path, chance: random.Random) -> Damage | None:
+    """Make a folder of a file, or a file of a folder."""
+    if chance.random() < 0.5 and path.parent != folder:
+        path = path.parent
+        shutil.rmtree(path)
+        path.write_bytes(chance.choice((b"", b"{}\n")))
+    else:
+        path.unlink()
+        path.mkdir()
+        if chance.random() < 0.5:
+            (path / "odd").write_bytes(b"{}")
+    return _done("turn", folder, path)
+
+
+PLANTED = (
+    "lock.json",
+    "best.json",
+    "dagsel.unfinished.json",
+    "journal/00000001.jsonl",
+    "journal/00000009.jsonl",
+    "journal.jsonl.1f0c9a3e.tmp",
+    "states/trial-000000/epoch-000001-position-000000.json",
+    "states/trial-000001/epoch-000001-position-000001.partial.json",
+    "states/trial-000007/epoch-000001-position-000000.json",
+    "states/trial-99999999999999999999/epoch-1-position-1.json",
+    "states/trial-000000/check-000001.json",
+    "states/notes.txt",
+)
+
+
+def plant(folder: Path, path: Path, chance: random.Random) -> Damage | None:
+    """Add a file that was not there."""
+    goal = folder / chance.choice(PLANTED)
+    if goal.exists() or any(parent.is_file() for parent in goal.parents):
+        return None
+    goal.parent.mkdir(parents=True, exist_ok=True)
+    text = chance.choice((b"", b"{}", b"[]", b"\x80\x04", path.read_bytes(), b"[" * 100_000))
+    goal.write_bytes(text)
+    return _done("plant", folder, goal, detail=str(text[:30]))
+
+
 ACTS: tuple[Act, ...] = (
     flip, truncate, cut_lines, blank, insert, delete, swap, overwrite, swap_folders, duplicate,
-    edit, edit, edit,
+    edit, edit, edit, turn, plant,
 )  # fmt: skip

@@ -281,3 +281,15 @@ def test_a_profile_that_cannot_be_read_is_damaged(tmp_path: Path, text: str) -> 
     write_profile(data, "resnet", text.encode())
     with pytest.raises(DatasetFormatError, match="profile of 'resnet' is damaged"):
         Profile.load(data, "resnet")
+
+
+def test_no_file_of_the_drivers_user_is_copied_into_a_run(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run")
+    (tmp_path / "id_rsa").write_text("private")
+    (blob,) = (tmp_path / "run/states/trial-000001").glob("*-000002-*.safetensors")
+    blob.unlink()
+    blob.symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(CheckpointError, match="is a symbolic link"):
+        run.states.keep_check(1, 2, 2, 0, partial=False)
+    copies = (tmp_path / "run").rglob("check-*.safetensors")
+    assert [path.read_bytes() for path in copies] == [b"a state"]

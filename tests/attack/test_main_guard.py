@@ -184,6 +184,16 @@ def test_what_no_worker_imports_needs_no_guard(tmp_path: Path) -> None:
         assert "taken" in out, (command, err)
 
 
+@pytest.mark.alone
+@pytest.mark.parametrize("command", [(), ("-",), ("-c", SEARCH + "search()\nprint('done')\n")])
+def test_a_search_may_be_piped_in_or_given_as_text(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    # Python would import the file "<stdin>" in each worker process.
+    status, out, err = run(*command, folder=tmp_path, text=SEARCH + "search()\nprint('done')\n")
+    assert (status, out) == (0, "done\n"), err
+
+
 def test_a_worker_that_imports_the_script_is_refused_with_the_cure(tmp_path: Path) -> None:
     """The second net: a script whose text does not tell, as a thread of it searches."""
     (tmp_path / "study.py").write_text(SEARCH + "search()\n")

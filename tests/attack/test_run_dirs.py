@@ -27,7 +27,7 @@ from dagsel.storage import RunDir, ShardedDataset
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     options: dict[str, Any] = {"processes": False, "n_workers": 1, "threads_per_worker": 1}
-    with LocalCluster(**options, dashboard_address=None) as cluster, Client(cluster) as client:
+    with LocalCluster(**options, dashboard_address=":0") as cluster, Client(cluster) as client:
         yield client
 
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from dagsel.storage import CheckpointStore
+from dagsel.storage.runs.checkpoints import Extent
 
 
 def load(store: CheckpointStore, *key: int, partial: bool = False) -> tuple[bytes, dict[str, Any]]:
@@ -294,6 +295,25 @@ def test_a_state_stands_where_it_was_saved_alone(tmp_path: Path) -> None:
                 with pytest.raises(CheckpointCorruptError, match="changed, or moved here"):
                     read(*key)
             goal.write_bytes(before)
+
+
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "states")
+    store.save(1, 2, 0, b"a state", {})
+    assert store.extents() == {1: Extent(epoch=2, n_checks=0)}
+    (blob,) = tmp_path.rglob("*.safetensors")
+    blob.unlink()
+    blob.mkdir()
+    with pytest.raises(CheckpointCorruptError, match=r"safetensors is a folder and no file"):
+        store.extents()
+    shutil.rmtree(tmp_path / "states/trial-000001")
+    (tmp_path / "states/trial-000001").touch()
+    with pytest.raises(CheckpointCorruptError, match="trial-000001 is a file and no folder"):
+        store.extents()
+    shutil.rmtree(tmp_path / "states")
+    (tmp_path / "states").touch()
+    with pytest.raises(CheckpointCorruptError, match="states is a file and no folder"):
+        store.extents()
 
 
 def test_a_record_of_an_earlier_version_has_no_seal(tmp_path: Path) -> None:
