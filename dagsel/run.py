@@ -265,6 +265,8 @@ def resume(
     RunDirError
         If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
         the run. Nothing in it changes.
+    AllTrialsFailedError
+        If the run has ended by it, or does so now.
     SearchError
         If study, space or flow are not those of the run, or the study cannot be opened.
     DatasetError
