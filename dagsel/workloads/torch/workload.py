@@ -214,12 +214,8 @@ class TorchWorkload:
                                 "train_fn, or leave max_batch out")  # fmt: skip
         if not callable(batch_size):
             whole("batch_size", batch_size, error=WorkloadError)
-        flags = {
-            "drop_last": drop_last,
-            "channels_last": channels_last,
-            "fused": fused,
-            "cuda_graphs": cuda_graphs,
-        }
+        flags = {"channels_last": channels_last, "fused": fused, "cuda_graphs": cuda_graphs}
+        flags["drop_last"] = drop_last
         check_options(
             precision=precision, compile=compile, device_memory=device_memory, flags=flags
         )
