@@ -38,6 +38,7 @@ class Assignment:
     # Of a training unit: the shards that its trial has visited before in this epoch, in order.
     visits: tuple[int, ...] = ()
     n_pieces: int = 0  # how often the unit was stopped before its end
+    is_suspect: bool = False  # workers were lost under it: it begins when the scheduler knows
     gang: int = 1  # workers that train it together, of which this one leads
 
 
@@ -222,13 +223,6 @@ class WorkerLeaves:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitTrains:
-    """A unit has its state and begins to train."""
-
-    unit: Unit
-
-
-@dataclass(frozen=True, slots=True)
 class UnitRaised:
     """A unit has raised an error, which follows with Dask."""
 
@@ -253,7 +247,7 @@ Notice: TypeAlias = (
     | WorkerRefused
     | WorkerLeaves
     | events.UnitStarted
-    | UnitTrains
+    | events.UnitTrains
     | UnitRaised
     | PieceRecord
     | GangGathers
@@ -350,7 +344,7 @@ Message: TypeAlias = (
     | events.RestartWorker
     | events.LoadShard
     | events.ShardLoaded
-    | UnitTrains
+    | events.UnitTrains
     | UnitRecord
     | PieceRecord
     | events.TrialRests

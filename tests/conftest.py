@@ -21,6 +21,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.
 ALONE = (
+    "attack/test_innocent.py",
     "attack/test_told_once.py",
     "attack/test_clients.py",
     "attack/test_planted_gang.py",

@@ -13,5 +13,5 @@ the same `dispatcher.Dispatcher`. In reading order:
 - `placement`: which worker should hold which shards; `shard_moves`: how they get there;
   `downscaling`: which workers to release.
 - `rests`: trials that may train for a limited time; `strikes`: units under which workers die, or
-  that take too long.
+  that take too long; `suspicion`: whether they are the cause.
 """

@@ -15,6 +15,7 @@ from math import inf
 from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
 from dagsel.dispatch.list_scheduler import ListScheduler, bits
 from dagsel.dispatch.remaining_work import RemainingWork
+from dagsel.dispatch.suspicion import Suspect
 from dagsel.dispatch.trials import FREE, Allowance, Binding, Trial
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.units import Unit
@@ -39,8 +40,8 @@ class DispatchConfig:
 
     n_shards: int
     replicas: int = 1  # copies of each shard, on distinct workers
-    # A trial fails after so many lost workers or passed time limits of one unit; up to twice as
-    # many if other units have such trouble too.
+    # A trial fails after so many passed time limits or broken gangs of one unit, and no sooner than
+    # after so many lost workers (`dagsel.dispatch.suspicion`).
     max_strikes: int = 3
     unit_timeout_s: float | None = None  # time limit of a unit
     grace_s: float = 10.0  # after its limit a unit has so long to stop, or its worker is restarted
@@ -73,9 +74,10 @@ class DispatchState:
         self.evaluations: list[dict[Unit, None]] = [{} for _ in range(config.n_shards)]
         self.n_evaluations = 0
         self.stopped: set[int] = set()
-        self.strikes: dict[Unit, int] = {}  # how often a worker, or too much time, was lost by it
-        self.n_strikes = 0  # of all units so far
-        self.struck_at: dict[Unit, int] = {}  # `n_strikes` when the unit got its first one
+        self.strikes: dict[Unit, int] = {}  # how often it took too long, or its gang broke
+        self.suspects: dict[Unit, Suspect] = {}  # units under which workers were lost
+        self.worker_s = 0.0  # seconds of all workers so far
+        self.n_lost = 0  # workers that were lost so far, and were not to go
         self.early: dict[int, list[Unit]] = {}  # ready before their round was added
         self.allowances: dict[int, Allowance] = {}
         self.checks: dict[tuple[int, int], int] = {}  # bit masks of shards that are not scored
@@ -87,6 +89,11 @@ class DispatchState:
         self.times = UnitTimes()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
+
+    def advance(self, now_s: float) -> None:
+        """Set the clock."""
+        self.worker_s += len(self.workers) * (now_s - self.now)
+        self.now = now_s
 
     def wake(self, at: float) -> None:
         """Ask to be called again at that time, or sooner."""
@@ -106,12 +113,16 @@ class DispatchState:
 
     def add_evaluation(self, unit: Unit) -> None:
         """Note that the evaluating unit is ready."""
-        if unit not in self.evaluations[unit.position]:
+        if self.is_held(unit):
+            self.suspects[unit].is_ready = True
+        elif unit not in self.evaluations[unit.position]:
             self.evaluations[unit.position][unit] = None
             self.n_evaluations += 1
 
     def drop_evaluation(self, unit: Unit) -> None:
         """Note that the evaluating unit is no longer ready."""
+        if unit in self.suspects:
+            self.suspects[unit].is_ready = False
         if unit in self.evaluations[unit.position]:
             del self.evaluations[unit.position][unit]
             self.n_evaluations -= 1
@@ -130,13 +141,18 @@ class DispatchState:
         self.gangs.pop(trial.number, None)
         if trial.ready and trial.is_repeat(trial.ready[0]):
             allowance = FREE  # its result is in the store, and other units wait for it
-        if trial.active is None and (allowance.held or allowance.gang > 1):
+        is_held = allowance.held or (bool(trial.ready) and self.is_held(trial.ready[0]))
+        if trial.active is None and (is_held or allowance.gang > 1):
             self.list_scheduler.leave(trial.number)
-            if trial.ready and not allowance.held:
+            if trial.ready and not is_held:
                 self.gangs[trial.number] = None
         elif trial.active is None and trial.ready:
             weight = self.times.optimism(trial.number)
             self.list_scheduler.enter(trial.number, trial.need(trial.ready[0]), weight=weight)
+
+    def is_held(self, unit: Unit) -> bool:
+        """Whether the unit has to wait since workers were lost under it."""
+        return unit in self.suspects and self.suspects[unit].waits_until is not None
 
     # ---- which units are bound
 
@@ -177,13 +193,18 @@ class DispatchState:
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
         ahead_s = 0.0 if gang else self._ahead_s(seconds)
         self.bindings[unit] = Binding(unit, worker, shard, seconds, ahead_s, began, members=gang)
-        self.out.append(Bind(unit, worker, shard, gang, seconds_left))
+        suspect = self.suspects.get(unit)
+        if suspect is not None:
+            suspect.gang, suspect.broke = set(), None
+        is_suspect = suspect is not None
+        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect))
 
     def release(self, unit: Unit) -> Binding | None:
         """Take the unit off its worker."""
         binding = self.bindings.pop(unit, None)
         if binding is None:
             return None
+        self.stop_clock(binding)
         for worker in binding.there:
             host = self.workers[worker]
             host.bound.remove(unit)
@@ -235,22 +256,26 @@ class DispatchState:
             del self.checks[check]
         for timed in [key for key in self.gang_s if key[0] == number]:
             del self.gang_s[timed]
-        for unit in [unit for unit in self.strikes if unit.trial == number]:
-            self.clear_strikes(unit)
+        for struck in (self.strikes, self.suspects):
+            for unit in [unit for unit in struck if unit.trial == number]:
+                self.clear_strikes(unit)
         self.times.forget_trial(number)
         self.work_left.is_stale = True
-
-    def strike(self, unit: Unit) -> tuple[int, int]:
-        """Count a strike of the unit; return its own, and those of others since its first one."""
-        self.struck_at.setdefault(unit, self.n_strikes)
-        self.n_strikes += 1
-        own = self.strikes[unit] = self.strikes.get(unit, 0) + 1
-        return own, self.n_strikes - self.struck_at[unit] - own
 
     def clear_strikes(self, unit: Unit) -> None:
         """Forget a unit's strikes."""
         self.strikes.pop(unit, None)
-        self.struck_at.pop(unit, None)
+        self.suspects.pop(unit, None)
+
+    def stop_clock(self, binding: Binding) -> float:
+        """Note that the unit has trained until now; return for how many seconds of workers."""
+        if binding.trains_s is None:
+            return 0.0
+        own_s = (self.now - binding.trains_s) * len(binding.workers)
+        binding.trains_s = None
+        if binding.unit in self.suspects:
+            self.suspects[binding.unit].own_s += own_s
+        return own_s
 
     # ---- how long units take
 

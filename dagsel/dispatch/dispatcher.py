@@ -38,6 +38,7 @@ from dagsel.dispatch.events import (
     UnitReady,
     UnitReturned,
     UnitStarted,
+    UnitTrains,
     Worker,
     WorkerAdded,
     WorkerRemoved,
@@ -46,7 +47,7 @@ from dagsel.dispatch.gangs import Gangs
 from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.rests import allow, hold, spend, tell_rests
 from dagsel.dispatch.shard_moves import ShardMoves
-from dagsel.dispatch.strikes import culprit, fail, strike, watch_time_limits
+from dagsel.dispatch.strikes import begin, fail, gang_broke, judge, watch_time_limits, worker_lost
 from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.units import Chain, Unit
 from dagsel.dispatch.workers import KnownWorker
@@ -91,7 +92,7 @@ class Dispatcher:
         ValueError
             If a chain's number of shards is not the run's, or an epoch is added twice.
         """
-        self.state.now = now_s
+        self.state.advance(now_s)
         self.state.out = []
         for event in events:
             self._take(event)
@@ -157,6 +158,8 @@ class Dispatcher:
                 self._on_unit_ready(unit)
             case UnitStarted(unit, worker):
                 self._on_unit_started(unit, worker)
+            case UnitTrains(unit, worker):
+                self._on_unit_trains(unit, worker)
             case UnitDone():
                 self._on_unit_done(event)
             case RoundAdded(round_):
@@ -172,7 +175,7 @@ class Dispatcher:
                 if unit.trial in self.trials:
                     fail(self.state, unit.trial, reason)
             case GangBroke(unit, reason):
-                strike(self.state, unit, f"the gang of {unit} broke: {reason}")
+                gang_broke(self.state, unit, reason)
             case WorkerAdded():
                 self._on_worker_added(event)
             case WorkerRemoved():
@@ -254,6 +257,16 @@ class Dispatcher:
             host.bound.reverse()
         binding.started, binding.began_s = True, self.state.now
         self.state.time_worker(host)
+        if unit.kind != "train":
+            begin(self.state, binding)
+
+    def _on_unit_trains(self, unit: Unit, worker: Worker) -> None:
+        binding = self.bindings.get(unit)
+        if binding is None or binding.worker != worker:
+            return
+        if not binding.started:
+            self._on_unit_started(unit, worker)
+        begin(self.state, binding)
 
     def _on_unit_done(self, event: UnitDone) -> None:
         unit, binding = event.unit, self.state.release(event.unit)
@@ -353,7 +366,10 @@ class Dispatcher:
         host = self.workers.get(event.worker)
         if host is None:
             return
-        suspect = culprit(self.state, host, expected=event.expected)
+        # One that drains may go when it is idle; one that was told to end, and did not in time, has
+        # been killed under its unit.
+        if not event.expected and (host.bound or not host.draining):
+            worker_lost(self.state, host)
         for unit in list(host.bound):
             binding = self.bindings[unit]
             if binding.worker == event.worker:
@@ -364,9 +380,6 @@ class Dispatcher:
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
         self.moves.workers_changed = True
-        if suspect is not None:
-            reason = f"its worker {event.worker} was lost while {suspect} ran"
-            strike(self.state, suspect, reason)
 
     # ---- decisions
 
@@ -376,6 +389,7 @@ class Dispatcher:
         self.moves.settle()
         if state.work_left.is_stale:
             state.recount()
+        judge(state)
         self.gangs.settle()
         self.assigner.settle()
         tell_rests(state)

@@ -40,6 +40,14 @@ class UnitStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitTrains:
+    """The training unit runs the workload's code from now on. Others do when they have started."""
+
+    unit: Unit
+    worker: Worker
+
+
+@dataclass(frozen=True, slots=True)
 class UnitDone:
     """The unit's result exists, after `seconds` of training on `shard`.
 
@@ -106,7 +114,7 @@ class WorkerAdded:
 class WorkerRemoved:
     """A worker has gone, with the shards that it held and the units that it ran.
 
-    Unless that was `expected`, the unit that ran on it gets a strike.
+    Unless that was `expected`, the unit that ran on it is suspected (`dagsel.dispatch.suspicion`).
     """
 
     worker: Worker
@@ -202,6 +210,7 @@ DispatchEvent: TypeAlias = (
     RoundAdded
     | UnitReady
     | UnitStarted
+    | UnitTrains
     | UnitDone
     | UnitReturned
     | UnitLost
@@ -234,6 +243,8 @@ class Bind:
     shard: int
     members: tuple[Worker, ...] = ()
     seconds: float | None = None
+    # Workers were lost under it: it must not begin before the dispatcher knows that it begins.
+    is_suspect: bool = False
 
 
 @dataclass(frozen=True, slots=True)

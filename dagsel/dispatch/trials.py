@@ -129,6 +129,9 @@ class Binding:
     ahead_s: float  # so long before its end its worker may get another unit
     began_s: float | None = None  # None: another unit runs there
     started: bool = False  # the worker said that it runs
+    trains_s: float | None = None  # since when it trains or scores, as far as its worker has said
+    before: tuple[float, int] = (0.0, 0)  # seconds of workers, and lost workers, until then
+    died: bool = False  # a worker was lost under it
     preempted_s: float | None = None  # when it was told to stop
     timed_out: bool = False  # it was told to stop because of its time limit
     members: tuple[Worker, ...] = ()  # the other workers of its gang

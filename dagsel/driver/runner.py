@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from dagsel.codec import Json
-from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests
+from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
@@ -63,7 +63,6 @@ from dagsel.messages import (
     TrialReport,
     Turn,
     UnitRecord,
-    UnitTrains,
     WorkerRefused,
 )
 from dagsel.study import StudyDriver

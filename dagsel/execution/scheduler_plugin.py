@@ -166,7 +166,7 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_returned(self, unit: Unit, task: TaskState) -> None:
         # Dask takes a lost worker's tasks back before it says that the worker is lost, and the
-        # dispatcher has to know what ran there to give the strike to the right unit.
+        # dispatcher has to know what ran there to suspect the right unit.
         worker = self.dispatcher.worker_of(unit)
         if worker is not None and worker not in self.scheduler.workers:
             self._worker_removed(worker, expected=not task.suspicious)
@@ -257,11 +257,12 @@ class DispatchPlugin(SchedulerPlugin):
                 self._gather(notice)
             case events.GangBroke():
                 self._push(notice)
-            case messages.UnitRaised(unit):
-                self._raised[unit.trial] = notice
-            case messages.UnitTrains(unit):
+            case events.UnitTrains(unit):
+                self._push(notice)
                 if (unit.epoch, unit.position) == (1, 0):
                     self._report(notice)
+            case messages.UnitRaised(unit):
+                self._raised[unit.trial] = notice
             case messages.WorkerJoined():
                 pass
 
@@ -387,6 +388,7 @@ class DispatchPlugin(SchedulerPlugin):
             self.dispatcher.visits_before(unit),
             n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
+            is_suspect=bind.is_suspect,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"

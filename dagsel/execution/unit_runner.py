@@ -24,7 +24,7 @@ from distributed import Reschedule
 from distributed.comm.addressing import get_address_host
 
 from dagsel import messages
-from dagsel.dispatch.events import GangBroke, UnitStarted
+from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import (
     DagselError,
@@ -79,6 +79,8 @@ class UnitRunner:
         Address of the worker.
     tell
         Tells the dispatcher something of a unit.
+    tell_surely
+        Likewise; returns when it knows.
     is_short_of_memory
         Whether the worker's states had better wait in the store alone.
     """
@@ -90,13 +92,14 @@ class UnitRunner:
         *,
         address: str,
         tell: Callable[[Notice], None],
+        tell_surely: Callable[[Notice], None],
         is_short_of_memory: Callable[[], bool],
     ) -> None:
         self.shards: dict[int, Held] = {}
         self.counters = Counters()
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
-        self._address, self._tell = address, tell
+        self._address, self._tell, self._tell_surely = address, tell, tell_surely
         self._stops: dict[Unit, threading.Event] = {}
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
@@ -160,8 +163,11 @@ class UnitRunner:
             done = UnitRecord(*about, hop=False, recovered=True)
             stored = found.stored
             return found.state, done if stored is None else _as_stored(done, stored)
-        begin = found or self._input(unit, config, state)
-        self._tell(messages.UnitTrains(unit))
+        begin = found or self._input(unit, state)
+        self._tell_of_begin(UnitTrains(unit, self._address), binding)
+        if begin is None:
+            seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
+            begin = self._workload.init(config, int(seeds.generate_state(1)[0]))
         should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
         trained, began = self._train(unit, begin, config, binding, should_stop)
         if not trained.finished:
@@ -188,17 +194,19 @@ class UnitRunner:
             self._tell(messages.UnitRaised(unit, told, is_the_workloads=not is_ours))
             raise
 
-    def _input(
-        self, unit: Unit, config: Mapping[str, Any], state: State | StoredResult | None
-    ) -> State:
+    def _tell_of_begin(self, notice: UnitStarted | UnitTrains, binding: Assignment) -> None:
+        # If a suspect ends this process at once, the dispatcher has to know that it had begun.
+        (self._tell_surely if binding.is_suspect else self._tell)(notice)
+
+    def _input(self, unit: Unit, state: State | StoredResult | None) -> State | None:
+        """Return the state that a unit begins with; None if its trial begins with it."""
         match state:
             case State():
                 return state
             case StoredResult():
                 return self.states.load(state)
             case None if unit.epoch == 1 and unit.position == 0:
-                seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
-                return self._workload.init(config, int(seeds.generate_state(1)[0]))
+                return None
             case None:
                 epoch, position = before(unit, self._spec.data.n_shards)
                 return self.states.load(StoredResult(unit.trial, epoch, position))
@@ -290,11 +298,15 @@ class UnitRunner:
         )
 
     def evaluate(
-        self, unit: Unit, config: Mapping[str, Any], state: State | StoredResult
+        self,
+        unit: Unit,
+        binding: Assignment,
+        config: Mapping[str, Any],
+        state: State | StoredResult,
     ) -> tuple[dict[str, float], UnitRecord]:
         """Score a state on one validation shard: return its metrics and a record of it."""
         with own_streams():
-            self._tell(UnitStarted(unit, self._address))
+            self._tell_of_begin(UnitStarted(unit, self._address), binding)
             start = time.time()
             use_torch_threads(self._spec.threads)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state

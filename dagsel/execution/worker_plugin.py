@@ -13,12 +13,14 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
 from distributed import Status, Worker, WorkerPlugin, get_worker
+from distributed.utils import sync
 from distributed.worker_state_machine import TaskState
 from tornado.ioloop import PeriodicCallback
 
@@ -99,6 +101,7 @@ class TrainingPlugin(WorkerPlugin):
             workload,
             address=worker.address,
             tell=self._tell,
+            tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
@@ -176,6 +179,13 @@ class TrainingPlugin(WorkerPlugin):
         # Dask writes the worker's address into what it is given.
         told = {"notice": messages.NOTICES.encode(notice)}
         self._worker.log_event(worker_topic(self.spec.run), told)
+
+    def _tell_surely(self, notice: messages.Notice) -> None:
+        """Tell the scheduler something and wait until it knows; for a task's thread."""
+        log_event, topic = self._worker.scheduler.log_event, worker_topic(self.spec.run)
+        with suppress(OSError):  # the scheduler is lost, and the run with it
+            told = {"notice": messages.NOTICES.encode(notice)}
+            sync(self._worker.loop, log_event, topic=topic, msg=told)
 
     def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
@@ -272,11 +282,9 @@ def train_unit(
 ) -> State | StoredResult:
     """Task of a training unit."""
     task = _this_task()
-    assert task.annotations is not None
-    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
-        trained, done = units.train(which, binding, config, state)
+        trained, done = units.train(which, _assignment(task), config, state)
     _report(task, done)
     return trained
 
@@ -288,9 +296,15 @@ def evaluate_unit(
     task = _this_task()
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
-        metrics, done = units.evaluate(which, config, state)
+        metrics, done = units.evaluate(which, _assignment(task), config, state)
     _report(task, done)
     return metrics
+
+
+def _assignment(task: TaskState) -> messages.Assignment:
+    assert task.annotations is not None
+    binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
+    return binding
 
 
 def _report(task: TaskState, done: messages.UnitRecord) -> None:

@@ -34,6 +34,7 @@ from dagsel.dispatch.events import (
     UnitReady,
     UnitReturned,
     UnitStarted,
+    UnitTrains,
     Worker,
     WorkerAdded,
     WorkerRemoved,
@@ -370,7 +371,7 @@ class VirtualCluster:
 
             self._plan(time_s, if_it_runs)
 
-        plan(self.now_s, lambda: [UnitStarted(unit, worker)])
+        plan(self.now_s, lambda: [UnitStarted(unit, worker), UnitTrains(unit, worker)])
         if unit.kind == "train" and bind.seconds is not None and bind.seconds < took:
             stop_s = self._batch_end(worker, unit, self.now_s + waits_s + bind.seconds)
             plan(stop_s, lambda: self._preempted(unit, worker))

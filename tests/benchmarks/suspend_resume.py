@@ -29,12 +29,12 @@ from distributed import Client
 
 from dagsel.codec import Json
 from dagsel.dispatch.dispatcher import DispatchConfig
-from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests
+from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests, UnitTrains
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import RunSpec, worker_topic
-from dagsel.messages import NOTICES, PieceRecord, UnitTrains
+from dagsel.messages import NOTICES, PieceRecord
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained

@@ -41,10 +41,9 @@ from faults import (
     Moment,
     schedule,
 )
-from faulty import Start, read_starts
+from faulty import read_starts
 
 from dagsel.history.record import Record
-from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES
 from dagsel.state import State
 from dagsel.storage import RunDir
@@ -156,7 +155,6 @@ class Outcome:
     n_needed: int = 0
     n_excused: int = 0
     n_epochs: int = 0
-    n_struck: int = 0
     n_checked: int = 0
     seconds: float = 0.0
     skipped: str = ""
@@ -309,8 +307,11 @@ def judge(job: Job, outcome: Outcome) -> None:
     allowed = outcome.n_excused + (len(record.pieces) if job.flow == "robin" else 0)
     if outcome.n_again > allowed:
         outcome.wrong.append(f"{outcome.n_again} units again, {allowed} were excused")
-    for trial in record.failures:
-        check_failure(trial, starts, poisoned, outcome)
+    outcome.wrong += [
+        f"trial {trial.number} failed: {trial.reason}"
+        for trial in record.failures
+        if trial.number not in poisoned
+    ]
     if not poisoned & record.trials.keys() <= {trial.number for trial in record.failures}:
         outcome.wrong.append(f"trials {poisoned} were poisoned and have not failed")
     outcome.wrong += [
@@ -322,19 +323,6 @@ def judge(job: Job, outcome: Outcome) -> None:
     check_study(job, record, outcome)
     check_states(job, record, outcome)
     outcome.wrong += repeated(job)
-
-
-def check_failure(
-    trial: TrialRecord, starts: Sequence[Start], poisoned: set[int], outcome: Outcome
-) -> None:
-    """A trial fails if it is poisoned, or if chance has killed three workers under one unit."""
-    begun = Counter(start for start in starts if start[0] == trial.number)
-    if trial.number in poisoned:
-        return
-    if trial.reason.endswith("(3 strikes)") and max(begun.values(), default=0) >= 3:
-        outcome.n_struck += 1
-    else:
-        outcome.wrong.append(f"trial {trial.number} failed: {trial.reason}")
 
 
 def read_record(job: Job) -> Record:
@@ -432,7 +420,6 @@ def row(outcome: Outcome) -> str:
     """Write a search's line of the table."""
     job, done = outcome.scenario.job("", ""), outcome.done
     others = [f"{name} × {done[name]}" if done[name] > 1 else name for name in OTHERS if done[name]]
-    others += [f"{outcome.n_struck} trials struck thrice"] * bool(outcome.n_struck)
     others += ["poison"] * job.poison + [outcome.skipped] * bool(outcome.skipped)
     counts = (done[name] for name in ("Kill", "Freeze", "Delay", "Drain", "Add"))
     cells = [

@@ -28,6 +28,7 @@ from dagsel.dispatch.events import (
     UnitReady,
     UnitReturned,
     UnitStarted,
+    UnitTrains,
     WorkerAdded,
     WorkerRemoved,
 )
@@ -385,13 +386,16 @@ class IndependentCluster:
         k = line.index(unit)
         return k == 0 or line[k - 1] in self.results
 
-    def start(self, worker, index=0):
+    def start(self, worker, index=0, trains=True):
         machine = self.machines[worker]
         if machine.started or len(machine.queue) <= index:
             return
         machine.queue.insert(0, machine.queue.pop(index))
         machine.started = True
-        self.tell(UnitStarted(machine.queue[0][0], worker))
+        unit = machine.queue[0][0]
+        self.tell(UnitStarted(unit, worker))
+        if trains and unit.kind == "train":
+            self.tell(UnitTrains(unit, worker))
 
     def finish(self, worker, seconds, together=True):
         machine = self.machines[worker]

@@ -166,9 +166,9 @@ class DispatchMachine(RuleBasedStateMachine):
         self.model.refuse(data.draw(st.sampled_from(names)))
 
     @precondition(lambda self: self.model.machines)
-    @rule(data=st.data(), index=st.integers(0, 1))
-    def unit_starts(self, data, index):
-        self.model.start(self.some_worker(data), index)
+    @rule(data=st.data(), index=st.integers(0, 1), trains=st.booleans())
+    def unit_starts(self, data, index, trains):
+        self.model.start(self.some_worker(data), index, trains)
 
     @precondition(lambda self: self.model.machines)
     @rule(data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4))

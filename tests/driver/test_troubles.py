@@ -20,13 +20,14 @@ import pytest
 from hand_engine import HandEngine, Kept, epoch_of, search
 from scripted import Scripted
 
+from dagsel.dispatch.events import UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.driver.runner import Runner
 from dagsel.driver.troubles import ENOUGH, Troubles
 from dagsel.errors import AllTrialsFailedError
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Stop, Train, TrialFailed, Wake
 from dagsel.history.record import Record
-from dagsel.messages import ENTRIES, Message, TrialReport, Turn, UnitTrains
+from dagsel.messages import ENTRIES, Message, TrialReport, Turn
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import Raised
 
@@ -140,7 +141,7 @@ def run_until_failed(n: int) -> tuple[HandEngine, Kept, optuna.Study, Record]:
     """A search of which trials 0 to 4 of `n` fail alike on the cluster."""
 
     def fails(engine: HandEngine) -> list[Message]:
-        begun = [UnitTrains(Unit("train", trial, 1, 0)) for trial in range(ENOUGH)]
+        begun = [UnitTrains(Unit("train", trial, 1, 0), "w") for trial in range(ENOUGH)]
         return [*begun, *(TrialReport(t, HERE.reason, "", HERE) for t in range(ENOUGH))]
 
     def answer(event: Event) -> list[Decision]:

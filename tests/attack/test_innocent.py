@@ -1,0 +1,189 @@
+"""Workers are killed every half second: no trial fails that does no harm, and one that does fails.
+
+ATTACK_SECONDS says how long the storm lasts: a few seconds without it, a minute in the long form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+import optuna
+import pytest
+from distributed import Client, LocalCluster, SchedulerPlugin
+
+import dagsel
+from dagsel.execution.cluster import close
+from dagsel.flows import RandomSearch
+from dagsel.state import State
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+STORM_S = float(os.environ.get("ATTACK_SECONDS", "12"))
+EVERY_S = 0.5
+
+
+class Poison(SyntheticWorkload):
+    """Trial 0 ends its process in its training, every time."""
+
+    def train(self, state: State, *args: Any, visit: Any, **options: Any) -> Any:
+        if visit.trial == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().train(state, *args, visit=visit, **options)
+
+
+@contextmanager
+def cluster_of(n_workers: int) -> Iterator[LocalCluster]:
+    cluster = LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=50,
+    )
+    yield cluster
+    close(cluster)
+
+
+class Losses(SchedulerPlugin):
+    """Notes the workers that go."""
+
+    def __init__(self, lost: list[str]) -> None:
+        self.lost = lost
+
+    def remove_worker(self, scheduler: Any, worker: str, **rest: Any) -> None:
+        self.lost.append(worker)
+
+
+class Hunter(SchedulerPlugin):
+    """Kills the worker of trial 0's first unit, so many times, so long after it was sent there."""
+
+    def __init__(self, cluster: LocalCluster, *, kills: int, after_s: float) -> None:
+        self.cluster, self.left, self.after_s = cluster, kills, after_s
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **rest: Any) -> None:
+        is_first = isinstance(key, tuple) and key[0].startswith("train-") and key[1:] == (0, 1, 0)
+        if is_first and finish == "processing" and self.left:
+            self.left -= 1
+            pid = self.cluster.scheduler.tasks[key].processing_on.pid
+            asyncio.get_running_loop().call_later(self.after_s, os.kill, pid, signal.SIGKILL)
+
+
+class Storm:
+    """Kills a worker's process every half second, whatever it runs."""
+
+    def __init__(self, cluster: LocalCluster, *, seed: int) -> None:
+        self.cluster, self.chance = cluster, random.Random(seed)
+        self.n_killed, self._over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._rage)
+
+    def __enter__(self) -> Storm:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _rage(self) -> None:
+        for _ in range(int(STORM_S / EVERY_S)):
+            if self._over.wait(EVERY_S):
+                return
+            nannies = list(self.cluster.workers.values())
+            pids = [pid for nanny in nannies if (pid := getattr(nanny, "pid", None))]
+            if pids:
+                self.n_killed += 1
+                try:
+                    os.kill(self.chance.choice(pids), signal.SIGKILL)
+                except ProcessLookupError:
+                    self.n_killed -= 1
+
+
+def search(
+    client: Client, data: ShardedDataset, workload: SyntheticWorkload, folder: str, n_trials: int
+) -> dagsel.Run:
+    return dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        workload,
+        data,
+        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)},
+        flow=RandomSearch(max_epochs=2, n_trials=n_trials),
+        metric="value",
+        client=client,
+        run_dir=folder,
+        worker_timeout=60.0,
+    )
+
+
+def check_timeline(run: dagsel.Run) -> None:
+    frame = run.timeline()
+    visits = frame[["kind", "trial", "epoch", "position"]]
+    assert not visits.duplicated().any()
+    assert (frame.attempts >= 1).all()
+    assert (frame.lost_seconds >= 0).all()
+
+
+@pytest.mark.parametrize("n_workers", [2, 3])
+def test_a_storm_fails_no_innocent_trial(
+    n_workers: int, digits: ShardedDataset, tmp_path: Any
+) -> None:
+    # Units are so long that most are hit, and the first ones in a row.
+    workload = SyntheticWorkload(seconds=0.5, n_batches=5)
+    with cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
+        with Storm(cluster, seed=n_workers) as storm:
+            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=4)
+    assert run.failures == []
+    assert storm.n_killed > 5
+    check_timeline(run)
+    frame = run.timeline()
+    assert len(frame) == 4 * 2 * digits.n_shards * 2
+    assert frame.attempts.sum() > len(frame)
+    assert frame.lost_seconds.sum() > 0
+
+
+@pytest.mark.parametrize(("kills", "after_s"), [(5, 0.0), (4, 0.3)])
+def test_chance_may_kill_the_workers_of_one_unit_in_a_row(
+    kills: int, after_s: float, digits: ShardedDataset, tmp_path: Any
+) -> None:
+    workload = SyntheticWorkload(seconds=0.6, n_batches=2)
+    with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
+        hunter = Hunter(cluster, kills=kills, after_s=after_s)
+        cluster.scheduler.add_plugin(hunter)
+        run = search(client, digits, workload, f"{tmp_path}/run", n_trials=3)
+    assert run.failures == []
+    assert hunter.left == 0
+
+
+def test_a_poison_trial_fails_and_costs_at_most_six_workers(
+    digits: ShardedDataset, tmp_path: Any
+) -> None:
+    workload = Poison(seconds=0.05, n_batches=2)
+    lost: list[str] = []
+    with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
+        cluster.scheduler.add_plugin(Losses(lost))
+        run = search(client, digits, workload, f"{tmp_path}/run", n_trials=4)
+        n_lost = len(lost)
+    assert [trial.number for trial in run.failures] == [0]
+    assert "workers were lost while" in run.failures[0].reason
+    assert n_lost <= 6, lost
+    check_timeline(run)
+
+
+def test_a_poison_trial_fails_in_a_storm_and_no_other(
+    digits: ShardedDataset, tmp_path: Any
+) -> None:
+    workload = Poison(seconds=0.2, n_batches=2)
+    with cluster_of(3) as cluster, Client(cluster, set_as_default=False) as client:
+        with Storm(cluster, seed=9):
+            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=3)
+    assert [trial.number for trial in run.failures] == [0]
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
