@@ -265,6 +265,8 @@ def resume(
     RunDirError
         If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
         the run. Nothing in it changes.
+    AllTrialsFailedError
+        If the run has ended by it, or does so now.
     SearchError
         If study, space or flow are not those of the run, or the study cannot be opened.
     DatasetError
@@ -336,9 +338,9 @@ def replay(
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
-    On the CPU the result is the same bit for bit, on a cluster of any size. A trial that trained in
-    gangs differs in its last bits if they have another size now. The metrics and the checksum of
-    the state of each epoch are compared with the recorded ones.
+    On the same kind of CPU the result is the same bit for bit, on a cluster of any size. A trial
+    that trained in gangs differs in its last bits if they have another size now. The metrics and
+    the checksum of the state of each epoch are compared with the recorded ones.
 
     Parameters
     ----------

@@ -131,7 +131,7 @@ class Record:
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
-                    self._end(trial, "failed", reason)
+                    self._end(trial, "failed", reason, has_model=True)
             case UnitRecord():
                 self._note_spent(entry)
                 self._add_unit(entry)
@@ -280,12 +280,20 @@ class Record:
         is_complete = outcome == "complete" and trial.value is not None
         self._end(number, "complete" if is_complete else "pruned", reason)
 
-    def _end(self, number: int, state: TrialState, reason: str, traceback: str = "") -> None:
+    def _end(
+        self,
+        number: int,
+        state: TrialState,
+        reason: str,
+        traceback: str = "",
+        *,
+        has_model: bool = False,  # whether one that fails may be the best so far
+    ) -> None:
         trial = self.trials[number]
         trial.state, trial.reason, trial.traceback = state, reason, traceback
         trial.tallies.clear()
         self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
-        if state == "failed" or trial.value is None:
+        if (state == "failed" and not has_model) or trial.value is None:
             return
         check = trial.check
         place = StatePlace(len(trial.epochs), self.n_shards - 1) if check is None else check.place

@@ -73,5 +73,27 @@ def test_a_run_is_resumed_and_repeats(folder: str, client: Client, tmp_path: Pat
     states = {t.state for t in run.study.trials}
     assert optuna.trial.TrialState.RUNNING not in states
     again = dagsel.replay(folder, client, **parts(folder), into=str(tmp_path / "again"))
-    assert again.record.notes == []
-    assert again.best_value == run.best_value
+    if Path(folder).name != "torch-ended":  # which adds floats, on another kind of CPU
+        assert again.record.notes == []
+    for trial in before.trials.values():
+        then, now = trial.epochs, again.record.trials[trial.number].epochs[: len(trial.epochs)]
+        assert [epoch.epoch for epoch in now] == [epoch.epoch for epoch in then]
+        for one, other in zip(then, now, strict=True):
+            assert other.metrics == pytest.approx(one.metrics, rel=1e-5)
+    assert again.best_value == pytest.approx(run.best_value, rel=1e-5)
+
+
+@pytest.mark.parametrize("folder", KILLED, indirect=True)
+def test_a_run_that_is_abandoned_keeps_its_best_model(folder: str) -> None:
+    before = read(folder)
+    scored = [t.value for t in before.trials.values() if t.value is not None]
+    dagsel.abandon(folder, reason="old")
+    run = dagsel.resume(folder, **parts(folder))
+    live = [trial.number for trial in before.trials.values() if trial.is_live]
+    assert [failed.number for failed in run.failures] == live
+    assert {failed.reason for failed in run.failures} == {"old"}
+    assert run.record.abandoned == "old"
+    if scored:
+        sign = 1 if run.record.direction == "maximize" else -1
+        assert run.best.is_complete or run.best_value == sign * max(sign * v for v in scored)
+        assert run.best_model() is not None
