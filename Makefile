@@ -15,7 +15,6 @@ help:
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make churn           the churn test with the oldest and the newest distributed"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
-	@echo "make attack          the attacks in their long form"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
@@ -93,9 +92,6 @@ churn: $(VENV)/.dev newest
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
 
-attack: $(VENV)/.dev
-	ATTACK_CASES=500 $(BIN)/python -m pytest -q tests/attack
-
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 $(BIN)/python -m pytest -q tests/laws/test_replay.py
 
@@ -103,7 +99,7 @@ known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py
 
 attack: $(VENV)/.dev
-	ATTACK_CASES=500 $(BIN)/python -m pytest -q --timeout 3600 tests/attack
+	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -136,14 +136,15 @@ def test_a_storm_fails_no_innocent_trial(
 ) -> None:
     # Units are so long that most are hit, and the first ones in a row.
     workload = SyntheticWorkload(seconds=0.5, n_batches=5)
+    n_trials = round(STORM_S / 3)
     with cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
         with Storm(cluster, seed=n_workers) as storm:
-            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=4)
+            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=n_trials)
     assert run.failures == []
     assert storm.n_killed > 5
     check_timeline(run)
     frame = run.timeline()
-    assert len(frame) == 4 * 2 * digits.n_shards * 2
+    assert len(frame) == n_trials * 2 * digits.n_shards * 2
     assert frame.attempts.sum() > len(frame)
     assert frame.lost_seconds.sum() > 0
 
