@@ -16,7 +16,7 @@ from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.runner import Runner
-from dagsel.errors import DagselError, RunDirLockedError, StudyStorageError
+from dagsel.errors import AllTrialsFailedError, DagselError, RunDirLockedError
 from dagsel.execution.cluster import connect, why_no_room
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver, elastic_for
@@ -159,9 +159,9 @@ class Session:
         try:
             yield
         except BaseException as error:
-            goes_on = not self.record.finished or isinstance(error, StudyStorageError)
-            is_ours = self.visits is None and not isinstance(error, RunDirLockedError)
-            if journal.has_entries and goes_on and is_ours:
+            # Of a run that has ended, a resume tells the study what it lacks.
+            is_over = isinstance(error, RunDirLockedError | AllTrialsFailedError)
+            if journal.has_entries and self.visits is None and not is_over:
                 kept = (
                     "the run is kept: go on with  "
                     f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
