@@ -274,7 +274,7 @@ def resume(
     ClusterError
         If the cluster cannot run it.
     """
-    check_cluster(client, cluster)
+    check_cluster(client, cluster, starts=False)
     given = checked(
         "workload",
         "space",
@@ -296,6 +296,7 @@ def resume(
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
+        check_cluster(client, cluster, starts=not record.finished)
         workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
         flow = settings.make_flow(flow, folder.url)
         catch_up(flow, entries, folder.url)

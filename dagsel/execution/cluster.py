@@ -46,10 +46,14 @@ _OPTIONS: dict[str, Any] = {
 
 
 @short_traceback
-def check_cluster(client: Any = None, cluster: Any = None) -> None:
-    """Raise a `ClusterError` unless `connect` can take what a call was given."""
+def check_cluster(client: Any = None, cluster: Any = None, *, starts: bool = True) -> None:
+    """Raise a `ClusterError` unless `connect` can take what a call was given.
+
+    `starts` says whether it may have to start workers of its own.
+    """
     if client is None and cluster in (None, "cuda"):
-        check_main_guard()
+        if starts:
+            check_main_guard()
         return
     if client is not None and cluster == "cuda":
         raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')

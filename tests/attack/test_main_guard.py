@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -126,6 +127,20 @@ def test_a_search_on_a_cluster_elsewhere_needs_no_guard(tmp_path: Path) -> None:
     status, _, err = run("study.py", folder=tmp_path)
     assert status == 1
     assert "no scheduler at tcp://127.0.0.1:9" in err.splitlines()[-1]
+
+
+def test_a_run_that_has_ended_is_read_without_the_guard(tmp_path: Path) -> None:
+    runs = Path(__file__).parents[1] / "data" / "runs_of_163b1ee"
+    shutil.copytree(runs / "asha-ended", tmp_path / "run")
+    read = (
+        f"import sys\n\nsys.path.insert(0, {str(runs)!r})\nimport searches\n\nimport dagsel\n\n"
+        "parts = {'workload': searches.synthetic(), 'space': searches.space}\n"
+        f"run = dagsel.resume('run', **parts, data={str(runs / 'data')!r})\n"
+        "print(run.record.finished)\n"
+    )
+    (tmp_path / "read.py").write_text(read)
+    status, out, err = run("read.py", folder=tmp_path)
+    assert (status, out) == (0, "True\n"), err
 
 
 def test_a_module_without_the_guard_is_refused_too(tmp_path: Path) -> None:
