@@ -67,7 +67,7 @@ class Dispatcher:
     [LoadShard(worker='a', shard=0)]
     >>> unit = Unit("train", 7, 1, 0)
     >>> dispatcher.handle(ShardLoaded("a", 0), UnitReady(unit), now_s=1.0)
-    [Bind(unit=Unit(kind='train', trial=7, ...), worker='a', shard=0, members=(), seconds=None)]
+    [Bind(unit=Unit(kind='train', trial=7, ...), worker='a', shard=0, members=(), ...)]
     """
 
     def __init__(self, config: DispatchConfig) -> None:
