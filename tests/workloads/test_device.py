@@ -429,10 +429,10 @@ def test_what_cannot_be_recorded_is_not(device: HostDevice, options: dict[str, A
         ("device_memory", True, "device_memory is True"),
         ("device_memory", "1GB", "device_memory is '1GB', not a share"),
         ("device_memory", None, "device_memory is None"),
-        ("max_batch", 2.5, "max_batch is 2.5; it must be an integer"),
-        ("max_batch", True, "max_batch is True"),
-        ("max_batch", "4", "max_batch is '4'"),
-        ("eval_batch_size", "4", "eval_batch_size is '4'"),
+        ("max_batch", 2.5, "max_batch must be a whole number of 1 or more, got 2.5"),
+        ("max_batch", True, "max_batch must be a whole number of 1 or more, got True"),
+        ("max_batch", "4", "max_batch must be a whole number of 1 or more, got '4'"),
+        ("eval_batch_size", "4", "eval_batch_size must be a whole number of 1 or more, got '4'"),
     ],
 )
 def test_an_option_that_is_none_is_refused(option: str, value: Any, text: str) -> None:
