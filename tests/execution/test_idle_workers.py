@@ -252,7 +252,7 @@ def test_bad_input_is_told_before_anything_begins(
 ) -> None:
     workload = options.pop("workload", SyntheticWorkload())
     with pytest.raises(error, match=says):
-        search(trains(1), workload, data, client="nowhere", run_dir=run_dir, **options)
+        search(trains(1), workload, data, client="tcp://nowhere:1", run_dir=run_dir, **options)
     assert not Path(run_dir).exists()
 
 
