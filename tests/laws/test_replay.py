@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import dask
 import optuna
 import pytest
 import torch
@@ -99,15 +100,19 @@ def test_a_replay_gives_the_same_weights_and_decisions(
     )
 
 
+SIZES = (1, 2, 4)
+
+
 @pytest.fixture(scope="module")
 def clients() -> Any:
-    """Clients of clusters of 1, 2 and 4 workers."""
-    clusters = [local_cluster(n) for n in (1, 2, 4)]
-    clients = [Client(cluster, set_as_default=False) for cluster in clusters]
-    yield clients
-    for client, cluster in zip(clients, clusters, strict=True):
-        client.close()
-        close(cluster)
+    """Clients of clusters of these sizes, whose workers may be killed time and again."""
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}):
+        clusters = [local_cluster(n) for n in SIZES]
+        clients = [Client(cluster, set_as_default=False) for cluster in clusters]
+        yield clients
+        for client, cluster in zip(clients, clusters, strict=True):
+            client.close()
+            close(cluster)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -115,7 +120,8 @@ def test_a_deterministic_run_gives_the_same_weights_on_any_cluster(
     seed: int, clients: list[Client], digits: ShardedDataset, tmp_path: Path
 ) -> None:
     found = []
-    for client in clients:
+    for n_workers, client in zip(SIZES, clients, strict=True):
+        client.wait_for_workers(n_workers, timeout=60)  # one was killed with the seed before
         killed: list[int] = []
 
         def kill(study: optuna.Study, trial: Any, client: Client = client, killed=killed) -> None:
@@ -123,14 +129,13 @@ def test_a_deterministic_run_gives_the_same_weights_on_any_cluster(
                 killed += [info["pid"] for info in client.run(_about).values()][:1]
                 os.kill(killed[0], signal.SIGKILL)
 
-        n_workers = len(client.scheduler_info(n_workers=-1)["workers"])
         run = search(
             client, digits, tmp_path / str(n_workers), RandomSearch(2, n_trials=5, n_concurrent=3),
             seed, deterministic=True, callbacks=[kill] if n_workers > 1 else [],
         )  # fmt: skip
         found.append(fingerprint(run))
     assert found[0] == found[1] == found[2]
-    orders = [RunDir(str(tmp_path / str(n))).about()["deterministic"] for n in (1, 2, 4)]
+    orders = [RunDir(str(tmp_path / str(n))).about()["deterministic"] for n in SIZES]
     assert orders == [True] * 3
 
 
