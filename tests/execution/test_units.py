@@ -156,7 +156,12 @@ def test_results_that_were_heard_are_let_go(
 
 
 def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
-    client: Any = SimpleNamespace(register_plugin=lambda plugin: ["a", "b"])
+    client: Any = SimpleNamespace(
+        register_plugin=lambda plugin: ["a", "b"],
+        scheduler=None,
+        scheduler_comm=None,
+        status="running",
+    )
     spec: Any = SimpleNamespace(run="0")
     engine = DaskEngine(client, spec, DispatchConfig(n_shards=1))
     for worker, threads in (("a", 1), ("b", 2)):
