@@ -27,6 +27,7 @@ __all__ = [
     "close",
     "connect",
     "local_cluster",
+    "silent",
     "why_no_room",
     "workers_of",
 ]
@@ -133,12 +134,13 @@ def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
                 yield own
             finally:
                 if own.status == "connecting":  # its end would be logged with a traceback
-                    with _silent("distributed.client"):
+                    with silent("distributed.client"):
                         own.close()
 
 
 @contextmanager
-def _silent(name: str) -> Iterator[None]:
+def silent(name: str) -> Iterator[None]:
+    """Keep a logger of Dask silent."""
     theirs = logging.getLogger(name)
     level = theirs.level
     theirs.setLevel(logging.CRITICAL + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -77,15 +76,3 @@ def processes(folder: Path, n_workers: int = 2) -> Iterator[Processes]:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 process.wait()
-
-
-@contextlib.contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Keep a logger of Dask silent."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

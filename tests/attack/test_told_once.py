@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import dask
-import lost_scheduler
 import numpy as np
 import optuna
 import pytest
@@ -25,6 +24,7 @@ from lost_scheduler import Processes, processes, space, workload
 
 import dagsel
 from dagsel.errors import ClusterError, RunDirLockedError
+from dagsel.execution.cluster import silent
 from dagsel.flows import RandomSearch
 from dagsel.storage import RunDir, ShardedDataset
 
@@ -102,7 +102,7 @@ def test_a_killed_scheduler_is_heard_of_at_once_and_no_trial_is_doubled(
         patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
         assert time.monotonic() - killed_at < patience / 6
         assert theirs.status == "connecting"  # Dask has not given it up
-        with lost_scheduler.quiet("distributed.client"):
+        with silent("distributed.client"):
             theirs.close()
     assert str(error.value) == (
         f"the scheduler at {lost.address} is gone, or the connection to it broke; the run is kept: "

@@ -130,6 +130,7 @@ def test_workers_that_are_lost_before_the_unit_trains_are_not_held_against_it() 
         bind = hand.bind()
         hand(UnitStarted(UNIT, bind.worker))
         hand.lose(bind.worker)
+    assert hand.bind().unit == UNIT  # else its trial has failed
 
 
 def test_but_if_that_never_ends_and_happens_to_no_other_worker_it_fails() -> None:
@@ -156,6 +157,7 @@ def test_a_worker_that_was_asked_to_go_or_was_idle_is_held_against_nobody() -> N
         hand(WorkerAdded("idle", frozenset({0})))
         hand(WorkerRemoved("idle"), UnitReturned(UNIT), after=1.0)
         hand(WorkerRemoved(bind.worker), UnitReady(UNIT))
+    assert hand.bind().unit == UNIT
 
 
 def test_progress_clears_a_unit() -> None:
@@ -167,6 +169,7 @@ def test_progress_clears_a_unit() -> None:
         (again,) = [i for i in hand(UnitReady(UNIT)) if isinstance(i, Bind)]
         hand(UnitTrains(UNIT, again.worker))
         hand.lose(again.worker)
+    assert hand.bind().unit == UNIT
 
 
 def gang(hand: Hand) -> Bind:
