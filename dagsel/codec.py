@@ -28,6 +28,9 @@ Json: TypeAlias = Any
 Reader: TypeAlias = Callable[[Json], Any]
 T = TypeVar("T")
 
+#: In the metadata of a field that a dataclass got later: its default is not written, so that what
+#: was written before looks the same.
+LATER = "later"
 _PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -56,7 +59,8 @@ def to_json(value: Any) -> Json:
     if isinstance(value, bool | int | float | str):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
+        parts = [(f, getattr(value, f.name)) for f in fields(value)]
+        return {f.name: to_json(part) for f, part in parts if not _is_left_out(f, part)}
     match value:
         case Mapping():
             if all(isinstance(key, str) for key in value):
@@ -69,6 +73,10 @@ def to_json(value: Any) -> Json:
         case Sequence() if not isinstance(value, bytes | bytearray):
             return [to_json(item) for item in value]
     raise TypeError(f"{value!r} has no form in JSON")
+
+
+def _is_left_out(field: Field[Any], value: Any) -> bool:
+    return LATER in field.metadata and bool(value == _default(field))
 
 
 def from_json(kind: Any, value: Json) -> Any:

@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
 from dagsel.checks import short_traceback
-from dagsel.codec import Json, Tagged, from_json, to_json
+from dagsel.codec import LATER, Json, Tagged, from_json, to_json
 from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget, read_budget, to_seconds
+from dagsel.planning.capacity import ClusterCapacity, Plan
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -40,11 +41,18 @@ class Context:
         Workers at the start, and whether smaller or larger values of the metric are better.
     seed
         Seed of the run; a flow makes its random numbers from it and from its state.
+    capacity
+        What the cluster can have.
+    seconds, worker_seconds
+        What the run has taken so far: the start of the cluster counts.
     """
 
     n_workers: int
     direction: Direction = "minimize"
     seed: int = 0
+    capacity: ClusterCapacity = field(default=ClusterCapacity(), metadata={LATER: True})
+    seconds: float = field(default=0.0, metadata={LATER: True})
+    worker_seconds: float = field(default=0.0, metadata={LATER: True})
 
     def loss(self, value: float) -> float:
         """Return a value that is better when smaller; NaN and infinities become the worst.
@@ -320,7 +328,7 @@ class DeadlineReached:
     seconds: float
 
 
-Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Finish
+Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Plan | Finish
 Event: TypeAlias = Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached
 
 DECISIONS: Tagged[Decision] = Tagged(*get_args(Decision))

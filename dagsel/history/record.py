@@ -55,6 +55,7 @@ from dagsel.messages import (
     Turn,
     UnitRecord,
 )
+from dagsel.planning.capacity import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Record:
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
+    plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
     # `Ask` decisions that no `Asked` has answered.
     awaited: deque[Ask] = field(default_factory=deque)
     n_sessions: int = 0
@@ -145,6 +147,8 @@ class Record:
                 self._note_spent(entry)
                 if event is not None:
                     self._hear(entry)
+                now = self.seconds
+                self.plans += [(now, told) for told in decisions if isinstance(told, Plan)]
                 if entry.context is not None:
                     self.context = entry.context
                     self.n_workers = entry.context.n_workers
