@@ -396,6 +396,14 @@ class Flow(Protocol):
         """What the flow says of itself; the defaults of `Traits` if it says nothing."""
         return Traits()
 
+    def workers_to_begin(self, context: Context) -> int | None:
+        """Return how many workers it wants first; None for those that are there.
+
+        It is asked before anything is started, of a cluster that can grow. Raises a `SearchError`
+        if nothing can be trained within its limits there.
+        """
+        return None
+
     def fresh(self) -> Self:
         """Return a flow of the same configuration in its initial state."""
         return replace(self)  # type: ignore[type-var]  # subclasses are dataclasses

@@ -21,9 +21,12 @@ class RunClock:
     _cost_before: float = 0.0  # worker-seconds of earlier sessions
     _told: float = inf  # the end that the engine was told, by its clock
 
-    def begin(self, record: Record) -> None:
-        """Go on where earlier sessions, if there were any, have ended."""
-        self._began = self.engine.now() - record.seconds
+    def begin(self, record: Record, lead_s: float = 0.0) -> None:
+        """Go on where earlier sessions, if there were any, have ended.
+
+        `lead_s` are the seconds that this session has taken before.
+        """
+        self._began = self.engine.now() - record.seconds - lead_s
         self._cost_before = record.worker_seconds
 
     @property

@@ -16,16 +16,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from dagsel.codec import Json
+from dagsel.codec import Json, plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
-from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.dispatch.units import Round, Unit
 from dagsel.driver.clock import RunClock
+from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
-from dagsel.driver.recovery import Continuation, StoredStates, reconcile
+from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
-from dagsel.errors import AllTrialsFailedError, ClusterError
+from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -60,6 +61,7 @@ from dagsel.messages import (
     RoundSent,
     SessionBegun,
     StatesFound,
+    TooLittleTime,
     TrialReport,
     Turn,
     UnitRecord,
@@ -72,9 +74,6 @@ from dagsel.workloads.raised import raised
 TURNS_PER_SNAPSHOT = 500
 
 Observer: TypeAlias = Callable[[Record], None]
-#: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
-Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
-
 
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
@@ -106,6 +105,7 @@ class Runner:
     deadline_s: float | None = None
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     observe: Observer = lambda record: None  # called with the record whenever something has changed
+    lead_s: float = 0.0  # seconds that this session has taken before: they count
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
@@ -117,12 +117,14 @@ class Runner:
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
     _troubles: Troubles = field(init=False)
+    _first_epoch: FirstEpoch = field(init=False)
 
     def __post_init__(self) -> None:
         clock = self._clock = RunClock(self.engine, self.deadline_s, self.budget_s)
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
         self._troubles = Troubles(self.record)
+        self._first_epoch = FirstEpoch(self.record, clock)
         self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
@@ -136,9 +138,12 @@ class Runner:
             If the flow decides what cannot be done.
         AllTrialsFailedError
             If all trials fail in one way before any has trained.
+        TooLittleTimeError
+            If not one epoch can end within deadline and budget.
         """
-        self._clock.begin(self.record)
-        self._note(SessionBegun(self.engine.wall(), self.record.seconds, self.about))
+        self._clock.begin(self.record, self.lead_s)
+        began = self.engine.wall() - self.lead_s
+        self._note(SessionBegun(began, self.record.seconds, self.about))
         self._clock.tell()
         if self.record.context is None:
             self._begin()
@@ -160,7 +165,14 @@ class Runner:
     # ---- how a session begins
 
     def _begin(self) -> None:
-        context = Context(self.engine.n_workers, self.record.direction, self.seed)
+        context = Context(
+            self.engine.n_workers,
+            self.record.direction,
+            self.seed,
+            self.engine.capacity,
+            self._clock.seconds,
+            self._clock.worker_seconds,
+        )
         decisions = self.flow.start(context)
         self._take(Turn(None, tuple(decisions), context=context))
         self._do(decisions)
@@ -222,17 +234,20 @@ class Runner:
                         self._report_if_complete(self.record.trials[trial])
                 steps += [event, *decisions]
             self._do(steps)
-        self._end_if_alike()
+        self._end_if_hopeless()
 
-    def _end_if_alike(self) -> None:
-        """End the run if its trials fail in one way and none has trained."""
-        verdict = self._troubles.verdict
-        if verdict is not None:
-            self._note(verdict)
-            self._do([])
-            for trial in self.study.live:
-                self._end(trial)
-            raise AllTrialsFailedError(verdict.text) from self._troubles.cause
+    def _end_if_hopeless(self) -> None:
+        """End the run if its trials fail in one way and none has trained, or none can in time."""
+        verdict = self._troubles.verdict or self._first_epoch.verdict
+        if verdict is None:
+            return
+        self._note(verdict)
+        self._do([])
+        for trial in self.study.live:
+            self._end(trial)
+        if isinstance(verdict, TooLittleTime):
+            raise TooLittleTimeError(verdict.text)
+        raise AllTrialsFailedError(verdict.text) from self._troubles.cause
 
     def _is_stale(self, event: Event) -> bool:
         match event:
@@ -315,7 +330,7 @@ class Runner:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
         self._configs |= configs
         params = {trial: self.study.params(trial) for trial in configs}
-        told = tuple(_json_part(config) for config in configs.values())
+        told = tuple(plain_part(config) for config in configs.values())
         self._events.append(Turn(Asked(tuple(configs), exhausted, told), (), params=params))
 
     def _train(self, *trains: Train | None) -> None:
@@ -357,7 +372,7 @@ class Runner:
         return True
 
     def _submit(self, plans: Sequence[Continuation]) -> None:
-        chains = tuple(self._chain(plan) for plan in plans if plan.epochs)
+        chains = tuple(plan.chain(self.record, self.orders) for plan in plans if plan.epochs)
         if not chains:
             return
         number = len(self.record.rounds) + 1
@@ -365,15 +380,6 @@ class Runner:
         self._note(RoundSent(number, self.engine.wall(), epochs))
         configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
         self.engine.submit(Round(number, chains), configs)
-
-    def _chain(self, plan: Continuation) -> Chain:
-        order = tuple(
-            # What was scored was scored after these visits in this order.
-            self.orders(plan.trial, epoch) or self.record.order(plan.trial, epoch)
-            for epoch in plan.epochs
-        )
-        n_shards = self.record.n_shards
-        return Chain(plan.trial, plan.epochs, n_shards, order=order, begun=plan.begun)
 
     def _end(self, number: int) -> None:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
@@ -492,8 +498,3 @@ class Runner:
             self._troubles.fails(self.engine.raised(trial.number))
         failed = TrialFailed(trial.number, report.reason)
         self._put(Turn(failed, (), traceback=report.traceback, raised=report.raised))
-
-
-def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what has no form in JSON."""
-    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}

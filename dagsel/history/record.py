@@ -50,8 +50,10 @@ from dagsel.messages import (
     PieceRecord,
     RoundSent,
     SessionBegun,
+    SessionEnded,
     StatePlace,
     StatesFound,
+    TooLittleTime,
     Turn,
     UnitRecord,
 )
@@ -114,6 +116,7 @@ class Record:
     abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
+    too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
 
     @classmethod
     def read(
@@ -130,6 +133,8 @@ class Record:
         match entry:
             case SessionBegun():
                 self.n_sessions += 1
+            case SessionEnded():
+                self.worker_seconds = entry.worker_seconds
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
@@ -168,6 +173,10 @@ class Record:
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
                     self._end(trial, "failed", "all trials before it failed alike")
                 self.failed_alike, self.finished = text, True
+            case TooLittleTime(text):
+                for trial in [t.number for t in self.trials.values() if t.is_live]:
+                    self._end(trial, "pruned", "there is too little time for one epoch")
+                self.too_little_time, self.finished = text, True
             case FlowState():
                 pass
             case _:

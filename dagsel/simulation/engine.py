@@ -32,6 +32,7 @@ from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
 from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
 from dagsel.planning.budget import Bill
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
@@ -179,6 +180,11 @@ class VirtualEngine:
     def most_workers(self) -> int | None:
         """Workers that there can ever be."""
         return len(self._speeds) if self._max_workers is None else self._max_workers
+
+    @property
+    def capacity(self) -> ClusterCapacity:
+        """What the cluster can have."""
+        return ClusterCapacity(self.most_workers, self._startup_s)
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""

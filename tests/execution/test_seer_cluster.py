@@ -96,7 +96,7 @@ def sizes(client: Client) -> list[int]:
 
 @pytest.mark.slow
 def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) -> None:
-    flow = SEER("15 s", 40, reduction_factor=2, max_workers=1, min_stage=3, mode="paper")
+    flow = SEER("15 s", 40, reduction_factor=2, max_workers_per_trial=1, min_stage=3, mode="paper")
     assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
     with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
         limits = {"deadline": "15 s", "budget": 40, "price_per_worker_hour": 3.6}
@@ -115,7 +115,7 @@ def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_workers_are_lost_again_and_again(how: signal.Signals, search: Any) -> None:
-    flow = SEER("18 s", 48, reduction_factor=2, max_workers=2, min_stage=3, mode="paper")
+    flow = SEER("18 s", 48, reduction_factor=2, max_workers_per_trial=2, min_stage=3, mode="paper")
     assert [stage.n_trials for stage in flow.plan.stages] == [(2, 1), (1, 0)]
     with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
         with losing(cluster, how, every_s=2.5) as lost:
@@ -222,7 +222,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
 
 def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Any) -> None:
     flow = SEER(
-        "6 s", "4 USD", reduction_factor=2, max_workers=1, min_stage=1.2, mode="paper",
+        "6 s", "4 USD", reduction_factor=2, max_workers_per_trial=1, min_stage=1.2, mode="paper",
         price_per_worker_hour=900.0,
     )  # fmt: skip
     assert flow.plan.stages[0].n_workers > 2
@@ -238,7 +238,7 @@ def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Any) ->
 
 
 def test_adapt_is_left_in_charge(search: Any) -> None:
-    flow = SEER("5 s", 14, reduction_factor=2, max_workers=1, min_stage=1, mode="paper")
+    flow = SEER("5 s", 14, reduction_factor=2, max_workers_per_trial=1, min_stage=1, mode="paper")
     assert flow.plan.stages[0].n_workers > 2
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         adaptive = cluster.adapt(minimum=2, maximum=2)
@@ -305,12 +305,12 @@ BAD_INPUT = {
     "no time": (lambda: SEER(0, 60), "deadline must be above 0"),
     "no money": (lambda: SEER(60, -1), "budget must be above 0"),
     "too little money": (
-        lambda: SEER(60, 5, min_stage=2, min_workers=4, max_workers=4),
+        lambda: SEER(60, 5, min_stage=2, min_workers_per_trial=4, max_workers_per_trial=4),
         "the smallest that works is 8 worker-seconds",
     ),
     "contradictory workers": (
-        lambda: SEER(60, 600, min_workers=4, max_workers=2),
-        "max_workers=2 is below min_workers=4",
+        lambda: SEER(60, 600, min_workers_per_trial=4, max_workers_per_trial=2),
+        "max_workers_per_trial=2 is below min_workers_per_trial=4",
     ),
     "money without a price": (lambda: SEER(60, "12 USD"), "price_per_worker_hour"),
 }

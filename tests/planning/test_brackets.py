@@ -35,8 +35,8 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "budget": max(budget, round(p_min * min_stage_s, 9)),
         "reduction_factor": draw(st.integers(2, 5)),
         "parallelism_factor": draw(st.integers(2, 4)),
-        "min_workers": p_min,
-        "max_workers": draw(st.one_of(st.none(), st.integers(p_min, 20))),
+        "min_workers_per_trial": p_min,
+        "max_workers_per_trial": draw(st.one_of(st.none(), st.integers(p_min, 20))),
         "min_stage_s": min_stage_s,
     }
 
@@ -54,7 +54,7 @@ def is_feasible(R: Fraction, problem: dict[str, Any]) -> bool:
     eta, t_min = problem["reduction_factor"], exactly(problem["min_stage_s"])
     K = n_stages(R, eta)
     stages = [t_min * R / eta ** (K - 1) * eta**k for k in range(K)]
-    cost = t_min * problem["min_workers"] * R * K
+    cost = t_min * problem["min_workers_per_trial"] * R * K
     return sum(stages) <= exactly(problem["deadline_s"]) and bool(
         cost <= exactly(problem["budget"])
     )
@@ -121,10 +121,11 @@ def test_a_budget_that_just_pays_for_a_full_bracket_does(q: int, nu: int) -> Non
 def test_brackets_are_as_algorithm_2_says(problem: dict[str, Any]) -> None:
     found, plan = solve(problem)
     eta, nu, p_max = (
-        problem[name] for name in ("reduction_factor", "parallelism_factor", "max_workers")
+        problem[name]
+        for name in ("reduction_factor", "parallelism_factor", "max_workers_per_trial")
     )
     B, P = exactly(problem["budget"]), found.workers
-    assert P[0] == problem["min_workers"]
+    assert P[0] == problem["min_workers_per_trial"]
     assert all(a < b and b <= a * nu for a, b in pairwise(P))
     assert p_max is None or P[-1] <= p_max
     assert sum(found.budgets) == B
@@ -186,17 +187,17 @@ def test_hyperband_uses_what_the_budget_pays_for(
         ({"budget": -1.0}, "budget must be above 0, got -1.0"),
         ({"budget": 1.5}, "the smallest that works is 2 worker-seconds"),
         ({"deadline_s": 0.5}, "a deadline of 0.5 s has no room for one stage of min_stage=1 s"),
-        ({"max_workers": 1}, "max_workers=1 is below min_workers=2"),
+        ({"max_workers_per_trial": 1}, "max_workers_per_trial=1 is below min_workers_per_trial=2"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], words: str) -> None:
-    problem = {"deadline_s": 10.0, "budget": 80.0, "min_workers": 2, **change}
+    problem = {"deadline_s": 10.0, "budget": 80.0, "min_workers_per_trial": 2, **change}
     with pytest.raises(SearchError, match=words):
         solve_brackets(**problem)
 
 
 def test_the_smallest_budget_works() -> None:
-    found = solve_brackets(10, 2, min_workers=2)
+    found = solve_brackets(10, 2, min_workers_per_trial=2)
     assert found.resource == found.n_stages == 1
     assert found.n_trials == (1, 0)
     plan = hyperband_plan(10, 10)

@@ -36,11 +36,11 @@ EXAMPLE: dict[str, Any] = {
     "min_stage": "1 min",
 }
 PLANNED: dict[str, Flow] = {
-    "SEER": SEER("30 min", "480 worker-minutes", max_workers=8),
+    "SEER": SEER("30 min", "480 worker-minutes", max_workers_per_trial=8),
     "E-Hyperband": ElasticHyperband("16 min", "160 worker-minutes"),
     "E-Grid": ElasticGrid("10 min", "80 worker-minutes", sampling="study"),
 }
-SMALL = SEER("10 min", "60 worker-minutes", max_workers=4)
+SMALL = SEER("10 min", "60 worker-minutes", max_workers_per_trial=4)
 ELASTIC = SimulatedCluster(n_workers=2, max_workers=200, startup_s=20.0)
 TROUBLED = SimulatedCluster(4, startup_s=30.0, failures=((100.0, 1),), additions=((200.0, 1.0),))
 SIMULATED: dict[str, tuple[Flow, SimulatedCluster]] = {
