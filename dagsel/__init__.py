@@ -13,10 +13,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
+    from dagsel.giving_up import abandon as abandon
     from dagsel.history.result import Run as Run
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
-    from dagsel.run import abandon as abandon
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
     from dagsel.run import resume as resume
@@ -32,7 +32,7 @@ _HOMES = {
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workload": "dagsel.workloads",
-    "abandon": "dagsel.run",
+    "abandon": "dagsel.giving_up",
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",

@@ -72,6 +72,9 @@ class StagedState:
     plan: Plan | None = None  # what is done
     stage: int = 0
     measures_at: float | None = None  # when to pause to measure what an epoch takes
+    # Epochs that were trained in the first pause, and when it was over: what workers do for the
+    # first time takes longer, and is not counted.
+    since: tuple[float, float] | None = None
     trials: dict[int, StagedTrial] = field(default_factory=dict)
     pausing: set[int] = field(default_factory=set)
     n_pausing: int = 0  # trials of the last pause
@@ -390,21 +393,23 @@ class StagedSearch(Flow):
         """Plan with what an epoch takes, and draw the trials that there is time for."""
         state = self.state
         assert state.paused_at is not None, "it has paused to measure"
-        began, trials = state.context.seconds, state.trials
-        trained_s = state.paused_at - began
+        trials, since = state.trials, state.since
         trained = sum(one.trained for one in trials.values())
         left_s, left = self.deadline_s - state.seconds, self.cost.worker_seconds - state.spent
-        if (
-            not trained and left_s > 4 * FIRST_PAUSE * self.deadline_s
-        ):  # workers may be slow to load
-            state.measures_at = state.seconds + max(trained_s, FIRST_PAUSE * left_s)
-            return [*self._train(), Wake(state.measures_at)]
+        if since is None or trained <= since[0]:
+            if trained:
+                state.since = (trained, state.seconds)
+            waits_s = max(FIRST_PAUSE * left_s, state.paused_at - state.context.seconds)
+            if waits_s < left_s / 4:  # until then they may still load
+                state.measures_at = state.seconds + waits_s
+                return [*self._train(), Wake(state.measures_at)]
         state.measures_at = None
-        if not (trained and left_s > 0 and left > 0):
-            return [*self._train(), Wake(self._end())]
+        if since is None or trained <= since[0] or min(left_s, left) <= 0:
+            return self._rest_of_stage()
         n_busy = min(len(trials), max(1, state.n_workers))
+        epoch_s = n_busy * (state.paused_at - since[1]) / (trained - since[0])
         # A score shall not cost more than a part of the training before it.
-        epoch_s = max(n_busy * trained_s / trained, 4 * state.trial_s)
+        epoch_s = max(epoch_s, 4 * state.trial_s)
         capacity = state.context.capacity
         most = capacity.affordable(left_s, left, state.n_workers)
         plan = self.make_plan(Limits(left_s, left, most, capacity.node_size, epoch_s))
@@ -420,10 +425,14 @@ class StagedSearch(Flow):
         state.trials = {trial: trials[trial] for trial in places}
         for trial, bracket in places.items():
             trials[trial].bracket = bracket
-        n_more = sum(self.stage.n_trials) - len(places)
+        return [state.plan, *stops, *self._rest_of_stage()]
+
+    def _rest_of_stage(self) -> list[Decision]:
+        """Train those that are there, and draw the others of the stage."""
+        n_more = sum(self.stage.n_trials) - len(self.state.trials)
         more: list[Decision] = [self._ask(n_more)] if n_more > 0 else []
         scale = self._scale(self.stage.n_workers)
-        return [state.plan, *stops, *scale, *self._train(), Wake(self._end()), *more]
+        return [*scale, *self._train(), Wake(self._end()), *more]
 
     def _time_pause(self) -> None:
         state = self.state

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.history.record import Record
 from dagsel.messages import TooLittleTime, UnitWork
 
-#: The first unit of a process takes longer than the next ones, by so many seconds at most.
-WARM_UP_S = 2.0
+#: The first unit on a worker takes longer than the next ones, by so many seconds at most.
+WARM_UP_S = 10.0
 
 
 @dataclass(slots=True)
@@ -25,9 +26,9 @@ class FirstEpoch:
     clock: RunClock  # time and cost of the run
     _n_units: int = 0  # of the record, that were looked at
     _n_pieces: int = 0
-    _n_timed: int = 0  # units that were trained to their end
-    _fastest_s: float = math.inf
-    _first_s: float = math.inf
+    _warm: set[str] = field(default_factory=set)  # workers that have trained
+    _begun: dict[Unit, float] = field(default_factory=dict)  # the share that is done
+    _unit_s: float = math.inf  # the fastest
 
     @property
     def verdict(self) -> TooLittleTime | None:
@@ -35,11 +36,10 @@ class FirstEpoch:
         record, clock = self.record, self.clock
         if clock.end_s == math.inf or record.finished or record.n_epochs or not self._look():
             return None
-        unit_s = self._fastest_s if self._n_timed > 1 else self._first_s
         live = [trial for trial in record.trials.values() if trial.is_live]
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
         widest = max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
-        epoch_s = unit_s * record.n_shards / widest
+        epoch_s = self._unit_s * record.n_shards / widest
         time_left = math.inf if clock.deadline_s is None else clock.deadline_s - clock.seconds
         cost_left = math.inf if clock.budget_s is None else clock.budget_s - clock.worker_seconds
         if n_left * epoch_s <= min(time_left, cost_left):
@@ -49,17 +49,20 @@ class FirstEpoch:
     def _look(self) -> bool:
         """Take in what is new of the record; return whether there is anything to go by."""
         record = self.record
-        done: list[UnitWork] = [*record.units[self._n_units :], *record.pieces[self._n_pieces :]]
+        done: list[UnitWork] = [*record.pieces[self._n_pieces :], *record.units[self._n_units :]]
         self._n_units, self._n_pieces = len(record.units), len(record.pieces)
         for work in done:
             if work.unit.kind != "train" or work.recovered or not work.share:
                 continue
-            took_s, is_whole = work.stop - work.start, work.share == 1.0 and work.attempts == 1
-            self._n_timed += is_whole
-            if is_whole:
-                self._fastest_s = min(self._fastest_s, took_s)
-            self._first_s = min(self._first_s, max(0.0, took_s - WARM_UP_S) / work.share)
-        return self._first_s < math.inf
+            begun = self._begun.pop(work.unit, 0.0)  # by the piece before this one
+            warm_up_s = 0.0 if work.worker in self._warm else WARM_UP_S
+            took_s = max(0.0, work.stop - work.start - warm_up_s)
+            if work.share > begun:
+                self._unit_s = min(self._unit_s, took_s / (work.share - begun))
+            if work.share < 1.0:
+                self._begun[work.unit] = work.share
+            self._warm.add(work.worker)
+        return self._unit_s < math.inf
 
     def _say(self, need_s: float, epoch_s: float) -> str:
         clock, told = self.clock, []
