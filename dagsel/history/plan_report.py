@@ -115,7 +115,8 @@ class PlanReport:
 
     @property
     def _currency(self) -> str:
-        return (self.budget.currency if self.budget is not None else "") or "money"
+        price = None if self.budget is None else self.budget.price
+        return "money" if price is None else price.currency or "money"
 
     # ---- the table
 

@@ -17,6 +17,7 @@ from dagsel.history.plan_report import PlanReport
 from dagsel.history.record import Best, Record
 from dagsel.history.trial import TrialRecord
 from dagsel.planning.budget import Budget
+from dagsel.planning.prices import Price
 from dagsel.state import State
 from dagsel.storage import RunDir
 from dagsel.workloads.base import Workload
@@ -199,9 +200,15 @@ class Run(Result):
         return None if price is None else self.worker_seconds / 3600 * price
 
     @property
+    def currency(self) -> str:
+        """That of `money`; empty if it is not known."""
+        return str(self.run_dir.about().get("currency", ""))
+
+    @property
     def _limits(self) -> tuple[float | None, Budget | None]:
         about = self.run_dir.about()
-        budget_s, price = about.get("budget_s"), about.get("price_per_worker_hour")
+        budget_s, per_hour = about.get("budget_s"), about.get("price_per_worker_hour")
+        price = None if per_hour is None else Price(per_hour, self.currency)
         is_known = budget_s is not None or price is not None
         budget = Budget(math.inf if budget_s is None else budget_s, price) if is_known else None
         return about.get("deadline_s"), budget

@@ -19,6 +19,7 @@ from dagsel.history.record import Record
 from dagsel.messages import SessionBegun, Turn, UnitRecord
 from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import Plan, PlannedStage
+from dagsel.planning.prices import Price
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 
 BEGAN_AT = 1_000_000.0  # seconds since 1970
@@ -139,7 +140,7 @@ def test_each_difference_has_a_sentence() -> None:
 
 
 def test_what_a_budget_in_money_has_bought_is_in_the_table() -> None:
-    report = one_lost().report(None, Budget(240.0, 2.5, "USD"))
+    report = one_lost().report(None, Budget(240.0, Price(2.5, "USD")))
     assert report.money == pytest.approx((58 - 0.2) * 4 / 3600 * 2.5, abs=0.02)
     assert "0.15 USD" in repr(report).splitlines()[0]
     assert repr(report).splitlines()[2].count("USD") == 2
@@ -279,7 +280,7 @@ def test_what_is_done_adds_up_to_the_time_and_the_bill(
             story.turn(None, any_plan(story.seconds, plans[1]))
     if release is not None:
         story.ended(story.seconds + release, 2)
-    report = story.report(60.0, Budget(120.0, 1.0, "EUR"))
+    report = story.report(60.0, Budget(120.0, Price(1.0, "EUR")))
     done = [row.done for row in report.rows if row.done is not None]
     assert report.worker_seconds == pytest.approx(story.cost)
     assert report.seconds == pytest.approx(story.seconds)
