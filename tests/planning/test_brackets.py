@@ -41,6 +41,16 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@st.composite
+def bounded(draw: st.DrawFn) -> dict[str, Any]:
+    """A problem on a cluster that cannot have more than so many workers."""
+    problem = draw(problems())
+    node_size = draw(st.sampled_from([1, 1, 2, 4]))
+    most = draw(st.integers(1, 40)) * node_size + problem["min_workers_per_trial"]
+    problem["budget"] = max(problem["budget"], node_size * problem["deadline_s"])
+    return {**problem, "most_workers": most // node_size * node_size, "node_size": node_size}
+
+
 def solve(problem: dict[str, Any], mode: Any = "paper") -> tuple[Brackets, StagePlan]:
     found = solve_brackets(**problem)
     return found, seer_plan(found, problem["deadline_s"], problem["budget"], mode)
@@ -85,6 +95,73 @@ def test_no_plan_passes_the_deadline_or_the_budget(problem: dict[str, Any]) -> N
         assert plan.ends[-1] <= problem["deadline_s"]
         assert all(sum(stage.n_trials) >= 1 for stage in plan.stages)
     assert fill.cost >= paper.cost
+
+
+@given(problem=bounded(), mode=st.sampled_from(["paper", "fill"]))
+def test_no_plan_has_more_workers_than_there_can_be(problem: dict[str, Any], mode: Any) -> None:
+    _, plan = solve(problem, mode)
+    T, B = exactly(problem["deadline_s"]), exactly(problem["budget"])
+    assert plan.seconds <= T
+    assert plan.cost <= B
+    for k, stage in enumerate(plan.stages):
+        assert 0 <= stage.n_workers <= problem["most_workers"]
+        assert stage.n_workers % problem["node_size"] == 0
+        needed = sum(n * p for n, p in zip(stage.n_trials, plan.workers, strict=True))
+        if k + 1 < len(plan.stages):  # the last one may last longer
+            trained = problem["reduction_factor"] ** k * plan.stages[0].seconds
+            first = (
+                sum(n * p for n, p in zip(plan.stages[0].n_trials, plan.workers, strict=True)) or 1
+            )
+            trained *= min(1, Fraction(problem["most_workers"], first))
+            # What each trial is trained is the paper's, whether they take turns or not.
+            assert stage.seconds * min(problem["most_workers"], needed) == trained * needed
+
+
+@given(problem=problems(), spare=st.integers(0, 5))
+def test_a_bound_that_no_stage_reaches_changes_nothing(problem: dict[str, Any], spare: int) -> None:
+    found, plan = solve(problem, "fill")
+    widest = max(stage.n_workers for stage in plan.stages)
+    # As many as the budget could ever pay for at once, and as a trial may have.
+    most = max(widest, -(-exactly(problem["budget"]) // found.first_stage_s), *found.workers)
+    assert solve({**problem, "most_workers": int(most) + spare}, "fill")[1] == plan
+
+
+@given(problem=bounded())
+def test_under_a_bound_r_is_the_largest(problem: dict[str, Any]) -> None:
+    found = solve_brackets(**problem)
+    T, W = exactly(problem["deadline_s"]), problem["most_workers"]
+    eta, t_min = problem["reduction_factor"], exactly(problem["min_stage_s"])
+    B = min(exactly(problem["budget"]), W * T)
+
+    def fits(R: Fraction) -> bool:
+        K = n_stages(R, eta)
+        lengths = [t_min * R / eta**j for j in range(K)]
+        in_time = sum(max(t, B / K / W) for t in lengths) <= T
+        return in_time and t_min * problem["min_workers_per_trial"] * R * K <= B
+
+    assert fits(found.resource)
+    for step in (Fraction(1, 10**9), Fraction(1, 100), Fraction(1)):
+        assert not fits(found.resource * (1 + step))
+
+
+@given(
+    T=st.integers(1, 100),
+    B=st.integers(1, 4000),
+    most=st.one_of(st.none(), st.integers(1, 60)),
+    node_size=st.sampled_from([1, 2, 4]),
+)
+def test_hyperband_keeps_to_what_there_can_be(
+    T: int, B: int, most: int | None, node_size: int
+) -> None:
+    if T * node_size > B:
+        return
+    most = None if most is None else most * node_size
+    plan = hyperband_plan(T, B, most_workers=most, node_size=node_size)
+    assert plan.cost <= B
+    assert plan.seconds == T
+    for stage in plan.stages:
+        assert stage.n_workers % node_size == 0
+        assert most is None or stage.n_workers <= most
 
 
 @given(problem=problems())
