@@ -356,6 +356,8 @@ class Traits:
     reads_configs
         What it reads in configurations or changes in them, as the rest of a sentence that begins
         with "the flow"; empty if nothing.
+    scores_parts
+        Whether it has trials scored in the middle of an epoch, and so needs none to end.
     """
 
     max_epochs: int | None = None
@@ -366,6 +368,7 @@ class Traits:
     budget: Budget | None = None
     plan: StagePlan | None = None
     reads_configs: str = ""
+    scores_parts: bool = False
 
 
 @runtime_checkable

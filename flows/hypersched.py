@@ -135,7 +135,9 @@ class HyperSched(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, deadline_s=self.deadline_s, budget=self.cost)
+        return Traits(
+            self.max_epochs, deadline_s=self.deadline_s, budget=self.cost, scores_parts=True
+        )
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers, and for a trial for each that is there."""

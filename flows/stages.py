@@ -131,6 +131,7 @@ class StagedSearch(Flow):
             deadline_s=self.deadline_s,
             budget=self.cost,
             plan=self.plan,
+            scores_parts=True,
         )
 
     @abstractmethod

@@ -49,6 +49,11 @@ class RunClock:
         return min(ends, default=inf)
 
     @property
+    def left_s(self) -> float:
+        """Seconds until then."""
+        return self.end_s - self.seconds
+
+    @property
     def are_over(self) -> bool:
         """Whether the run has to end now."""
         return self.seconds >= self.end_s

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, field
 
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.history.record import Record
-from dagsel.messages import TooLittleTime, UnitWork
+from dagsel.messages import Note, TooLittleTime, UnitWork
+
+logger = logging.getLogger("dagsel")
 
 #: The first unit on a worker takes longer than the next ones, by so many seconds at most.
 WARM_UP_S = 10.0
@@ -18,33 +21,44 @@ WARM_UP_S = 10.0
 class FirstEpoch:
     """Watches whether the first epoch of any trial can end in time.
 
-    It counts with the fastest unit so far, for the trial that has the least left, so that what it
-    says is true of all of them.
+    A run of which no epoch can end is over, unless its flow scores trials in the middle of one;
+    then it is only said. It counts with the fastest unit so far, for the trial that has the least
+    left, so that what it says is true of all of them.
     """
 
     record: Record  # what has happened
     clock: RunClock  # time and cost of the run
+    scores_parts: bool = False  # whether the flow needs no epoch to end
+    _is_said: bool = False
     _n_units: int = 0  # of the record, that were looked at
     _n_pieces: int = 0
     _warm: set[str] = field(default_factory=set)  # workers that have trained
     _begun: dict[Unit, float] = field(default_factory=dict)  # the share that is done
-    _unit_s: float = math.inf  # the fastest
+    _cold_s: float = math.inf  # the fastest unit of those that were a worker's first
+    _cold_least_s: float = math.inf  # without the warming up that may be in it
+    _warm_s: float = math.inf  # the fastest of the others
 
     @property
-    def verdict(self) -> TooLittleTime | None:
-        """What ends the run; None if it goes on, or has ended otherwise."""
+    def verdict(self) -> TooLittleTime | Note | None:
+        """What ends the run, or is to be said of it; None if it goes on, or has ended otherwise."""
         record, clock = self.record, self.clock
-        if clock.end_s == math.inf or record.finished or record.n_epochs or not self._look():
+        is_settled = self._is_said or record.finished or record.n_epochs
+        if clock.end_s == math.inf or is_settled or not self._look():
             return None
         live = [trial for trial in record.trials.values() if trial.is_live]
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
         widest = max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
-        epoch_s = self._unit_s * record.n_shards / widest
-        time_left = math.inf if clock.deadline_s is None else clock.deadline_s - clock.seconds
-        cost_left = math.inf if clock.budget_s is None else clock.budget_s - clock.worker_seconds
-        if n_left * epoch_s <= min(time_left, cost_left):
+        n_units = n_left * record.n_shards / widest
+        is_warm = self._warm_s < math.inf
+        if n_units * (self._warm_s if is_warm else self._cold_least_s) <= clock.left_s:
             return None
-        return TooLittleTime(self._say(n_left * epoch_s, epoch_s))
+        unit_s = min(self._warm_s, self._cold_s)
+        self._is_said = True
+        told = self._say(n_units * unit_s, record.n_shards * unit_s / widest)
+        if not self.scores_parts:
+            return TooLittleTime(told)
+        logger.warning("trials are ranked in the middle of their first epoch: %s", told)
+        return Note(f"trials are ranked in the middle of their first epoch: {told}")
 
     def _look(self) -> bool:
         """Take in what is new of the record; return whether there is anything to go by."""
@@ -55,30 +69,34 @@ class FirstEpoch:
             if work.unit.kind != "train" or work.recovered or not work.share:
                 continue
             begun = self._begun.pop(work.unit, 0.0)  # by the piece before this one
-            warm_up_s = 0.0 if work.worker in self._warm else WARM_UP_S
-            took_s = max(0.0, work.stop - work.start - warm_up_s)
-            if work.share > begun:
-                self._unit_s = min(self._unit_s, took_s / (work.share - begun))
+            took_s, share = work.stop - work.start, work.share - begun
+            if share > 0 and work.worker in self._warm:
+                self._warm_s = min(self._warm_s, took_s / share)
+            elif share > 0:
+                self._cold_s = min(self._cold_s, took_s / share)
+                least_s = max(0.0, took_s - WARM_UP_S) / share
+                self._cold_least_s = min(self._cold_least_s, least_s)
             if work.share < 1.0:
                 self._begun[work.unit] = work.share
             self._warm.add(work.worker)
-        return self._unit_s < math.inf
+        return bool(self._warm)
 
     def _say(self, need_s: float, epoch_s: float) -> str:
-        clock, told = self.clock, []
-        if clock.deadline_s is not None and need_s > clock.deadline_s - clock.seconds:
-            least = upwards(clock.seconds + need_s)
-            told.append(
-                f"of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are over: the "
-                f"least that would do is about deadline={least}"
+        clock = self.clock
+        told = f"an epoch of a trial takes about {epoch_s:.3g} s"
+        over_s = need_s - clock.left_s
+        if clock.deadline_s is not None and clock.end_s == clock.deadline_s:
+            return (
+                f"{told}, and of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are "
+                f"over: the least that would do is about deadline={upwards(clock.end_s + over_s)}"
             )
-        if clock.budget_s is not None and need_s > clock.budget_s - clock.worker_seconds:
-            least = upwards(clock.worker_seconds + need_s)
-            told.append(
-                f"of the budget of {clock.budget_s:g} worker-seconds {clock.worker_seconds:.3g} "
-                f"are spent: the least that would do is about budget={least}"
-            )
-        return f"an epoch of a trial takes about {epoch_s:.3g} s, and {'; '.join(told)}"
+        assert clock.budget_s is not None, "the run has an end"
+        rate = (clock.budget_s - clock.worker_seconds) / max(1e-9, clock.left_s)
+        return (
+            f"{told}, and of the budget of {clock.budget_s:g} worker-seconds "
+            f"{clock.worker_seconds:.3g} are spent: the least that would do is about "
+            f"budget={upwards(clock.budget_s + rate * over_s)}, or fewer workers"
+        )
 
 
 def upwards(seconds: float) -> int:

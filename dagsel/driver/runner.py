@@ -74,7 +74,6 @@ from dagsel.workloads.raised import raised
 TURNS_PER_SNAPSHOT = 500
 
 Observer: TypeAlias = Callable[[Record], None]
-
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
@@ -82,8 +81,7 @@ Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 class Runner:
     """One search on one engine."""
 
-    # The search procedure. It has begun if the record has a context.
-    flow: Flow
+    flow: Flow  # the search procedure; it has begun if the record has a context
     study: StudyDriver  # where trials come from and are told
     engine: Engine  # where units run, entered
     states: States  # where states are stored
@@ -124,7 +122,7 @@ class Runner:
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
         self._troubles = Troubles(self.record)
-        self._first_epoch = FirstEpoch(self.record, clock)
+        self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
         self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
@@ -243,6 +241,8 @@ class Runner:
             return
         self._note(verdict)
         self._do([])
+        if isinstance(verdict, Note):
+            return
         for trial in self.study.live:
             self._end(trial)
         if isinstance(verdict, TooLittleTime):

@@ -309,6 +309,7 @@ _TOLD = Traits(
     budget=Budget(120.0, Price(2.5, "USD")),
     plan=StagePlan((), ()),
     reads_configs="reads them",
+    scores_parts=True,
 )
 
 

@@ -137,9 +137,10 @@ def test_a_simulation_is_shown_whole(name: str) -> None:
 def test_a_stage_of_a_simulation_is_a_span_with_as_many_workers() -> None:
     flow, cluster = SIMULATED["SEER, simulated"]
     told = dagsel.preview(flow, epoch_seconds=30, cluster=cluster)
-    plan = dagsel.preview(flow)
-    assert [row.n_workers for row in told.rows[1:]] == [row.n_workers for row in plan.rows]
-    assert [row.gangs for row in told.rows[1:]] == [row.gangs for row in plan.rows]
+    run = simulate(flow, PowerLaw(epoch_s=30), cluster, space=space)
+    ((_, plan),) = run.record.plans
+    assert [row.n_workers for row in told.rows[1:]] == [stage.n_workers for stage in plan.stages]
+    assert [row.n_trials for row in told.rows[1:]] == [sum(s.n_trials) for s in plan.stages]
     assert (told.rows[0].n_workers, told.rows[0].n_trials, told.rows[0].lasts_s) == (2, 0, 20.0)
     told = dagsel.preview(SIMULATED["random, troubled"][0], epoch_seconds=60, cluster=TROUBLED)
     begins = [row.begins_s for row in told.rows]
@@ -225,8 +226,8 @@ def test_a_flows_own_deadline_and_budget_end_a_simulation() -> None:
     slow = SimulatedCluster(n_workers=4, startup_s=60.0, max_workers=64)
     for limited in (SMALL, ByConvergence(SMALL)):
         told = dagsel.preview(limited, epoch_seconds=30, cluster=slow)
-        assert told.ends_early
-        assert told.worker_minutes == pytest.approx(60)
+        assert not told.ends_early  # it has planned for the start of its workers
+        assert 50 < told.worker_minutes <= 60
     assert not dagsel.preview(flow, epoch_seconds=30, cluster=slow).ends_early
 
 
