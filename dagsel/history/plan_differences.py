@@ -41,9 +41,8 @@ def differences(
 
 
 def _plans(record: Record) -> Iterator[tuple[float, str]]:
-    for number, (at, plan) in enumerate(record.plans):
-        if plan.reason:
-            yield at, f"planned {'again ' if number else ''}at {span(at)}: {plan.reason}"
+    for at, plan in record.plans[1:]:
+        yield at, f"planned again at {span(at)}" + (f": {plan.reason}" if plan.reason else "")
 
 
 def _far(one: float, other: float) -> bool:
@@ -132,9 +131,10 @@ def _losses(course: Course, moments: Sequence[Moment]) -> Iterator[str]:
             continue
         at, later = after.seconds, [m for m in course.moments if m.seconds > after.seconds]
         back = next((m.seconds for m in later if m.n_workers >= before.n_workers), None)
-        rate = course.n_billed(at - 1e-6)
-        billed = (b.seconds for b in [after, *later])
-        freed = next((s for s in billed if course.n_billed(s) < rate - _PLACE), None)
+        bars = course.bars()
+        rate = next((n for begin, lasts, n in bars if begin < at <= begin + lasts), math.inf)
+        after_it = (begin for begin, _, n in bars if begin >= at and n < rate - _PLACE)
+        freed = next(after_it, None)
         one = n == 1
         told = f"{'one' if one else n} {_were(n)} lost at {span(at)}"
         if freed is not None and (back is None or freed < back):
