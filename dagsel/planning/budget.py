@@ -88,12 +88,7 @@ def budget_for(
         a price that is too low.
     """
     if workers:
-        if price is not None:
-            raise SearchError(
-                f"price_per_worker_hour={price!r} and workers= were both given, and each of the "
-                "workers has its price: leave out price_per_worker_hour"
-            )
-        price = dearest(workers)
+        price = price_for(price, workers)
     if budget is not None:
         return read_budget(budget, own.price if own and price is None else price)
     if own is None or price is None:
@@ -110,6 +105,24 @@ def budget_for(
             "give the flow that price"
         )
     return replace(own, price=known)
+
+
+def price_for(price: Price | float | str | None, workers: Sequence[Workers] = ()) -> Price | None:
+    """Return what an hour of a worker costs at most; None if nobody knows.
+
+    Raises
+    ------
+    SearchError
+        If it cannot be read, or pools have prices and it is given too.
+    """
+    if not workers:
+        return read_price(price)
+    if price is not None:
+        raise SearchError(
+            f"price_per_worker_hour={price!r} and workers= were both given, and each of the "
+            "workers has its price: leave out price_per_worker_hour"
+        )
+    return dearest(workers)
 
 
 def _worker_seconds(value: float | str) -> float:

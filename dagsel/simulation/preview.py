@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,15 +15,16 @@ from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, limits_of
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import to_seconds
-from dagsel.planning.prices import read_price
+from dagsel.planning.budget import price_for, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
-from dagsel.views.preview import Preview, Row
+from dagsel.views.preview import Interval, Preview, Row
 
 #: Equal parts in which a simulated search is shown if the number of its workers never changes.
 N_PARTS = 4
+#: So often a search is simulated whose workers are taken back, each time with other draws.
+N_DRAWS = 10
 #: If there are more rows, neighbours are shown as one.
 MOST_ROWS = 12
 
@@ -71,12 +72,14 @@ def preview(
         As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price,
         here or in the flow, no money is shown.
     seed
-        Seeds the flow and the draws of configurations.
+        Seeds the flow, the draws of configurations, and those of interruptions.
 
     Returns
     -------
     Preview
-        A table and a drawing of the workers over time.
+        A table and a drawing of the workers over time. If the cluster's workers are taken back
+        (`SimulatedCluster.interruptions_per_hour`), with the least and the most time and cost of
+        10 simulations, of which the table has the first.
 
     Raises
     ------
@@ -114,9 +117,10 @@ def preview(
     )
     seed, n_workers = given.seed, given.n_workers
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
-    _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
+    pools = cluster.workers if isinstance(cluster, SimulatedCluster) else ()
+    _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour, pools)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    price = limit.price if limit else read_price(price_per_worker_hour)
+    price = limit.price if limit else price_for(price_per_worker_hour, pools)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
     if plan is not None and all(value is None for value in told):
@@ -131,22 +135,27 @@ def preview(
             f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
             f"workers are there, {cluster.startup_s:g} s after they are asked for"
         )
-    run = simulate(
-        flow,
-        curves,
-        cluster,
-        seed=seed,
-        space=space,
-        direction=direction,
-        deadline=deadline,
-        budget=budget,
-        price_per_worker_hour=price_per_worker_hour,
-    )
+    given = {"seed": seed, "space": space, "direction": direction, "deadline": deadline}
+    given |= {"budget": budget, "price_per_worker_hour": price_per_worker_hour}
+    run = simulate(flow, curves, cluster, **given)
+    interval = None
+    if cluster.interruptions_per_hour:
+        others = [replace(cluster, draw=cluster.draw + k) for k in range(1, N_DRAWS)]
+        interval = _interval([run, *(simulate(flow, curves, other, **given) for other in others)])
     rows = _spans(run)
     _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
     n_trials = len({unit.unit.trial for unit in _trained(run)})
-    return Preview(name, "simulation", rows, n_trials, ends_early, price)
+    return Preview(name, "simulation", rows, n_trials, ends_early, price, interval)
+
+
+def _interval(runs: Sequence[SimulatedRun]) -> Interval:
+    """Return from where to where the same search goes, with its workers taken back otherwise."""
+    seconds = sorted(run.seconds + run.cluster.startup_s for run in runs)
+    costs = sorted(run.cost for run in runs)
+    money = sorted(run.money for run in runs if run.money is not None)
+    ends = (money[0], money[-1]) if money else None
+    return Interval(len(runs), (seconds[0], seconds[-1]), (costs[0], costs[-1]), ends)
 
 
 def _check_any(rows: Sequence[Row]) -> None:
@@ -224,10 +233,10 @@ def _turns(run: SimulatedRun) -> list[Any]:
     return [entry for entry in run.journal if entry["is"] == "turn"]
 
 
-def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
-    """Return pairs of time and cost until then, from the first request on."""
-    turns = [(turn["seconds"], turn["worker_seconds"]) for turn in _turns(run)]
-    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, run.cost)]
+def _costs(run: SimulatedRun) -> list[tuple[float, float, float]]:
+    """Return time, cost and money until then, from the first request on."""
+    turns = [(t["seconds"], t["worker_seconds"], t.get("money", 0.0)) for t in _turns(run)]
+    return [(-run.cluster.startup_s, 0.0, 0.0), *turns, (run.seconds, run.cost, run.money or 0.0)]
 
 
 def _trained(run: SimulatedRun) -> list[UnitWork]:
@@ -239,10 +248,10 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
     spans: list[_Span] = []
-    for (start, before), (stop, after) in pairwise(_costs(run)):
+    for (start, before, had), (stop, after, has) in pairwise(_costs(run)):
         if stop - start > 1e-9:
             n_workers = math.ceil((after - before) / (stop - start) - 1e-6)
-            spans.append(_Span(start, stop, n_workers, after - before))
+            spans.append(_Span(start, stop, n_workers, after - before, has - had))
     spans = _merge(spans)
     if len(spans) == 1:
         spans = spans[0].parts(N_PARTS)
@@ -253,6 +262,7 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
             _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
             span.n_workers,
             span.cost,
+            span.money if run.bill.prices else None,
         )
         for span in spans
     )
@@ -272,15 +282,18 @@ class _Span:
     stop: float
     n_workers: int
     cost: float
+    money: float
 
     def parts(self, n: int) -> list[_Span]:
         length = (self.stop - self.start) / n
         starts = [self.start + i * length for i in range(n)]
-        return [_Span(start, start + length, self.n_workers, self.cost / n) for start in starts]
+        part = (self.n_workers, self.cost / n, self.money / n)
+        return [_Span(start, start + length, *part) for start in starts]
 
     def __add__(self, other: _Span) -> _Span:
         most = max(self.n_workers, other.n_workers)
-        return _Span(self.start, other.stop, most, self.cost + other.cost)
+        sums = (self.cost + other.cost, self.money + other.money)
+        return _Span(self.start, other.stop, most, *sums)
 
     def excess(self, other: _Span) -> float:
         """Return the worker-seconds that are drawn too many if both are shown as one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.codec import from_json, to_json
+from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.errors import SearchError
 from dagsel.flow import Traits, limits_of
 from dagsel.flows import SEER
@@ -184,3 +186,11 @@ def test_a_budget_in_money_pays_for_the_dearest_workers() -> None:
     _, budget = limits_of(flow.traits, None, None, None, [SPOT, DEMAND])
     assert budget is not None
     assert (budget.worker_seconds, budget.price, budget.amount) == (6000, Price(2.5, "USD"), 5)
+
+
+def test_of_equal_workers_the_dearest_is_released() -> None:
+    cheap, dear = Releasable("a", price=0.5), Releasable("b", price=2.5, shards=frozenset({0}))
+    other = Releasable("c", price=0.5, shards=frozenset({0}))
+    assert choose([cheap, dear, other], 1) == ("b",)
+    assert choose([cheap, replace(dear, running=True), other], 1) == ("a",)
+    assert choose([cheap, dear], 1) == ("a",)  # nobody else holds the shard of the dear one
