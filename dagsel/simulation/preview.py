@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, limits_of
+from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import price_for, to_seconds
@@ -21,12 +22,8 @@ from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Interval, Preview, Row
 
-#: Equal parts in which a simulated search is shown if the number of its workers never changes.
-N_PARTS = 4
 #: So often a search is simulated whose workers are taken back, each time with other draws.
 N_DRAWS = 10
-#: If there are more rows, neighbours are shown as one.
-MOST_ROWS = 12
 
 
 def preview(
@@ -233,10 +230,11 @@ def _turns(run: SimulatedRun) -> list[Any]:
     return [entry for entry in run.journal if entry["is"] == "turn"]
 
 
-def _costs(run: SimulatedRun) -> list[tuple[float, float, float]]:
-    """Return time, cost and money until then, from the first request on."""
-    turns = [(t["seconds"], t["worker_seconds"], t.get("money", 0.0)) for t in _turns(run)]
-    return [(-run.cluster.startup_s, 0.0, 0.0), *turns, (run.seconds, run.cost, run.money or 0.0)]
+def _costs(run: SimulatedRun, what: str = "worker_seconds") -> list[tuple[float, float]]:
+    """Return pairs of time and cost until then, from the first request on."""
+    turns = [(turn["seconds"], turn.get(what, 0.0)) for turn in _turns(run)]
+    end = run.cost if what == "worker_seconds" else run.money or 0.0
+    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, end)]
 
 
 def _trained(run: SimulatedRun) -> list[UnitWork]:
@@ -247,14 +245,8 @@ def _trained(run: SimulatedRun) -> list[UnitWork]:
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
-    spans: list[_Span] = []
-    for (start, before, had), (stop, after, has) in pairwise(_costs(run)):
-        if stop - start > 1e-9:
-            n_workers = math.ceil((after - before) / (stop - start) - 1e-6)
-            spans.append(_Span(start, stop, n_workers, after - before, has - had))
-    spans = _merge(spans)
-    if len(spans) == 1:
-        spans = spans[0].parts(N_PARTS)
+    spans = billed_spans(_costs(run))
+    paid = _costs(run, "money") if run.bill.prices else []
     return tuple(
         Row(
             span.start - began,
@@ -262,10 +254,18 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
             _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
             span.n_workers,
             span.cost,
-            span.money if run.bill.prices else None,
+            _cost_until(paid, span.stop) - _cost_until(paid, span.start) if paid else None,
         )
         for span in spans
     )
+
+
+def _cost_until(costs: Sequence[tuple[float, float]], seconds: float) -> float:
+    """Return what is billed until a time; between two times, as if all the time the same."""
+    at = max(1, min(bisect_right(costs, seconds, key=lambda cost: cost[0]), len(costs) - 1))
+    (start, before), (stop, after) = costs[at - 1 : at + 1]
+    share = (seconds - start) / (stop - start) if stop > start else 1.0
+    return before + share * (after - before)
 
 
 def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:
@@ -274,39 +274,3 @@ def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:
     for unit in units:
         gangs[unit.unit.trial] = max(unit.gang, gangs.get(unit.unit.trial, 0))
     return tuple(sorted(Counter(gangs.values()).items()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start: float
-    stop: float
-    n_workers: int
-    cost: float
-    money: float
-
-    def parts(self, n: int) -> list[_Span]:
-        length = (self.stop - self.start) / n
-        starts = [self.start + i * length for i in range(n)]
-        part = (self.n_workers, self.cost / n, self.money / n)
-        return [_Span(start, start + length, *part) for start in starts]
-
-    def __add__(self, other: _Span) -> _Span:
-        most = max(self.n_workers, other.n_workers)
-        sums = (self.cost + other.cost, self.money + other.money)
-        return _Span(self.start, other.stop, most, *sums)
-
-    def excess(self, other: _Span) -> float:
-        """Return the worker-seconds that are drawn too many if both are shown as one."""
-        most = max(self.n_workers, other.n_workers)
-        return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
-
-
-def _merge(spans: Sequence[_Span]) -> list[_Span]:
-    """Merge neighbours until few are left, first those for which it is least wrong."""
-    merged = list(spans)
-    while len(merged) > 1:
-        excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(merged)))
-        if excess > 0 and len(merged) <= MOST_ROWS:
-            break
-        merged[at : at + 2] = [merged[at] + merged[at + 1]]
-    return merged

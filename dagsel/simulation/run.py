@@ -14,7 +14,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Sampling, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.planning.budget import Bill, price_for
+from dagsel.planning.budget import Bill, Budget, price_for
 from dagsel.planning.prices import Price
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
@@ -48,12 +48,16 @@ class SimulatedRun(Result):
         When workers were requested, joined and left.
     price
         What an hour of a worker costs, of pools of the dearest; None if it is not known.
+    deadline_s, budget
+        The limits that it had; None for no limit.
     """
 
     cluster: SimulatedCluster
     journal: Sequence[Mapping[str, Any]]
     bill: Bill
     price: Price | None = None
+    deadline_s: float | None = None
+    budget: Budget | None = None
 
     @property
     def seconds(self) -> float:
@@ -71,6 +75,10 @@ class SimulatedRun(Result):
         if self.bill.prices:
             return self.bill.money(self.seconds)
         return None if self.price is None else self.price.of(self.cost)
+
+    @property
+    def _limits(self) -> tuple[float | None, Budget | None]:
+        return self.deadline_s, self.budget
 
 
 def simulate(
@@ -180,7 +188,8 @@ def simulate(
         budget_money=cost.amount if cost is not None and in_money else None,
     )
     runner.run()
-    return SimulatedRun(driver.study, metric, record, cluster, journal, engine.bill, price)
+    told = (driver.study, metric, record, cluster, journal, engine.bill, price)
+    return SimulatedRun(*told, deadline_s, cost)
 
 
 def check_curves(curves: Any) -> None:
