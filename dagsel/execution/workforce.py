@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from dagsel.execution.elastic import ClusterDriver
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.

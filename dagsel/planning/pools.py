@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +12,8 @@ from dagsel.checks import flag, short_traceback, shown, whole
 from dagsel.errors import SearchError
 from dagsel.planning.prices import Price, read_price
 
-#: A number at the end would be read as that of a worker.
+# A number at the end would be read as that of a worker.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*(-[A-Za-z][A-Za-z0-9_]*)*")
-_NUMBERS = re.compile(r"(-\d+)+$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,63 +122,18 @@ def dearest(workers: Sequence[Workers]) -> Price:
     return max((pool.cost for pool in workers), key=lambda price: price.per_hour)
 
 
-def pool_of(name: str, workers: Sequence[Workers]) -> str:
-    """Return the pool of a worker, or of a job, of this name; the first one if no name says so.
-
-    Examples
-    --------
-    >>> pools = [Workers("demand", "1.20 USD"), Workers("spot", "0.40 USD", spot=True)]
-    >>> pool_of("spot-12", pools), pool_of("spot-12-0", pools), pool_of("7", pools)
-    ('spot', 'spot', 'demand')
-    """
-    stem = _NUMBERS.sub("", name)
-    return stem if stem in {pool.name for pool in workers} else workers[0].name
-
-
-def share_out(
-    workers: Sequence[Workers],
-    n_nodes: int,
-    *,
-    there: Mapping[str, int],
-    node_size: int = 1,
-    short: Collection[str] = (),
-) -> dict[str, int]:
-    """Return how many nodes to start in which pool: in the cheapest that has room.
-
-    Of equally cheap ones those that nobody takes back come first.
-
-    Parameters
-    ----------
-    workers
-        The pools.
-    n_nodes
-        Nodes to start, each of `node_size` workers.
-    there
-        Nodes that each pool has.
-    short
-        Pools that do not deliver at present: they are asked where no other has room.
-
-    Examples
-    --------
-    >>> pools = [Workers("demand", "1.20 USD"), Workers("spot", "0.40 USD", spot=True, most=3)]
-    >>> share_out(pools, 4, there={"spot": 1})
-    {'spot': 2, 'demand': 2}
-    """
-    starts: dict[str, int] = {}
-    for pool in sorted(workers, key=lambda p: (p.name in short, p.cost.per_hour, p.spot)):
-        room = max(0, pool.nodes(node_size) - there.get(pool.name, 0))
-        n = int(min(n_nodes - sum(starts.values()), room))
-        if n:
-            starts[pool.name] = n
-    return starts
-
-
 def most_of(workers: Sequence[Workers]) -> int | None:
     """Return the workers that all pools may have together; None for no limit."""
     most = [pool.most for pool in workers]
     return None if None in most else sum(n for n in most if n is not None)
 
 
-def most_told(workers: Sequence[Workers]) -> str:
-    """Return how many workers each pool may have, as a text."""
-    return ", ".join(f"{pool.name} {pool.most if pool.most else 'any'}" for pool in workers)
+def check_room(workers: Sequence[Workers], n_workers: int) -> None:
+    """Raise a `SearchError` if pools may not have so many workers."""
+    most = most_of(workers)
+    if most is not None and most < n_workers:
+        each = ", ".join(f"{pool.name} {pool.most}" for pool in workers)
+        raise SearchError(
+            f"the pools may have {most} workers ({each}), and {n_workers} are to be there: raise "
+            "most"
+        )

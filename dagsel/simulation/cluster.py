@@ -9,7 +9,7 @@ from typing import Any
 
 from dagsel.checks import is_number, number, short_traceback, shown, whole
 from dagsel.errors import SearchError
-from dagsel.planning.pools import Workers, check_workers, most_of, most_told
+from dagsel.planning.pools import Workers, check_room, check_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +105,7 @@ class SimulatedCluster:
             )
         if self.workers:
             check_workers(self.workers)
-            most = most_of(self.workers)
-            if most is not None and most < self.n_workers:
-                raise SearchError(
-                    f"the pools may have {most} workers ({most_told(self.workers)}), and "
-                    f"{self.n_workers} are to be there: raise most"
-                )
+            check_room(self.workers, self.n_workers)
         rate: Any = self.interruptions_per_hour
         number("interruptions_per_hour", rate, "0 or more", lambda n: 0.0 <= n < math.inf)
         whole("draw", self.draw, least=0)

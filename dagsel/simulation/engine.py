@@ -32,8 +32,9 @@ from dagsel.dispatch.units import Round, Unit
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
 from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
-from dagsel.planning.budget import Bill
-from dagsel.planning.pools import most_of, share_out
+from dagsel.planning.bill import Bill
+from dagsel.planning.hiring import share_out
+from dagsel.planning.pools import most_of
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch

@@ -14,7 +14,8 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Sampling, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.planning.budget import Bill, Budget, price_for
+from dagsel.planning.bill import Bill
+from dagsel.planning.budget import Budget, price_for
 from dagsel.planning.prices import Price
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves

@@ -17,8 +17,9 @@ from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.errors import SearchError
 from dagsel.flow import Traits, limits_of
 from dagsel.flows import SEER
-from dagsel.planning.budget import Bill
-from dagsel.planning.pools import Workers, check_workers, pool_of, share_out
+from dagsel.planning.bill import Bill
+from dagsel.planning.hiring import pool_of, share_out
+from dagsel.planning.pools import Workers, check_workers
 from dagsel.planning.prices import Price
 
 PRICES = {"demand": 7.2, "spot": 1.8, "": 7.2}  # of an unknown one, as of the dearest
