@@ -195,8 +195,18 @@ def test_a_plan_that_is_made_again_replaces_the_rest_of_the_first() -> None:
     story.wait(10.0, 1).trained(0, 5.0).trained(1, 5.0).turn(None, Finish())
     report = story.report(10.0, Budget(13.0))
     assert [row.planned.lasts_s for row in report.rows if row.planned] == [3.0, 7.0]
-    assert report.differences[0] == "Planned again at 3 s: a unit takes 2 s, not 1 s."
+    assert report.differences == ("Planned again at 3 s: a unit takes 2 s, not 1 s.",)
     assert sum(row.planned.worker_seconds for row in report.rows if row.planned) == 13.0
+
+
+def test_trials_that_did_not_train_before_a_plan_was_made_again_are_told() -> None:
+    story = Story().begin(1, plan((0.0, 4.0, 1, 4), startup_s=0.0)).wait(3.0, 1).trained(0, 3.0)
+    story.turn(None, plan((3.0, 2.0, 1, 1), startup_s=0.0), Train(0, 1), Wake(5.0)).wait(5.0, 1)
+    story.trained(0, 2.0).turn(None, Finish())
+    assert story.report().differences == (
+        "Stage 1 trained 1 trial, not 4; it was planned again before its end.",
+        "Planned again at 3 s.",
+    )
 
 
 def test_a_stage_that_did_not_begin_is_told() -> None:
@@ -214,7 +224,7 @@ def test_a_bill_above_the_budget_and_a_late_end_are_told() -> None:
     story = Story().begin(1).wait(12.0, 1).trained(0, 12.0).turn(None, Finish()).ended(13.0, 1)
     assert story.report(10.0, Budget(10.0)).differences == (
         "The search ended 2 s after the deadline of 10 s.",
-        "The release of the workers took 1 s and 1 worker-seconds.",
+        "The release of the workers took 1 s and 1 worker-second.",
         "The bill is 3 worker-seconds above the budget of 10.",
     )
 
