@@ -4,8 +4,7 @@ In each turn the events that came in are put to the flow, events and decisions a
 journal together, and only then are the decisions performed. So after an interruption the journal
 says all that was decided, and the next session performs again what may not have been performed.
 
-Time and cost are in `dagsel.driver.clock`, the allowances of trials in
-`dagsel.driver.trial_limits`, their states in `dagsel.driver.recovery`.
+Time and cost are in `clock`, the allowances of trials in `trial_limits`, states in `recovery`.
 """
 
 from __future__ import annotations
@@ -97,11 +96,10 @@ class Runner:
     # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
     orders: Orders = lambda trial, epoch: None  # returns the orders of visits
-    # How many workers few trials are trained on.
-    idle_workers: IdleWorkers = field(default_factory=IdleWorkers)
-    # When to end, in seconds since the run began; None for no limit.
-    deadline_s: float | None = None
+    idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
+    deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
+    budget_money: float | None = None  # and in money, if they differ in their price
     observe: Observer = lambda record: None  # called with the record whenever something has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
     _entries: list[dict[str, Json]] = field(default_factory=list)
@@ -118,7 +116,8 @@ class Runner:
     _first_epoch: FirstEpoch = field(init=False)
 
     def __post_init__(self) -> None:
-        clock = self._clock = RunClock(self.engine, self.deadline_s, self.budget_s)
+        limits = (self.deadline_s, self.budget_s, self.budget_money)
+        clock = self._clock = RunClock(self.engine, *limits)
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
         self._troubles = Troubles(self.record)
@@ -140,8 +139,7 @@ class Runner:
             If not one epoch can end within deadline and budget.
         """
         self._clock.begin(self.record, self.lead_s)
-        began = self.engine.wall() - self.lead_s
-        self._note(SessionBegun(began, self.record.seconds, self.about))
+        self._note(SessionBegun(self.engine.wall() - self.lead_s, self.record.seconds, self.about))
         self._clock.tell()
         if self.record.context is None:
             self._begin()
@@ -216,7 +214,7 @@ class Runner:
         """Put what has happened to the flow, write it down, do what was decided."""
         while self._events or self._entries:
             steps: list[Decision | Event] = []
-            self._n_passes += 1
+            self._n_passes += bool(self._events)
             while self._events:
                 turn = self._events.popleft()
                 event = turn.event
@@ -267,8 +265,10 @@ class Runner:
 
     def _timed(self, entry: Timed) -> Timed:
         """Add what the run has taken so far, for a later session to continue from."""
-        clock = self._clock
-        return replace(entry, seconds=clock.seconds, worker_seconds=clock.worker_seconds)
+        now = self._clock
+        return replace(
+            entry, seconds=now.seconds, worker_seconds=now.worker_seconds, money=now.money
+        )
 
     def _note(self, entry: Entry) -> None:
         written = ENTRIES.encode(entry)

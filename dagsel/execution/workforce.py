@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from dagsel.execution.cluster import end_workers, told_if_slow
 from dagsel.execution.elastic import ClusterDriver
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.

@@ -198,10 +198,10 @@ def solve_brackets(
                 "first, or give the cluster more"
             )
         p_max = W if p_max is None else min(W, p_max)
-    _check(deadline_s, budget, min_stage_s, p_min, max_workers_per_trial)
-    R, K = _largest_resource(
-        T / t_min, B / t_min / p_min, eta, None if W is None else Fraction(W, p_min)
-    )
+    least = -(-p_min // node_size) * node_size  # workers that a single trial costs
+    _check(deadline_s, budget, min_stage_s, p_min, max_workers_per_trial, least)
+    width = None if W is None else Fraction(W, least)
+    R, K = _largest_resource(T / t_min, B / t_min / least, eta, width)
     t_1 = t_min * R / eta ** (K - 1)
     B_0 = p_min * t_min * R * K
     q = 1
@@ -257,14 +257,13 @@ def seer_plan(
 
 
 def _within(found: Brackets, budget: Fraction) -> tuple[int, ...]:
-    # Whole nodes may cost more than their share of the budget: then fewer trials begin.
-    n_trials = found.n_trials
-    while found.plan(n_trials).cost > budget:
-        widest = max(range(len(n_trials)), key=lambda i: (n_trials[i] * found.workers[i], i))
-        n_trials = (*n_trials[:widest], n_trials[widest] - 1, *n_trials[widest + 1 :])
-        if sum(n_trials) == 0:
-            return (1,) + (0,) * (len(n_trials) - 1)
-    return n_trials
+    # Whole nodes may cost more than their share of the budget: then fewer trials begin, those with
+    # the most workers first.
+    n_trials = [*found.n_trials]
+    while found.plan(tuple(n_trials)).cost > budget:
+        last = max(i for i, n in enumerate(n_trials) if n)
+        n_trials[last] -= 1
+    return tuple(n_trials)
 
 
 def hyperband_plan(
@@ -296,7 +295,7 @@ def hyperband_plan(
     def fits(plan: StagePlan) -> bool:
         return plan.cost <= B and (W is None or plan.stages[0].n_workers <= W)
 
-    _check(deadline_s, budget, min_stage_s, 1, None)
+    _check(deadline_s, budget, min_stage_s, 1, None, node_size)
     n_workers_of(deadline_s, budget)  # one is enough for the bracket that is never ranked
     least = [1]  # trials of each bracket, so that one is left in its last stage
     while exactly(min_stage_s) * eta * least[0] <= T:
@@ -326,7 +325,12 @@ def _side_by_side(T: Fraction, eta: int, sizes: list[int], node_size: int) -> St
 
 
 def _check(
-    deadline_s: float, budget: float, min_stage_s: float, p_min: int, p_max: int | None
+    deadline_s: float,
+    budget: float,
+    min_stage_s: float,
+    p_min: int,
+    p_max: int | None,
+    n_billed: int,
 ) -> None:
     given = {"deadline": deadline_s, "budget": budget, "min_stage": min_stage_s}
     for name, value in given.items():
@@ -342,11 +346,11 @@ def _check(
             f"a deadline of {_told(deadline_s)} s has no room for one stage of min_stage="
             f"{_told(min_stage_s)} s; raise the first or lower the second"
         )
-    least = p_min * exactly(min_stage_s)
+    least = n_billed * exactly(min_stage_s)
     if exactly(budget) < least:
         raise SearchError(
-            f"a budget of {_told(budget)} worker-seconds is too small for one trial on {p_min} "
-            f"worker{'s' * (p_min > 1)} for one stage of {_told(min_stage_s)} s; the smallest "
+            f"a budget of {_told(budget)} worker-seconds is too small for one trial on {n_billed} "
+            f"worker{'s' * (n_billed > 1)} for one stage of {_told(min_stage_s)} s; the smallest "
             f"that works is {_told(least)} worker-seconds"
         )
 
@@ -358,8 +362,8 @@ def _told(value: float | Fraction) -> str:
 def _largest_resource(
     time: Fraction, cost: Fraction, eta: int, width: Fraction | None
 ) -> tuple[Fraction, int]:
-    # R and K for a deadline in units of t_min and a budget in units of t_min·p_min, both 1 or more;
-    # the width of the cluster is in units of p_min.
+    # R and K for a deadline in units of t_min and a budget in units of what the least number of
+    # workers costs for t_min, both 1 or more; the width of the cluster is in units of that number.
     R, K = Fraction(1), 1
     for k in count(1):
         shortest = Fraction(0) if width is None else cost / k / width  # of a stage

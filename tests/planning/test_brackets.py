@@ -47,7 +47,8 @@ def bounded(draw: st.DrawFn) -> dict[str, Any]:
     problem = draw(problems())
     node_size = draw(st.sampled_from([1, 1, 2, 4]))
     most = draw(st.integers(1, 40)) * node_size + problem["min_workers_per_trial"]
-    problem["budget"] = max(problem["budget"], node_size * problem["deadline_s"])
+    least = -(-problem["min_workers_per_trial"] // node_size) * node_size
+    problem["budget"] = max(problem["budget"], round(least * problem["min_stage_s"], 9))
     return {**problem, "most_workers": most // node_size * node_size, "node_size": node_size}
 
 
@@ -104,7 +105,8 @@ def test_no_plan_has_more_workers_than_there_can_be(problem: dict[str, Any], mod
     assert plan.seconds <= T
     assert plan.cost <= B
     for k, stage in enumerate(plan.stages):
-        assert 0 <= stage.n_workers <= problem["most_workers"]
+        assert sum(stage.n_trials) >= 1
+        assert 0 < stage.n_workers <= problem["most_workers"]
         assert stage.n_workers % problem["node_size"] == 0
         needed = sum(n * p for n, p in zip(stage.n_trials, plan.workers, strict=True))
         if k + 1 < len(plan.stages):  # the last one may last longer
@@ -137,7 +139,9 @@ def test_under_a_bound_r_is_the_largest(problem: dict[str, Any]) -> None:
         K = n_stages(R, eta)
         lengths = [t_min * R / eta**j for j in range(K)]
         in_time = sum(max(t, B / K / W) for t in lengths) <= T
-        return in_time and t_min * problem["min_workers_per_trial"] * R * K <= B
+        node_size = problem["node_size"]
+        least = -(-problem["min_workers_per_trial"] // node_size) * node_size
+        return bool(in_time and t_min * least * R * K <= B)
 
     assert fits(found.resource)
     for step in (Fraction(1, 10**9), Fraction(1, 100), Fraction(1)):
