@@ -225,7 +225,11 @@ class Session:
         taken = (capacity, record.seconds + call.seconds, record.worker_seconds)
         context = Context(n_there, record.direction, settings.seed, *taken)
         n_wanted = self.flow.workers_to_begin(context)
-        return capacity.affordable(*left, n_there) if n_wanted is None else n_wanted
+        if n_wanted is not None:
+            return n_wanted
+        # A cluster of the user's is as large as they want, unless they leave it to us.
+        is_ours = call.own_capacity is not None or call.max_cluster_workers is not None
+        return capacity.affordable(*left, n_there) if is_ours else None
 
     @contextmanager
     def _kept(self, journal: LockedJournal) -> Iterator[None]:

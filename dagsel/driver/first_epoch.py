@@ -42,23 +42,29 @@ class FirstEpoch:
     def verdict(self) -> TooLittleTime | Note | None:
         """What ends the run, or is to be said of it; None if it goes on, or has ended otherwise."""
         record, clock = self.record, self.clock
-        is_settled = self._is_said or record.finished or record.n_epochs
-        if clock.end_s == math.inf or is_settled or not self._look():
+        if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
+            return None
+        if record.finished:
+            is_vain = record.best is None and clock.are_over and not record.failures
+            return TooLittleTime(self._say_at_end()) if is_vain else None
+        if self._is_said or not self._look():
             return None
         live = [trial for trial in record.trials.values() if trial.is_live]
         n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
         widest = max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
-        n_units = n_left * record.n_shards / widest
+        n_units = (n_left * record.n_shards - 1) / widest  # the one that runs may be at its end
         is_warm = self._warm_s < math.inf
         if n_units * (self._warm_s if is_warm else self._cold_least_s) <= clock.left_s:
             return None
-        unit_s = min(self._warm_s, self._cold_s)
         self._is_said = True
-        told = self._say(n_units * unit_s, record.n_shards * unit_s / widest)
+        told = self._say(n_left * self._epoch_s(widest), self._epoch_s(widest))
         if not self.scores_parts:
             return TooLittleTime(told)
         logger.warning("trials are ranked in the middle of their first epoch: %s", told)
         return Note(f"trials are ranked in the middle of their first epoch: {told}")
+
+    def _epoch_s(self, n_workers: int = 1) -> float:
+        return self.record.n_shards * min(self._warm_s, self._cold_s) / n_workers
 
     def _look(self) -> bool:
         """Take in what is new of the record; return whether there is anything to go by."""
@@ -80,6 +86,14 @@ class FirstEpoch:
                 self._begun[work.unit] = work.share
             self._warm.add(work.worker)
         return bool(self._warm)
+
+    def _say_at_end(self) -> str:
+        if self._look():
+            return self._say(self._epoch_s(), self._epoch_s())
+        return (
+            f"after {self.clock.seconds:.3g} s the time is over, and no unit of training has "
+            "ended: give it more time, or more budget"
+        )
 
     def _say(self, need_s: float, epoch_s: float) -> str:
         clock = self.clock

@@ -149,6 +149,8 @@ def search(folder: str, seed: int) -> Outcome:
             flow=FLOW,
             metric="value",
             cluster=cluster,
+            max_cluster_workers=MOST_WORKERS,
+            worker_startup=1.0,
             run_dir=f"{folder}/run",
             seed=seed,
             deadline=FLOW.deadline,

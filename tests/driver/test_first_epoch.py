@@ -23,7 +23,7 @@ def search(flow: object, epoch_s: float, **limits: object) -> SimulatedRun:
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"deadline": "60 s"}, "of the deadline of 60 s .* are over.*about deadline=120$"),
+        ({"deadline": "60 s"}, "of the deadline of 60 s .* are over.*about deadline=140$"),
         (
             {"budget": 150},
             "of the budget of 150 worker-seconds .* are spent.*about budget=280, or fewer workers$",

@@ -21,7 +21,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import dagsel
-from dagsel.errors import DagselError, NoWorkersError, SearchError
+from dagsel.errors import DagselError, NoWorkersError, SearchError, TooLittleTimeError
 from dagsel.execution.cluster import close
 from dagsel.flows import SEER, RandomSearch
 from dagsel.storage import RunDir, ShardedDataset
@@ -60,6 +60,11 @@ def search(tmp_path: Path) -> Callable[..., dagsel.Run]:
     data = ShardedDataset.write(str(tmp_path / "data.zarr"), {"x": np.arange(80)}, n_shards=4)
 
     def call(flow: Any, **options: Any) -> dagsel.Run:
+        if isinstance(
+            options.get("cluster"), LocalCluster
+        ):  # its workers sleep: cores do not count
+            options.setdefault("max_cluster_workers", 4)
+            options.setdefault("worker_startup", 0.5)  # they import no torch
         return dagsel.optimize(
             options.pop("study", None) or optuna.create_study(direction="maximize"),
             options.pop("workload", WORKLOAD),
@@ -210,6 +215,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
             RandomSearch(max_epochs=1, n_trials=3, n_concurrent=1),
             workload=SyntheticWorkload(0.2, n_batches=N_BATCHES, value=WORKLOAD.value),
             cluster=cluster,
+            max_cluster_workers=None,
             callbacks=[lose],
         )
         assert cluster.worker_spec == {}
@@ -242,7 +248,7 @@ def test_adapt_is_left_in_charge(search: Any) -> None:
     assert flow.plan.stages[0].n_workers > 2
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         adaptive = cluster.adapt(minimum=2, maximum=2)
-        run = search(flow, cluster=cluster)
+        run = search(flow, cluster=cluster, max_cluster_workers=None)
         assert cluster._adaptive is adaptive
         assert adaptive.periodic_callback.is_running()
         assert set(sizes(client)) == {1, 2}
@@ -270,7 +276,7 @@ def test_a_fixed_cluster_without_a_worker(search: Any) -> None:
 
 @pytest.mark.parametrize("limit", ["deadline", "budget"])
 def test_what_there_is_when_the_time_is_over(limit: str, search: Any) -> None:
-    end_s = 5.0
+    end_s = 6.0
     given = {"deadline": end_s} if limit == "deadline" else {"budget": 2 * end_s}
     flow = RandomSearch(max_epochs=50, n_trials=4)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
@@ -288,13 +294,14 @@ def test_what_there_is_when_the_time_is_over(limit: str, search: Any) -> None:
 def test_units_that_the_end_of_a_search_stops_break_no_worker(search: Any) -> None:
     workload = SyntheticWorkload(20.0, n_batches=100, value=WORKLOAD.value)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
-        search(
-            RandomSearch(max_epochs=1, n_trials=2),
-            workload=workload,
-            client=client,
-            small_population="hop",
-            deadline=1.5,
-        )
+        with pytest.raises(TooLittleTimeError, match="no unit of training has ended"):
+            search(
+                RandomSearch(max_epochs=1, n_trials=2),
+                workload=workload,
+                client=client,
+                small_population="hop",
+                deadline=1.5,
+            )
         # Their one thread is free again once the unit has ended.
         after = [client.submit(os.getpid, workers=[worker], pure=False) for worker in there(client)]
         assert all(future.result(timeout=20) for future in after)
