@@ -182,5 +182,10 @@ class Run(Result):
         price = self.run_dir.about().get("price_per_worker_hour")
         return None if price is None else self.worker_seconds / 3600 * price
 
+    @property
+    def currency(self) -> str:
+        """That of `money`; empty if it is not known."""
+        return str(self.run_dir.about().get("currency", ""))
+
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

@@ -15,7 +15,8 @@ from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, limits_of
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.planning.budget import to_seconds
+from dagsel.planning.prices import read_price
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
@@ -38,7 +39,7 @@ def preview(
     direction: Direction = "minimize",
     deadline: float | str | None = None,
     budget: float | str | None = None,
-    price_per_worker_hour: float | None = None,
+    price_per_worker_hour: float | str | None = None,
     seed: int = 0,
 ) -> Preview:
     """Return what a search will take: trials, workers, time and cost. Nothing is trained.
@@ -96,14 +97,13 @@ def preview(
      total              10 min      12                        16            68.6
     ...
     >>> flow = RandomSearch(max_epochs=3, n_trials=8)
-    >>> told = preview(flow, epoch_seconds=60, n_workers=4, price_per_worker_hour=2.5)
+    >>> told = preview(flow, epoch_seconds=60, n_workers=4, price_per_worker_hour="2.50 USD")
     >>> told.seconds, told.worker_minutes, told.money
     (360.0, 24.0, 1.0)
     """
     given = checked(
         "space",
         "n_workers",
-        "price_per_worker_hour",
         "epoch_seconds",
         flow=flow,
         seed=seed,
@@ -111,22 +111,18 @@ def preview(
         n_workers=n_workers,
         direction=direction,
         epoch_seconds=epoch_seconds,
-        price_per_worker_hour=price_per_worker_hour,
     )
     seed, n_workers = given.seed, given.n_workers
-    price_per_worker_hour = given.price_per_worker_hour
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    asked = read_budget(1.0, price_per_worker_hour)  # of which only the price is shown
-    shown = limit or asked
-    price = (shown.price_per_worker_hour, shown.currency)
+    price = limit.price if limit else read_price(price_per_worker_hour)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
     if plan is not None and all(value is None for value in told):
         rows, ends_early = _planned(plan, deadline_s, budget_s)
         _check_any(rows)
-        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
+        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, price)
     cluster = _cluster(cluster, n_workers)
     space = _space(flow, curves, space)
     curves = _curves(curves, given.epoch_seconds)
@@ -150,7 +146,7 @@ def preview(
     _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
     n_trials = len({unit.unit.trial for unit in _trained(run)})
-    return Preview(name, "simulation", rows, n_trials, ends_early, *price)
+    return Preview(name, "simulation", rows, n_trials, ends_early, price)
 
 
 def _check_any(rows: Sequence[Row]) -> None:

@@ -74,7 +74,7 @@ def simulate(
     metric: str = "value",
     deadline: float | str | None = None,
     budget: float | str | None = None,
-    price_per_worker_hour: float | None = None,
+    price_per_worker_hour: float | str | None = None,
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
     """Search in virtual time: see what a flow would find on a cluster, when and at what cost.

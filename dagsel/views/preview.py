@@ -8,7 +8,7 @@ from html import escape
 from typing import Literal
 
 from dagsel.console import html_table, text_table
-from dagsel.planning.budget import Budget
+from dagsel.planning.prices import Price
 
 #: Columns and lines of the drawing in text, and its size in a notebook.
 COLUMNS, LINES = 60, 8
@@ -63,8 +63,8 @@ class Preview:
         Number of trials that train.
     ends_early
         Whether deadline or budget end the run before its own end.
-    price_per_worker_hour, currency
-        What a worker costs; None if it is not known.
+    price
+        What an hour of a worker costs; None if it is not known.
     """
 
     flow: str
@@ -72,8 +72,7 @@ class Preview:
     rows: tuple[Row, ...]
     n_trials: int
     ends_early: bool
-    price_per_worker_hour: float | None = None
-    currency: str = ""
+    price: Price | None = None
 
     @property
     def seconds(self) -> float:
@@ -98,10 +97,7 @@ class Preview:
     @property
     def money(self) -> float | None:
         """What it costs; None if the price is not known."""
-        return self._price(self.worker_seconds)
-
-    def _price(self, worker_seconds: float) -> float | None:
-        return Budget(worker_seconds, self.price_per_worker_hour).money(worker_seconds)
+        return None if self.price is None else self.price.of(self.worker_seconds)
 
     def __repr__(self) -> str:
         lines = [f"<{self._title()}", *text_table(self._table()), "", *_draw(self.rows)]
@@ -132,12 +128,11 @@ class Preview:
             rows.append((*when, _told(row.gangs), str(row.n_workers), minutes))
         total = ("total", "", span(self.seconds), str(self.n_trials), "", str(self.n_workers))
         rows.append((*total, _amount(self.worker_minutes)))
-        if self.price_per_worker_hour is None:
+        if self.price is None:
             return rows
         costs = [*(row.worker_seconds for row in self.rows), self.worker_seconds]
-        money = [f"{self._price(cost):,.2f}" for cost in costs]
-        title = self.currency or "money"
-        return [(*row, cell) for row, cell in zip(rows, [title, *money], strict=True)]
+        money = [f"{self.price.of(cost):,.2f}" for cost in costs]
+        return [(*row, cell) for row, cell in zip(rows, [self.price.currency, *money], strict=True)]
 
 
 def _told(gangs: Sequence[tuple[int, int]]) -> str:
