@@ -3,7 +3,8 @@
 A provider bills a worker from its request to its release, start-up included; many bill whole nodes
 of several workers. A cluster starts the workers that it was asked for and replaces those that are
 lost. So at every moment the billed nodes are those that are there or those that were asked for,
-whichever are more.
+whichever are more. Nodes that are taken back with notice are billed until they have gone, beside
+those that were asked for in their place.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Bill:
     nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # with their workers
     at: float = 0.0  # time of the last event, in seconds since the run began
     node_seconds: float = 0.0  # billed until then
+    taken: frozenset[str] = frozenset()  # workers that go at notice, and whose place is asked for
 
     def ask(self, n_workers: int, *, at: float) -> Bill:
         """Ask the cluster for so many workers in all."""
@@ -115,7 +117,19 @@ class Bill:
         """Note that a worker has left; a node is released with its last worker."""
         now = self._until(at)
         nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
-        return replace(now, nodes={node: workers for node, workers in nodes.items() if workers})
+        nodes = {node: workers for node, workers in nodes.items() if workers}
+        return replace(now, nodes=nodes, taken=now.taken - {worker})
+
+    def notice(self, worker: str, *, at: float) -> Bill:
+        """Note that a worker goes soon, and that another one is asked for in its place.
+
+        Examples
+        --------
+        >>> bill = Bill().ask(2, at=0).join("a", at=0).join("b", at=0).notice("b", at=10)
+        >>> bill.leave("b", at=15).worker_seconds(20)
+        45.0
+        """
+        return replace(self._until(at), taken=self.taken | {worker})
 
     def worker_seconds(self, now: float) -> float:
         """Return what is billed until a time, if nothing changes after the last event."""
@@ -134,7 +148,8 @@ class Bill:
     @property
     def n_billed(self) -> int:
         """Number of nodes that are billed."""
-        return max(len(self.nodes), self.asked)
+        n_taken = sum(workers <= self.taken for workers in self.nodes.values())
+        return max(len(self.nodes), self.asked + n_taken)
 
     def _until(self, now: float) -> Bill:
         assert now >= self.at, f"time goes back from {self.at} to {now}"

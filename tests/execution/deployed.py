@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,7 +15,20 @@ import numpy as np
 import optuna
 
 import dagsel
-from dagsel.flow import Ask, Asked, Decision, Event, Finish, Flow, Reported, Scale, Stop, Train
+from dagsel.execution.workforce import ASK_AGAIN_S
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Reported,
+    Scale,
+    Stop,
+    Train,
+    WorkersChanged,
+)
 from dagsel.flows import ASHA, SEER
 from dagsel.messages import ENTRIES, Turn
 from dagsel.storage import ShardedDataset
@@ -28,27 +39,40 @@ UNIT_S, N_BATCHES, N_SHARDS = 0.25, 5, 4
 N_MOST = 4  # workers that each search wants at most
 #: One batch, 2 s to end and to release a worker, and as much for a machine that does other things.
 RELEASE_S = UNIT_S / N_BATCHES + 2 + 3
+#: Until a lost worker is asked for again, at most.
+REPLACE_S = ASK_AGAIN_S + 1
 LIMITS: dict[str, float] = {"deadline": 12.0, "budget": 36.0}
 
 
-def growing() -> Flow:
-    """Four trials on four workers; the best goes on, on one."""
+def growing(patience: int = 2) -> Flow:
+    """Four trials until there are four workers; then the best goes on until there is one.
+
+    `patience` is how many epochs they train at most to wait for the workers.
+    """
 
     def answer(event: Event) -> list[Decision]:
+        nonlocal n_workers, best
         match event:
+            case WorkersChanged(n):
+                n_workers = n
             case Asked(trials):
-                return [Train(trial, 2) for trial in trials]
-            case Reported(trial, 2):
-                best[trial] = event.value
-                if len(best) < N_MOST:
-                    return []
-                ranked = sorted(best, key=best.__getitem__)
-                return [Scale(1), *(Stop(t, "not the best") for t in ranked[:-1]), Train(ranked[-1], 2)]
-            case Reported(trial, 4):
+                return [Train(trial, 1) for trial in trials]
+            case Reported(trial, epoch) if best is None:
+                values[trial] = event.value
+                has_waited = n_workers == N_MOST or epoch >= patience
+                if len(values) < N_MOST or not has_waited:
+                    return [Train(trial, 1)]
+                best = max(values, key=values.__getitem__)
+                stops = [Stop(t, "not the best") for t in values if t != best]
+                return [Scale(1), *stops, *([Train(best, 1)] if trial == best else [])]
+            case Reported(trial, epoch):
+                if n_workers > 1 and epoch < 2 * patience + 2:
+                    return [Train(trial, 1)]
                 return [Stop(trial, "the end", "complete"), Finish()]
         return []
 
-    best: dict[int, float] = {}
+    n_workers, best = 1, None
+    values: dict[int, float] = {}
     return Scripted([Scale(N_MOST), Ask(N_MOST)], answer)
 
 
@@ -123,6 +147,10 @@ class Outcome:
     def end(self) -> float:
         return self.began + self.run.record.seconds
 
+    def within(self, moments: Iterable[float]) -> float:
+        """Add up moments, by the clock on the wall, none of them outside the run."""
+        return sum(min(max(moment, self.called), self.end) for moment in moments)
+
     @property
     def n_trained_again(self) -> int:
         """Batches that were begun more often than once."""
@@ -137,19 +165,18 @@ class Outcome:
                     yield self.began + entry.seconds, decision.n_workers
 
 
-def search(name: str, folder: Path, **options: Any) -> Outcome:
-    """Search with one of the flows, within the limits."""
+def search(flow: Flow, folder: Path, **options: Any) -> Outcome:
+    """Search within the limits."""
     called = time.time()
     run = dagsel.optimize(
         optuna.create_study(direction="maximize"),
         workload(folder),
         data(folder),
         space=space,
-        flow=FLOWS[name](),
+        flow=flow,
         metric="value",
         run_dir=str(folder / "run"),
-        **LIMITS,
-        **options,
+        **{**LIMITS, **options},
     )
     return Outcome(run, called, time.time() - called, folder)
 
@@ -159,6 +186,16 @@ def check_limits(outcome: Outcome, *, release_s: float = RELEASE_S) -> None:
     assert outcome.run.record.seconds <= LIMITS["deadline"] + RELEASE_S
     assert outcome.wall_s <= LIMITS["deadline"] + RELEASE_S + release_s
     assert outcome.run.worker_seconds <= LIMITS["budget"] + N_MOST * release_s
+
+
+def check_bill(outcome: Outcome, again: float, *, n_lost: int = 0) -> None:
+    """The bill is what the cluster's own log says: `again`.
+
+    For a worker that is lost, another one is billed as if it had been asked for at once.
+    """
+    billed = outcome.run.worker_seconds
+    until_begun = N_MOST * (outcome.began - outcome.called)
+    assert 0.99 * again - until_begun <= billed <= 1.01 * again + n_lost * REPLACE_S
 
 
 def check_model(outcome: Outcome) -> None:

@@ -154,13 +154,14 @@ class Machine(ProcessInterface):
 
 
 @contextmanager
-def cluster_of(provider: Provider, n_machines: int = 1) -> Iterator[SpecCluster]:
-    """Give a cluster of machines, of which none is left afterwards."""
+def cluster_of(provider: Provider) -> Iterator[SpecCluster]:
+    """Give a cluster of one machine; none is left afterwards."""
     worker = {"cls": Machine, "options": {"provider": provider}}
     cluster = SpecCluster(scheduler=SCHEDULER, worker=worker, silence_logs=50)
     provider.scheduler = cluster.scheduler
     try:
-        cluster.scale(n_machines)
+        cluster.scale(1)
+        cluster.wait_for_workers(1, timeout=60)
         yield cluster
     finally:
         close(cluster)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagsel.execution.workforce import MISSED_AFTER_UNKNOWN_S
+
 from .deployed import (
     FLOWS,
-    LIMITS,
     N_BATCHES,
     N_MOST,
     RELEASE_S,
     Outcome,
+    check_bill,
     check_limits,
     check_model,
     search,
@@ -74,34 +76,24 @@ def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path)
         if flow == "asha":  # which asks for no worker itself
             cluster.scale(N_MOST)
         with lost as taken:
-            outcome = search(flow, tmp_path, cluster=cluster)
+            outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
         n_before = N_MOST if flow == "asha" else 1
         assert len(cluster.worker_spec) == n_before
         assert provider.n_rented(outcome.end + RELEASE_S) <= n_before
     check_limits(outcome, release_s=about.release_s)
     check_model(outcome)
-    check_bill(outcome, provider)
+    check_bill(outcome, provider.cost(outcome.called, outcome.end), n_lost=len(taken))
     check_wanted(outcome, provider, about.release_s)
     n_lost = 1 if about.loss == "notice" else N_BATCHES  # the one or those of a unit
     assert outcome.n_trained_again <= n_lost * len(taken)
-    if kind == "two never":
-        assert any("2 of 4 workers" in note for note in outcome.run.record.notes)
-
-
-def check_bill(outcome: Outcome, provider: Provider) -> None:
-    """The bill is the provider's."""
-    again = provider.cost(outcome.called, outcome.end)
-    print(f"billed {outcome.run.worker_seconds:.2f}, by the provider {again:.2f}")
-    print([(round(r.asked-outcome.began,2), round(r.released-outcome.began,2)) for r in provider.rentals])
-    print(outcome.began-outcome.called, outcome.run.record.seconds, os.getloadavg(), outcome.wall_s, [(round(a-outcome.began,2), n) for a, n in outcome.wanted()], outcome.run.record.notes, outcome.n_trained_again)
-    assert outcome.run.worker_seconds == pytest.approx(again, rel=0.01)
+    if kind == "two never" and outcome.run.record.seconds > MISSED_AFTER_UNKNOWN_S:
+        assert any("2 of 4 workers have not come" in note for note in outcome.run.record.notes)
 
 
 def check_wanted(outcome: Outcome, provider: Provider, release_s: float) -> None:
     """What is not wanted any more is given back."""
     wanted = [*outcome.wanted(), (outcome.end, N_MOST)]
-    for (at, n_workers), (until, _) in zip(wanted, wanted[1:], strict=False):
-        if at + release_s < until:
-            changes = (r.asked for r in provider.rentals)
-            moments = [at + release_s, *(t for t in changes if at + release_s < t < until)]
-            assert all(provider.n_rented(moment) <= n_workers for moment in moments)
+    for (at, n_workers), (until, _) in pairwise(wanted):
+        asked = [rental.asked for rental in provider.rentals]
+        moments = [one for one in [at + release_s, *asked] if at + release_s <= one < until]
+        assert all(provider.n_rented(moment) <= n_workers for moment in moments)
