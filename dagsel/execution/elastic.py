@@ -14,6 +14,7 @@ Three kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -22,12 +23,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, LocalCluster, SchedulerPlugin, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
+    end_processes,
     limit_here,
     limit_of_gpus,
     own_since,
@@ -51,8 +53,15 @@ class Size(NamedTuple):
     besides: frozenset[str]
 
 
+class Return(NamedTuple):
+    """A request for a number of workers, of which those that come first in an order go."""
+
+    n_workers: int
+    in_order: Callable[[], list[str]]
+
+
 #: A size to reach, addresses of workers to close, or None to end the thread.
-Request: TypeAlias = Size | frozenset[str] | None
+Request: TypeAlias = Size | Return | frozenset[str] | None
 
 
 class ClusterDriver(ABC):
@@ -155,6 +164,13 @@ class ClusterDriver(ABC):
         if addresses:
             self._request(addresses)
 
+    def give_back(self, n_workers: int, in_order: Callable[[], list[str]]) -> None:
+        """Have as many workers as before a run: give up those still to come, close the others.
+
+        `in_order` returns the workers that are there; the first ones go.
+        """
+        self._request(Return(n_workers, in_order))
+
     def troubles(self) -> list[str]:
         """Return what went wrong since the last call."""
         with self._changed:
@@ -175,6 +191,8 @@ class ClusterDriver(ABC):
             self._thread = threading.Thread(target=self._perform, name="dagsel-scale", daemon=True)
             self._thread.start()
         with self._changed:
+            if isinstance(request, Size | Return):  # an earlier size is of no use any more
+                self._requests = [r for r in self._requests if not isinstance(r, Size)]
             last = self._requests[-1] if self._requests else None
             if isinstance(request, frozenset) and isinstance(last, frozenset):
                 # Closed one after the other, a worker would hand its data to the next that goes.
@@ -193,13 +211,19 @@ class ClusterDriver(ABC):
             if request is None:
                 return
             try:
-                if isinstance(request, frozenset):
-                    self.close_workers(sorted(request))
-                    continue
-                try:
-                    self.fill(request.n_workers, request.besides)
-                finally:
-                    self.on_grown()
+                match request:
+                    case frozenset():
+                        self.close_workers(sorted(request))
+                    case Return(n_workers, in_order):
+                        self.fill(n_workers, ())
+                        surplus = in_order()[: max(0, self.wanted - n_workers)]
+                        if surplus:
+                            self.close_workers(sorted(surplus))
+                    case Size(n_workers, besides):
+                        try:
+                            self.fill(n_workers, besides)
+                        finally:
+                            self.on_grown()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
                 with self._changed:
@@ -289,12 +313,14 @@ class _ByName(ClusterDriver):
         if surplus > 0:
             self._give_up(surplus)
             return
+        n_specs = len(self.cluster.worker_spec)
         try:
-            self.cluster.scale(n_workers)
+            # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
+            SpecCluster.scale(self.cluster, n_specs + -(surplus // self.node_size))
         except Exception:
             # LocalCUDACluster raises when it has no more devices, before it starts what it can.
             self.most = self.wanted
-            self.cluster.scale(self.most)
+            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec))
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -345,9 +371,30 @@ class _ByName(ClusterDriver):
 
     def _withdraw(self, names: Iterable[Any]) -> None:
         # cluster.scale might close any worker, and does not see that a job of several has started.
-        withdrawn = list(names)
+        withdrawn = set(names)
         if withdrawn:
-            self.cluster.sync(self.cluster.scale_down, withdrawn)
+            self.cluster.sync(_withdraw, self.cluster, withdrawn)
+
+
+async def _withdraw(cluster: Any, names: set[Any]) -> None:
+    """Take back the specifications of these names; wait a while until their workers have gone.
+
+    Dask waits until all workers have started before it closes one, so those that are still starting
+    on this machine are ended here. Whatever else is still to start is closed when it has.
+    """
+    there = cluster.workers.values()
+    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
+    going = asyncio.ensure_future(cluster.scale_down(names))
+    going.add_done_callback(_read)
+    await end_processes(starting)
+    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
+
+
+def _read(going: asyncio.Future[Any]) -> None:
+    """Read the outcome, or the event loop would log that nobody did."""
+    if not going.cancelled():
+        error = going.exception()
+        logger.debug("workers were withdrawn: %s", error or "all went well")
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:

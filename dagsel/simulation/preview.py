@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, limits_of
+from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import to_seconds
@@ -21,11 +20,6 @@ from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, 
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
-
-#: Equal parts in which a simulated search is shown if the number of its workers never changes.
-N_PARTS = 4
-#: If there are more rows, neighbours are shown as one.
-MOST_ROWS = 12
 
 
 def preview(
@@ -238,14 +232,7 @@ def _trained(run: SimulatedRun) -> list[UnitWork]:
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
-    spans: list[_Span] = []
-    for (start, before), (stop, after) in pairwise(_costs(run)):
-        if stop - start > 1e-9:
-            n_workers = math.ceil((after - before) / (stop - start) - 1e-6)
-            spans.append(_Span(start, stop, n_workers, after - before))
-    spans = _merge(spans)
-    if len(spans) == 1:
-        spans = spans[0].parts(N_PARTS)
+    spans = billed_spans(_costs(run))
     return tuple(
         Row(
             span.start - began,
@@ -264,36 +251,3 @@ def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:
     for unit in units:
         gangs[unit.unit.trial] = max(unit.gang, gangs.get(unit.unit.trial, 0))
     return tuple(sorted(Counter(gangs.values()).items()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start: float
-    stop: float
-    n_workers: int
-    cost: float
-
-    def parts(self, n: int) -> list[_Span]:
-        length = (self.stop - self.start) / n
-        starts = [self.start + i * length for i in range(n)]
-        return [_Span(start, start + length, self.n_workers, self.cost / n) for start in starts]
-
-    def __add__(self, other: _Span) -> _Span:
-        most = max(self.n_workers, other.n_workers)
-        return _Span(self.start, other.stop, most, self.cost + other.cost)
-
-    def excess(self, other: _Span) -> float:
-        """Return the worker-seconds that are drawn too many if both are shown as one."""
-        most = max(self.n_workers, other.n_workers)
-        return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
-
-
-def _merge(spans: Sequence[_Span]) -> list[_Span]:
-    """Merge neighbours until few are left, first those for which it is least wrong."""
-    merged = list(spans)
-    while len(merged) > 1:
-        excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(merged)))
-        if excess > 0 and len(merged) <= MOST_ROWS:
-            break
-        merged[at : at + 2] = [merged[at] + merged[at + 1]]
-    return merged
