@@ -197,8 +197,6 @@ class ClusterDriver(ABC):
             if isinstance(request, frozenset) and isinstance(last, frozenset):
                 # Closed one after the other, a worker would hand its data to the next that goes.
                 self._requests[-1] = last | request
-            elif isinstance(request, Size) and isinstance(last, Size):
-                self._requests[-1] = request  # a cluster that is slow to answer was asked again
             else:
                 self._requests.append(request)
             self._changed.notify()

@@ -68,9 +68,9 @@ class Provider:
         """Return the machine-seconds between two moments."""
         return sum(rental.cost(begin, end) for rental in self.rentals)
 
-    def n_rented(self, at: float) -> int:
-        """How many machines were billed at a moment."""
-        return sum(rental.asked <= at < rental.released for rental in self.rentals)
+    def n_rented(self, since: float, until: float) -> int:
+        """How many machines were rented all the time between two moments."""
+        return sum(rental.asked <= since and until < rental.released for rental in self.rentals)
 
     @contextmanager
     def losing(self, how: Loss, *, every_s: float, seed: int) -> Iterator[list[Machine]]:
