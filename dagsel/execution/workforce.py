@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from dagsel.execution.cluster import end_workers, told_if_slow
 from dagsel.execution.elastic import ClusterDriver
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
@@ -87,14 +87,8 @@ class Workforce:
         for known in (self.there, self.leaving, self._retiring):
             known.discard(worker)
         self._asked_at = -math.inf
-
-        def change(bill: Bill, at: float) -> Bill:
-            left = bill.leave(worker, at=at)
-            if self._n_wanted is not None or len(left.nodes) == len(bill.nodes):
-                return left
-            return replace(left, asked=max(0, left.asked - 1))  # nobody here asks for another one
-
-        self._write(change)
+        is_replaced = self._n_wanted is not None
+        self._write(lambda bill, at: bill.leave(worker, at=at, is_replaced=is_replaced))
 
     def join(self, worker: str, name: str) -> None:
         """Note that a worker has come and can run units."""
