@@ -3,8 +3,8 @@
 A provider bills a worker from its request to its release, start-up included; many bill whole nodes
 of several workers. A cluster starts the workers that it was asked for and replaces those that are
 lost. So at every moment the billed nodes are those that are there or those that were asked for,
-whichever are more, in each pool of workers. A node that is taken back with notice is billed until it
-has gone, beside the one that is asked for in its place.
+whichever are more, in each pool of workers. A node that is taken back with notice is billed until
+it has gone, beside the one that is asked for in its place.
 """
 
 from __future__ import annotations
