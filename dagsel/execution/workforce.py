@@ -87,8 +87,16 @@ class Workforce:
         for known in (self.there, self.leaving, self._retiring):
             known.discard(worker)
         self._asked_at = -math.inf
-        is_replaced = self._n_wanted is not None
-        self._write(lambda bill, at: bill.leave(worker, at=at, is_replaced=is_replaced))
+
+        def change(bill: Bill, at: float) -> Bill:
+            left = bill.leave(worker, at=at)
+            n_gone = len(bill.nodes) - len(left.nodes)
+            if self._n_wanted is not None or not n_gone:
+                return left
+            # Nobody here asks for another one.
+            return left.ask(max(0, left.asked - n_gone) * left.node_size, at=at)
+
+        self._write(change)
 
     def join(self, worker: str, name: str) -> None:
         """Note that a worker has come and can run units."""

@@ -30,6 +30,11 @@ class Bill:
     >>> bill.runs_out_at(180)
     120.0
 
+    One is taken back at notice, beside the one that is asked for in its place:
+
+    >>> Bill().ask(1, at=0).join("a", at=0).notice("a", at=10).leave("a", at=15).worker_seconds(20)
+    25.0
+
     Workers of two pools, at 3.60 and 0.36 an hour:
 
     >>> bill = Bill(prices={"demand": 3.6, "spot": 0.36}).ask({"demand": 1, "spot": 10}, at=0)
@@ -66,30 +71,15 @@ class Bill:
         nodes = {**now.nodes, node: now.nodes.get(node, frozenset()) | {worker}}
         return replace(now, nodes=nodes, pools={**now.pools, node: pool} if pool else now.pools)
 
-    def leave(self, worker: str, *, at: float, is_replaced: bool = True) -> Bill:
-        """Note that a worker has left; a node is released with its last worker.
-
-        `is_replaced` says whether the cluster starts another one if it was asked for that.
-        """
+    def leave(self, worker: str, *, at: float) -> Bill:
+        """Note that a worker has left; a node is released with its last worker."""
         now = self._until(at)
         nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
-        requests = dict(now.requests)
-        for node in [node for node, workers in nodes.items() if not workers]:
-            del nodes[node]
-            pool = now.pools.get(node, "")
-            if not is_replaced and pool in requests:
-                requests[pool] = max(0, requests[pool] - 1)
-        return replace(now, nodes=nodes, requests=requests, taken=now.taken - {worker})
+        nodes = {node: workers for node, workers in nodes.items() if workers}
+        return replace(now, nodes=nodes, taken=now.taken - {worker})
 
     def notice(self, worker: str, *, at: float) -> Bill:
-        """Note that a worker goes soon, and that another one is asked for in its place.
-
-        Examples
-        --------
-        >>> bill = Bill().ask(2, at=0).join("a", at=0).join("b", at=0).notice("b", at=10)
-        >>> bill.leave("b", at=15).worker_seconds(20)
-        45.0
-        """
+        """Note that a worker goes soon, and that another one is asked for in its place."""
         return replace(self._until(at), taken=self.taken | {worker})
 
     def close(self, *, at: float) -> Bill:
@@ -123,13 +113,12 @@ class Bill:
     @property
     def billed(self) -> dict[str, int]:
         """Number of nodes that are billed, by pool."""
-        asked, taken = Counter(self.requests), []
+        pool_of, asked = self.pools.get, Counter(self.requests)
         if self.taken:
-            taken = [node for node, workers in self.nodes.items() if workers <= self.taken]
+            asked.update(pool_of(node, "") for node, who in self.nodes.items() if who <= self.taken)
         there = Counter({"": len(self.nodes)})  # counted one by one only where there are pools
         if self.pools:
-            there = Counter(self.pools.get(node, "") for node in self.nodes)
-        asked.update(self.pools.get(node, "") for node in taken)
+            there = Counter(pool_of(node, "") for node in self.nodes)
         return {pool: max(there[pool], asked[pool]) for pool in {**there, **asked}}
 
     @property
