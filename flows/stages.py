@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from dagsel.errors import SearchError
+from dagsel.errors import SearchError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -153,6 +153,13 @@ class StagedSearch(Flow):
         left_s = self.deadline_s - context.seconds
         left = self.cost.worker_seconds - context.worker_seconds
         capacity.check(left_s, left, n_there)
+        if min(left_s, left) <= 0:
+            raise TooLittleTimeError(
+                f"the first workers came after {context.seconds:.3g} s and have cost "
+                f"{context.worker_seconds:.3g} worker-seconds, so nothing is left of deadline="
+                f"{self.deadline_s:g} and budget={self.cost.worker_seconds:g}: give more, or start "
+                "workers beforehand"
+            )
         most = capacity.affordable(left_s, left, n_there)
         limits = Limits(left_s, left, most, capacity.node_size)
         plan, startup_s = self.make_plan(limits), 0.0

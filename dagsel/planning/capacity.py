@@ -48,6 +48,8 @@ class ClusterCapacity:
 
         A worker costs from its request on. So many are worth it as use up the budget just in time,
         and more only if the starts of all that are to come take no more than `STARTUP_SHARE` of it.
+        How long a start takes on a machine that is busy shows when the first ones have come: until
+        then no more are asked for.
 
         Parameters
         ----------
@@ -58,16 +60,16 @@ class ClusterCapacity:
 
         Examples
         --------
-        >>> ClusterCapacity(most_workers=16, startup_s=3.0).affordable(60.0, 120.0)
-        4
-        >>> ClusterCapacity(most_workers=16, startup_s=8.0).affordable(60.0, 120.0)
-        2
+        >>> cluster = ClusterCapacity(most_workers=16, startup_s=3.0)
+        >>> cluster.affordable(60.0, 120.0), cluster.affordable(57.0, 114.0, n_there=2)
+        (2, 5)
         """
         most = self.most_in_nodes
         if not self.startup_s or math.isinf(worker_seconds):
             return most
         in_time = math.ceil(worker_seconds / seconds)
-        cheap = n_there + int(STARTUP_SHARE * worker_seconds / self.startup_s)
+        n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
+        cheap = n_there + n_cheap if n_there else 1
         n_workers = -(-max(1, n_there, in_time, cheap) // self.node_size) * self.node_size
         return n_workers if most is None else min(most, n_workers)
 

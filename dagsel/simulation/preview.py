@@ -148,7 +148,7 @@ def preview(
 
 def _interval(runs: Sequence[SimulatedRun]) -> Interval:
     """Return from where to where the same search goes, with its workers taken back otherwise."""
-    seconds = sorted(run.seconds + run.cluster.startup_s for run in runs)
+    seconds = sorted(run.seconds for run in runs)
     costs = sorted(run.cost for run in runs)
     money = sorted(run.money for run in runs if run.money is not None)
     ends = (money[0], money[-1]) if money else None
@@ -234,7 +234,7 @@ def _costs(run: SimulatedRun, what: str = "worker_seconds") -> list[tuple[float,
     """Return pairs of time and cost until then, from the first request on."""
     turns = [(turn["seconds"], turn.get(what, 0.0)) for turn in _turns(run)]
     end = run.cost if what == "worker_seconds" else run.money or 0.0
-    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, end)]
+    return [(0.0, 0.0), *turns, (run.seconds, end)]
 
 
 def _trained(run: SimulatedRun) -> list[UnitWork]:
@@ -244,14 +244,18 @@ def _trained(run: SimulatedRun) -> list[UnitWork]:
 
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
-    began, units = -run.cluster.startup_s, _trained(run)
+    startup_s, units = run.cluster.startup_s, _trained(run)
     spans = billed_spans(_costs(run))
     paid = _costs(run, "money") if run.bill.prices else []
     return tuple(
         Row(
-            span.start - began,
+            span.start,
             span.stop - span.start,
-            _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
+            _gangs(
+                unit
+                for unit in units
+                if unit.start < span.stop - startup_s and unit.stop > span.start - startup_s
+            ),
             span.n_workers,
             span.cost,
             _cost_until(paid, span.stop) - _cost_until(paid, span.start) if paid else None,
