@@ -186,6 +186,18 @@ def test_a_lost_worker_that_is_replaced_is_billed_on() -> None:
     )
 
 
+def test_what_is_released_later_was_no_place_of_the_lost() -> None:
+    story = Story().begin(2, Scale(2), plan((0.0, 10.0, 2, 2), startup_s=0.0), n_workers=2)
+    story.wait(4.0, 2).turn(WorkersChanged(1)).wait(6.0, 2).turn(WorkersChanged(2)).wait(8.0, 2)
+    story.turn(None, Scale(1)).turn(WorkersChanged(1)).wait(10.0, 1)
+    story.trained(0, 10.0).trained(1, 10.0).turn(None, Finish())
+    assert story.report().differences == (
+        "Stage 1 had 1 to 2 workers, not 2: one was lost at 4 s and its place was billed on; "
+        "another one was there at 6 s; only 1 was wanted from 8 s on.",
+        "Stage 1 was billed 18 worker-seconds, 20 were planned.",
+    )
+
+
 def test_workers_that_never_came_are_told() -> None:
     story = Story().begin(2, Scale(3), plan((0.0, 10.0, 3, 2), startup_s=1.0), n_workers=1)
     story.wait(2.0, 3).turn(WorkersChanged(2)).wait(10.0, 3)
