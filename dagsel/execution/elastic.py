@@ -14,7 +14,6 @@ Three kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -23,24 +22,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, Status
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
-    end_processes,
     limit_here,
     limit_of_gpus,
     own_since,
     workers_of,
 )
+from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
 from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
 
-#: Seconds that a cluster may take to close workers by itself before they are retired.
-CLOSE_TIMEOUT_S = 30.0
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
@@ -77,6 +74,7 @@ class ClusterDriver(ABC):
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
         self.on_grown: Callable[[], None] = lambda: None  # called in the thread after each `fill`
+        self.taken: set[str] = set()  # names of workers that went at notice and do not come back
         self._requests: list[Request] = []
         self._changed = threading.Condition()
         self._troubles: list[str] = []
@@ -223,8 +221,11 @@ class ClusterDriver(ABC):
                             self.on_grown()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
-                with self._changed:
-                    self._troubles.append(f"scaling the cluster: {type(error).__name__}: {error}")
+                self._trouble(f"{type(error).__name__}: {error}")
+
+    def _trouble(self, reason: str) -> None:
+        with self._changed:
+            self._troubles.append(f"scaling the cluster: {reason}")
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
@@ -309,15 +310,14 @@ class _ByName(ClusterDriver):
         surplus = self.wanted - n_workers
         if surplus > 0:
             self._give_up(surplus)
-            return
-        n_specs = len(self.cluster.worker_spec)
+        else:
+            self._start_more(-(surplus // self.node_size))
+
+    def _start_more(self, n_specs: int) -> None:
         try:
-            # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
-            SpecCluster.scale(self.cluster, n_specs + -(surplus // self.node_size))
-        except Exception:
-            # LocalCUDACluster raises when it has no more devices, before it starts what it can.
+            add_workers(self.cluster, n_specs, self._trouble)
+        except Exception:  # LocalCUDACluster has no more devices
             self.most = self.wanted
-            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec))
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -361,35 +361,13 @@ class _ByName(ClusterDriver):
         self._withdraw(
             name
             for name, machine in list(self.cluster.workers.items())
-            if machine.status in GONE and name in specs and not specs[name] & there
+            if name in specs
+            and not specs[name] & there
+            and (machine.status in GONE or specs[name] <= self.taken)
         )
 
     def _withdraw(self, names: Iterable[Any]) -> None:
-        # cluster.scale might close any worker, and does not see that a job of several has started.
-        withdrawn = set(names)
-        if withdrawn:
-            self.cluster.sync(_withdraw, self.cluster, withdrawn)
-
-
-async def _withdraw(cluster: Any, names: set[Any]) -> None:
-    """Take back the specifications of these names; wait a while until their workers have gone.
-
-    Dask waits until all workers have started before it closes one, so those that are still starting
-    on this machine are ended here. Whatever else is still to start is closed when it has.
-    """
-    there = cluster.workers.values()
-    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
-    going = asyncio.ensure_future(cluster.scale_down(names))
-    going.add_done_callback(_read)
-    await end_processes(starting)
-    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
-
-
-def _read(going: asyncio.Future[Any]) -> None:
-    """Read the outcome, or the event loop would log that nobody did."""
-    if not going.cancelled():
-        error = going.exception()
-        logger.debug("workers were withdrawn: %s", error or "all went well")
+        withdraw(self.cluster, set(names))
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:
@@ -436,10 +414,16 @@ class _ByNumber(ClusterDriver):
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         there = _workers(self.client)
-        self._scale(max(n_workers + len(there.keys() & {*besides}), len(there)))
+        n_workers += len(there.keys() & {*besides})
+        if n_workers >= len(there):
+            self._scale(n_workers)
+        elif self.wanted > len(there):  # it would close some of those that are there
+            self._scale(len(there))
 
     def close_workers(self, workers: Collection[str]) -> None:
-        left = max(0, self.wanted - len(workers))
+        # Those that came after they had been given up were not wanted.
+        n_unwanted = max(0, len(_workers(self.client).keys() | {*workers}) - self.wanted)
+        left = max(0, self.wanted - max(0, len(workers) - n_unwanted))
         self.client.register_plugin(Leaving(workers))
         try:
             self._scale(left)
