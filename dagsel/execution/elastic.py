@@ -1,9 +1,10 @@
 """How a cluster grows and shrinks, whatever way of deploying Dask it comes from.
 
-Three kinds of clusters are told apart by what they can do, not by their names:
+Four kinds of clusters are told apart by what they can do, not by their names:
 
 - those that start each worker from a specification of its own and can close a named one
-  (`LocalCluster`, dask-cuda's `LocalCUDACluster`, dask-jobqueue's, dask-cloudprovider's);
+  (`LocalCluster`, dask-cuda's `LocalCUDACluster`, dask-cloudprovider's);
+- of these, those that submit jobs to a batch system (dask-jobqueue's);
 - those that only take a number of workers (dask-gateway's `GatewayCluster`, dask-kubernetes'
   `KubeCluster`): they ask Dask's scheduler which worker to close, and a plugin answers;
 - those that cannot be scaled: a client alone, hosts that are listed one by one, and a cluster whose
@@ -30,6 +31,8 @@ logger = logging.getLogger("dagsel")
 
 #: Seconds that a cluster may take to close workers by itself before they are retired.
 CLOSE_TIMEOUT_S = 30.0
+#: A nanny has started its worker again after so long, or does not.
+RESTART_S = 8.0
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
@@ -161,6 +164,8 @@ def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
     cluster = cluster if hasattr(cluster, "scale") else client.cluster
     if cluster is None or not getattr(cluster, "_supports_scaling", True):
         return _Fixed(client, cluster)
+    if hasattr(cluster, "job_script"):
+        return _ByJob(client, cluster)
     return (_ByName if hasattr(cluster, "worker_spec") else _ByNumber)(client, cluster)
 
 
@@ -218,6 +223,9 @@ class _ByName(ClusterDriver):
         if surplus > 0:
             self._give_up(surplus)
             return
+        self._start(n_workers)
+
+    def _start(self, n_workers: int) -> None:
         try:
             self.cluster.scale(n_workers)
         except Exception:
@@ -279,6 +287,62 @@ class _ByName(ClusterDriver):
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:
     """Return the names of the workers of a specification."""
     return {f"{name}{suffix}" for suffix in spec.get("group", [""])}
+
+
+class _ByJob(_ByName):
+    """dask-jobqueue's: a specification is a job of a batch system, of one worker or of several.
+
+    What becomes of a job after it was submitted is not known to Dask. One whose workers have all
+    gone is taken for dead, unless a nanny starts one of them again in time.
+    """
+
+    def __init__(self, client: Client, cluster: Any) -> None:
+        super().__init__(client, cluster)
+        n_workers = cluster._dummy_job.worker_processes
+        if n_workers > 1:
+            # dask-jobqueue leaves it out where its configuration or the cores decide the number.
+            cluster.new_spec.setdefault("group", [f"-{k}" for k in range(n_workers)])
+        self._met: set[str] = set()  # jobs whose workers have come
+        self._gone: dict[str, float] = {}  # those of them that have none: since when this is known
+
+    def node_of(self, name: str) -> str:
+        job = super().node_of(name)
+        self._met.add(job)
+        return job
+
+    def _start(self, n_workers: int) -> None:
+        async def submit() -> None:
+            self.cluster.scale(n_workers)
+            await self.cluster._correct_state()
+
+        try:
+            self.cluster.sync(submit)
+        except Exception as error:
+            jobs = list(self.cluster.workers.items())
+            self._withdraw(name for name, job in jobs if job.status == Status.created)
+            *_, reason = str(error).rpartition("stderr:")
+            raise ClusterError(f"no job can be submitted: {reason.strip()}") from error
+
+    def _forget_closed(self) -> None:
+        super()._forget_closed()
+        self._look()
+        late = time.monotonic() - RESTART_S
+        self._withdraw([name for name, since in self._gone.items() if since < late])
+
+    def _give_up(self, n_workers: int) -> None:
+        self._look()
+        size = self.node_size
+        dead = [*self._gone][: max(0, n_workers) // size]
+        self._withdraw(dead)
+        super()._give_up(n_workers - len(dead) * size)
+
+    def _look(self) -> None:
+        """Find the jobs whose workers have all gone."""
+        there, specs = {*_workers(self.client).values()}, self._specs()
+        self._met = {*map(str, specs)} & (self._met | {n for n, m in specs.items() if m & there})
+        now = time.monotonic()
+        alone = (name for name, members in specs.items() if not members & there)
+        self._gone = {name: self._gone.get(name, now) for name in alone if name in self._met}
 
 
 class Leaving(SchedulerPlugin):
