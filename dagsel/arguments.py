@@ -19,7 +19,7 @@ import dagsel.flows.baselines
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, check_flow
-from dagsel.planning.budget import check_price, to_seconds
+from dagsel.planning.budget import to_seconds
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.study import BaseSampler, Study, guarded
@@ -286,7 +286,6 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "flow": _flow,
     "into": RunDir,
     "n_workers": lambda value: whole("n_workers", value),
-    "price_per_worker_hour": check_price,
     "remeasure": lambda value: flag("remeasure", value),
     "replicas": lambda value: whole("replicas", value),
     "run_dir": RunDir,

@@ -1,4 +1,4 @@
-"""Tables, and progress of work that takes longer than two seconds, in terminals and notebooks."""
+"""Tables, drawings, and progress of what takes long, in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, TypeAlias
 
 _PATIENCE_S = 2.0
+#: Columns and lines of a drawing in text, and its size in a notebook.
+COLUMNS, LINES = 60, 8
+WIDTH_PX, HEIGHT_PX = 480, 96
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -37,6 +40,101 @@ def html_table(rows: Sequence[Sequence[str]]) -> str:
     head, *body = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
     lines = [head.replace("td>", "th>"), *body]
     return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def amount(number: float) -> str:
+    """Return a number in three digits, or more if it has more before the point.
+
+    Examples
+    --------
+    >>> amount(0), amount(85.71), amount(12345.6)
+    ('0', '85.7', '12,346')
+    """
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+def span(seconds: float) -> str:
+    """Return a span of time as a text.
+
+    Examples
+    --------
+    >>> span(0), span(85.7), span(343), span(86400)
+    ('0 s', '85.7 s', '5.72 min', '24 h')
+    """
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{amount(seconds / size)} {unit}"
+    return f"{amount(seconds)} s"
+
+
+def text_chart(
+    levels: Callable[[float], tuple[float, float]], *, seconds: float, most: int
+) -> list[str]:
+    """Return the lines of a drawing of two numbers over time, each column that of its middle.
+
+    Parameters
+    ----------
+    levels
+        Returns both numbers at a time. Up to the smaller one there is ``#``; from there on ``.`` if
+        the first is larger, ``+`` if the second is. They are rounded up.
+    seconds, most
+        How far it goes to the right and up.
+
+    Examples
+    --------
+    >>> for line in text_chart(lambda at: (2, 1) if at < 5 else (1, 2), seconds=10, most=2):
+    ...     print(line)
+     2 |..............................++++++++++++++++++++++++++++++
+       |############################################################
+     0 +------------------------------------------------------------
+        0 s                                                     10 s
+    """
+    height = min(LINES, most)
+    middles = ((column + 0.5) * seconds / COLUMNS for column in range(COLUMNS))
+    tops = [tuple(math.ceil(n * height / most) for n in levels(at)) for at in middles]
+    width = len(str(most))
+    lines = []
+    for line in range(height, 0, -1):
+        cells = [" .+#"[(first >= line) + 2 * (second >= line)] for first, second in tops]
+        lines.append(f" {most if line == height else '':>{width}} |{''.join(cells).rstrip()}")
+    axis = f" {'0':>{width}} +{'-' * COLUMNS}"
+    return [*lines, axis, " " * (width + 3) + "0 s" + span(seconds).rjust(COLUMNS - 3)]
+
+
+Bar: TypeAlias = tuple[float, float, float]  # begin and length in seconds, and a number
+
+
+def svg_chart(
+    bars: Sequence[Bar],
+    *,
+    seconds: float,
+    most: float,
+    text: str,
+    outline: Sequence[Bar] = (),
+) -> str:
+    """Return a drawing of workers over time in SVG, and a text below it.
+
+    `outline` is drawn as frames without a filling, over the bars.
+    """
+    rects = [_rect(bar, seconds, most, "") for bar in bars]
+    frame = ' fill="none" stroke="#e45756"'
+    rects += [_rect(bar, seconds, most, frame) for bar in outline]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX}" height="{HEIGHT_PX}" '
+        f'role="img" aria-label="{escape(text)}" fill="#4c78a8">{"".join(rects)}</svg>'
+        f"<p>{escape(text)}</p>"
+    )
+
+
+def _rect(bar: Bar, seconds: float, most: float, style: str) -> str:
+    begins_s, lasts_s, n = bar
+    x, width = (WIDTH_PX * s / seconds for s in (begins_s, lasts_s))
+    height = HEIGHT_PX * n / most
+    told = f"{amount(n)} workers for {span(lasts_s)}"
+    return (
+        f'<rect x="{x:.1f}" y="{HEIGHT_PX - height:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}"{style}><title>{told}</title></rect>'
+    )
 
 
 def is_watched() -> bool:

@@ -25,6 +25,7 @@ from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.capacity import ClusterCapacity, Plan
+from dagsel.planning.prices import read_price
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -441,32 +442,36 @@ def check_flow(flow: Any) -> None:
 
 @short_traceback
 def limits_of(
-    traits: Traits,
-    deadline: Any,
-    budget: float | str | None,
-    price_per_worker_hour: float | None,
+    traits: Traits, deadline: Any, budget: float | str | None, price: float | str | None
 ) -> tuple[float | None, Budget | None]:
     """Return deadline and budget of a search: the caller's; where one is missing, the flow's own.
+
+    `price` is that of an hour of a worker; None for the flow's own.
 
     Raises
     ------
     SearchError
-        If one of them cannot be read.
+        If one of them cannot be read, or the flow has planned with another price.
 
     Examples
     --------
     >>> limits_of(Traits(deadline_s=60.0), None, "2 worker-minutes", None)
-    (60.0, Budget(worker_seconds=120.0, price_per_worker_hour=None, currency=''))
+    (60.0, Budget(worker_seconds=120.0, price=None, amount=None))
     """
     deadline_s = traits.deadline_s if deadline is None else to_seconds("deadline", deadline)
-    own, price = traits.budget, price_per_worker_hour
-    if price is None and own is not None:
-        price = own.price_per_worker_hour
+    own = traits.budget
     if budget is not None:
-        return deadline_s, read_budget(budget, price)
-    if own is None:
-        return deadline_s, None
-    return deadline_s, replace(read_budget(own.worker_seconds, price), currency=own.currency)
+        return deadline_s, read_budget(budget, own.price if own and price is None else price)
+    if own is None or price is None:
+        return deadline_s, own
+    is_money = own.amount is not None and own.price is not None
+    known = read_price(price, own.price.currency if own.price and is_money else "")
+    if is_money and known != own.price:
+        raise SearchError(
+            f"the flow has planned its budget at {own.price} an hour of a worker, and "
+            f"price_per_worker_hour is {known}: give the flow that price"
+        )
+    return deadline_s, replace(own, price=known)
 
 
 def save_state(flow: Flow) -> Json:

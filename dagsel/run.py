@@ -23,6 +23,7 @@ from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn
+from dagsel.planning.prices import read_price
 from dagsel.planning.small_population import Policy
 from dagsel.reopening import adopt, parts_of, study_of, told
 from dagsel.session import Session, tidy
@@ -55,7 +56,7 @@ def optimize(
     seed: int | None = 0,
     deadline: float | str | timedelta | None = None,
     budget: float | str | None = None,
-    price_per_worker_hour: float | None = None,
+    price_per_worker_hour: float | str | None = None,
     small_population: Policy = "auto",
     replicas: int = 1,
     deterministic: bool = False,
@@ -110,7 +111,8 @@ def optimize(
         as ``"12.50 USD"``; None for the flow's own budget, if it has one. A worker costs from its
         request to its release.
     price_per_worker_hour
-        Price of an hour of a worker, in the currency of the budget; None for the flow's own price.
+        Price of an hour of a worker, such as ``"2.50 USD"``; a number if the budget is money, whose
+        currency it then has. None for the flow's own price.
     small_population
         What idle workers do when fewer trials are left than there are workers: ``"hop"`` keeps them
         idle, ``"gang"`` trains each trial on several workers, ``"release"`` releases them.
@@ -155,7 +157,6 @@ def optimize(
     """
     check_cluster(client, cluster)
     given = checked(
-        "price_per_worker_hour",
         "unit_timeout",
         "run_dir",
         study=study,
@@ -164,7 +165,6 @@ def optimize(
         flow=flow,
         callbacks=callbacks,
         seed=seed,
-        price_per_worker_hour=price_per_worker_hour,
         replicas=replicas,
         deterministic=deterministic,
         worker_timeout=worker_timeout,
@@ -173,7 +173,7 @@ def optimize(
         data_or_pair=data,
     )
     deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
-    price = cost.price_per_worker_hour if cost else given.price_per_worker_hour
+    price = cost.price if cost else read_price(price_per_worker_hour)
     check_goal(study, metric, workload)
     policy = _idle_policy(small_population, given.deterministic, workload)
     run = uuid.uuid4().hex[:8]
@@ -207,7 +207,8 @@ def optimize(
             deadline_s=deadline_s,
             unit_timeout_s=given.unit_timeout,
             budget_s=None if cost is None else cost.worker_seconds,
-            price_per_worker_hour=price,
+            price_per_worker_hour=None if price is None else price.per_hour,
+            currency="" if price is None else price.currency,
             small_population=policy,
         )
         folder.claim(run, settings.to_json())

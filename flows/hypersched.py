@@ -111,7 +111,7 @@ class HyperSched(Flow):
     reduction_factor: int = 4
     max_workers: int | None = None
     max_epochs: int | None = None
-    price_per_worker_hour: float | None = None
+    price_per_worker_hour: str | float | None = None
     state: HyperSchedState = field(
         default_factory=HyperSchedState, init=False, repr=False, compare=False
     )

@@ -43,7 +43,8 @@ class SEER(StagedSearch):
     max_epochs
         A trial that has trained so many is complete, even if time is left; None for no limit.
     price_per_worker_hour
-        What an hour of a worker costs, if the budget is money, such as ``"12.50 USD"``.
+        What an hour of a worker costs, such as ``"2.50 USD"``. Needed if the budget is money,
+        such as ``"12.50 USD"``; a bare number is in its currency.
 
     Raises
     ------

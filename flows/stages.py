@@ -93,7 +93,7 @@ class StagedSearch(Flow):
     budget: float | str
     _: KW_ONLY
     max_epochs: int | None = None
-    price_per_worker_hour: float | None = None
+    price_per_worker_hour: str | float | None = None
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
     deadline_s: float = field(init=False, repr=False, compare=False)
     cost: Budget = field(init=False, repr=False, compare=False)

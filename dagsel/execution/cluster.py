@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator
+import time
+import weakref
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import dask.config
-from dask.system import CPU_COUNT
+import dask.system
 from distributed import Client, LocalCluster
 
 from dagsel.checks import short_traceback, shown
@@ -19,14 +22,21 @@ from dagsel.errors import ClusterError
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 
 __all__ = [
+    "LOCAL_STARTUP_S",
     "Client",
+    "WorkerLimit",
+    "capacity_here",
     "check_cluster",
     "close",
     "connect",
+    "limit_here",
+    "limit_of_gpus",
     "local_cluster",
+    "own_since",
     "silent",
     "why_no_room",
     "workers_of",
@@ -34,6 +44,9 @@ __all__ = [
 
 logger = logging.getLogger("dagsel")
 
+#: Seconds from the request for a worker process on this machine to its first unit, with PyTorch
+#: imported in it: 2.6 s to 2.8 s were measured on two cores that did little else.
+LOCAL_STARTUP_S = 3.0
 #: What takes longer than this is told of.
 TELL_AFTER_S = 2.0
 _ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
@@ -44,6 +57,109 @@ _OPTIONS: dict[str, Any] = {
     "dashboard_address": "127.0.0.1:0",
     "silence_logs": logging.ERROR,
 }
+
+
+#: When `connect` began to start a cluster, by `time.monotonic`.
+_began_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimit:
+    """How many workers a cluster can have.
+
+    Parameters
+    ----------
+    most
+        Workers that there can be; None if nobody knows.
+    reason
+        Why there cannot be more; empty if there can be where it is asked for.
+    is_fixed
+        Whether there cannot be fewer either.
+    """
+
+    most: int | None = None
+    reason: str = ""
+    is_fixed: bool = False
+
+    def capacity(
+        self, max_cluster_workers: int | None, startup_s: float, node_size: int = 1
+    ) -> ClusterCapacity:
+        """Return what the cluster can have if the user bounds it.
+
+        Raises a `ClusterError` if that contradicts what it can have.
+
+        Examples
+        --------
+        >>> limit_of_gpus(2).capacity(3, startup_s=1.0)  # doctest: +NORMALIZE_WHITESPACE
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.ClusterError: there cannot be max_cluster_workers=3: there are 2 GPUs here;
+        give max_cluster_workers=2, or leave it out
+        >>> limit_of_gpus(2).capacity(None, startup_s=1.0)
+        ClusterCapacity(most_workers=2, startup_s=1.0, node_size=1)
+        """
+        n = max_cluster_workers
+        if n is None:
+            return ClusterCapacity(self.most, startup_s, node_size)
+        is_too_many = self.most is not None and self.reason and n > self.most
+        if is_too_many or (self.is_fixed and n != (self.most or n)):
+            raise ClusterError(
+                f"there cannot be max_cluster_workers={n}: {self.reason}; give "
+                f"max_cluster_workers={self.most}, or leave it out"
+            )
+        if n < node_size and not self.is_fixed:
+            raise ClusterError(
+                f"there cannot be max_cluster_workers={n}: {node_size} workers come together in "
+                f"one job; give max_cluster_workers={node_size}, or start smaller jobs"
+            )
+        return ClusterCapacity(n, startup_s, node_size)
+
+
+def limit_here(options: Mapping[str, Any], *, at_least: int = 1) -> WorkerLimit:
+    """Return how many workers this machine has cores for.
+
+    `options` are those of a worker of a `LocalCluster`. One with the resource `RESOURCE` trains in
+    one thread, and its other threads read.
+    """
+    threads = 1 if RESOURCE in (options.get("resources") or {}) else options.get("nthreads", 1)
+    return WorkerLimit(max(at_least, 1, dask.system.CPU_COUNT // max(1, threads or 1)))
+
+
+def limit_of_gpus(n_gpus: int) -> WorkerLimit:
+    """Return how many workers there can be with so many GPUs, one for each worker."""
+    return WorkerLimit(n_gpus, f"there {'is 1 GPU' if n_gpus == 1 else f'are {n_gpus} GPUs'} here")
+
+
+def capacity_here(
+    kind: str | None, max_cluster_workers: int | None = None, startup_s: float | None = None
+) -> ClusterCapacity:
+    """Return what a cluster can have that `connect` starts on this machine.
+
+    Parameters
+    ----------
+    kind
+        None for the CPUs, or ``"cuda"`` for the GPUs.
+    max_cluster_workers
+        Workers that it may have, over all trials; None for one a core, or one a GPU.
+    startup_s
+        Seconds that a worker takes to start; None for `LOCAL_STARTUP_S`.
+
+    Raises
+    ------
+    ClusterError
+        If there are fewer GPUs than workers are asked for, or none.
+    """
+    if kind == "cuda":
+        check_gpus_here()
+        limit = limit_of_gpus(gpus_seen())
+    else:
+        limit = limit_here({"resources": {RESOURCE: 1}})
+    return limit.capacity(max_cluster_workers, LOCAL_STARTUP_S if startup_s is None else startup_s)
+
+
+def own_since(cluster: Any) -> float | None:
+    """Return when `connect` began to start a cluster; None if somebody else has started it."""
+    return _began_at.get(cluster) if isinstance(cluster, LocalCluster) else None
 
 
 @short_traceback
@@ -99,18 +215,23 @@ def _is_closed(part: Any) -> bool:
 
 
 @contextmanager
-def connect(client: Any = None, cluster: Any = None) -> Iterator[Client]:
+def connect(
+    client: Any = None, cluster: Any = None, *, n_workers: int | None = None
+) -> Iterator[Client]:
     """Open a client for a run.
 
     A client, the address of a scheduler, or a cluster object of Dask is used and left as it was.
-    With neither, a cluster is started on this machine, one worker process a core, and closed at the
-    end; with ``cluster="cuda"`` likewise, one a GPU. Raises a `ClusterError` if there is no
+    With neither, a cluster is started on this machine, and closed at the end; with
+    ``cluster="cuda"`` likewise. It begins with `n_workers`, by default one a core, or one a GPU.
+    Raises a `ClusterError` if there is no
     scheduler at the address, or no GPU or dask-cuda.
     """
     if isinstance(client, Client):
         yield client
     elif client is None and cluster in (None, "cuda"):
-        here = local_cluster() if cluster is None else cuda_cluster()
+        began = time.monotonic()
+        here = local_cluster(n_workers) if cluster is None else cuda_cluster(n_workers)
+        _began_at[here] = began
         try:
             with Client(here, set_as_default=False) as own:
                 yield own
@@ -171,15 +292,15 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
     # If they saw the GPUs, all of them would train on the first one.
     return LocalCluster(
-        n_workers=n_workers or CPU_COUNT,
+        n_workers=n_workers or dask.system.CPU_COUNT,
         resources={RESOURCE: 1},
         env={"CUDA_VISIBLE_DEVICES": ""},
         **_OPTIONS,
     )
 
 
-def cuda_cluster() -> LocalCluster:
-    """Start a cluster with one worker for each GPU of this machine.
+def cuda_cluster(n_workers: int | None = None) -> LocalCluster:
+    """Start a cluster of workers with a GPU each, by default one for each GPU of this machine.
 
     Its workers have the resource ``GPU=1``, which dask-cuda does not set by itself. Raises a
     `ClusterError` if dask-cuda is not installed, or there is no GPU.
@@ -191,7 +312,8 @@ def cuda_cluster() -> LocalCluster:
             f'cluster="cuda" needs dask-cuda: pip install dagsel[cuda]  ({error})'
         ) from error
     check_gpus_here()
-    cluster: LocalCluster = LocalCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **_OPTIONS)
+    options = _OPTIONS if n_workers is None else {**_OPTIONS, "n_workers": n_workers}
+    cluster: LocalCluster = LocalCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **options)
     return cluster
 
 

@@ -16,16 +16,25 @@ Four kinds of clusters are told apart by what they can do, not by their names:
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, SchedulerPlugin, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, Status
 
 from dagsel.errors import ClusterError
-from dagsel.execution.cluster import workers_of
+from dagsel.execution.cluster import (
+    LOCAL_STARTUP_S,
+    WorkerLimit,
+    limit_here,
+    limit_of_gpus,
+    own_since,
+    workers_of,
+)
+from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
 
@@ -52,9 +61,12 @@ Request: TypeAlias = Size | frozenset[str] | None
 class ClusterDriver(ABC):
     """Scales a cluster: performs requests one after the other, in a thread of its own.
 
-    Each kind of cluster has a subclass, which overrides `why_not`, `wanted`, `fill` and
+    Each kind of cluster has a subclass, which overrides `why_not`, `wanted`, `limit`, `fill` and
     `close_workers`. These may take long and raise what goes wrong.
     """
+
+    #: Workers that the cluster has refused to exceed; None until it has refused some.
+    most: int | None = None
 
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
@@ -73,6 +85,11 @@ class ClusterDriver(ABC):
     @abstractmethod
     def wanted(self) -> int:
         """Workers that the cluster was told to have: those that are there and those to come."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> WorkerLimit:
+        """How many workers there can be."""
 
     @abstractmethod
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
@@ -95,6 +112,36 @@ class ClusterDriver(ABC):
     def node_of(self, name: str) -> str:
         """Return the job of the worker of this name; the name itself if it runs alone."""
         return name
+
+    @property
+    def startup_s(self) -> float:
+        """Seconds that a worker takes to start, if the kind of cluster tells; 0 if it does not."""
+        return 0.0
+
+    @property
+    def own_since(self) -> float | None:
+        """When the workers of a cluster of our own were asked for; None if it is not ours."""
+        return own_since(self.cluster)
+
+    def capacity(
+        self, max_cluster_workers: int | None = None, startup_s: float | None = None
+    ) -> ClusterCapacity:
+        """Return what the cluster can have.
+
+        Parameters
+        ----------
+        max_cluster_workers
+            Workers that it may have, over all trials; None for as many as there can be.
+        startup_s
+            Seconds that a worker takes to start; None if it is not known.
+
+        Raises
+        ------
+        ClusterError
+            If there cannot be so many workers, or not so few.
+        """
+        known_s = self.startup_s if startup_s is None else startup_s
+        return self.limit.capacity(max_cluster_workers, known_s, self.node_size)
 
     def grow(self, n_workers: int, *, besides: Collection[str] = ()) -> None:
         """Have so many workers; lost ones are replaced.
@@ -183,6 +230,11 @@ class _Fixed(ClusterDriver):
             "start all workers beforehand"
         )
 
+    @property
+    def limit(self) -> WorkerLimit:
+        n = len(workers_of(self.client))
+        return WorkerLimit(n or None, f"the cluster has {n}, and {self.why_not}", is_fixed=True)
+
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         raise ClusterError(self.why_not)
 
@@ -204,6 +256,22 @@ class _ByName(ClusterDriver):
     def why_not(self) -> str:
         adaptive = self.cluster._adaptive
         return ADAPTS if adaptive is not None and adaptive.periodic_callback is not None else ""
+
+    @property
+    def limit(self) -> WorkerLimit:
+        if self.why_not:
+            most = self.cluster._adaptive.maximum
+            return WorkerLimit(None if math.isinf(most) else int(most), self.why_not, is_fixed=True)
+        if hasattr(self.cluster, "cuda_visible_devices"):
+            return limit_of_gpus(len(self.cluster.cuda_visible_devices))
+        if not isinstance(self.cluster, LocalCluster):
+            return WorkerLimit()  # the provider's own, which it does not tell
+        return limit_here(self.cluster.new_spec["options"], at_least=self.wanted)
+
+    @property
+    def startup_s(self) -> float:
+        is_here = isinstance(self.cluster, LocalCluster) and self.cluster.processes
+        return LOCAL_STARTUP_S if is_here else 0.0
 
     @property
     def wanted(self) -> int:
@@ -230,7 +298,8 @@ class _ByName(ClusterDriver):
             self.cluster.scale(n_workers)
         except Exception:
             # LocalCUDACluster raises when it has no more devices, before it starts what it can.
-            self.cluster.scale(self.wanted)
+            self.most = self.wanted
+            self.cluster.scale(self.most)
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -372,6 +441,10 @@ class _ByNumber(ClusterDriver):
         return ADAPTS if gateway is not None and gateway[0] else ""
 
     @property
+    def limit(self) -> WorkerLimit:
+        return WorkerLimit()  # a gateway's administrator sets one, which it tells when it refuses
+
+    @property
     def wanted(self) -> int:
         if self._n is None:
             gateway = self._gateway()
@@ -405,6 +478,7 @@ class _ByNumber(ClusterDriver):
         gateway = self._gateway()
         self._n = n_workers if gateway is None else gateway[1]
         if self._n < n_workers:
+            self.most = self._n
             raise ClusterError(f"{n_workers} workers were wanted, and it may have {self._n}")
 
     def _wait_until_gone(self, workers: Collection[str], n_left: int) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -35,6 +33,7 @@ from dagsel.errors import (
     VersionMismatchError,
     WorkerMemoryError,
 )
+from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
 from dagsel.execution.elastic import ClusterDriver
@@ -42,6 +41,7 @@ from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
+from dagsel.execution.workforce import Workforce
 from dagsel.messages import (
     COMMANDS,
     REPORTS,
@@ -57,9 +57,7 @@ from dagsel.messages import (
     WorkerRefused,
 )
 from dagsel.planning.budget import Bill
-
-#: A cluster that has fewer workers than it should is asked for them again after so long.
-ASK_AGAIN_S = 10.0
+from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
 
@@ -79,20 +77,15 @@ class DaskEngine:
     max_unit_batches: int | None = None
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
-    workers: set[str] = field(default_factory=set)
+    # When the call began whose workers are billed, by `time.monotonic`.
+    began: float = field(default_factory=time.monotonic)
+    n_first: int = 1  # workers to ask for if there is none
+    known: ClusterCapacity = field(default_factory=ClusterCapacity)  # of the cluster, so far
+    _workforce: Workforce = field(init=False)
     _connection: Connection = field(init=False)
     _processes: dict[str, str] = field(default_factory=dict)  # that workers live in, gone ones too
     _has_shared: bool = False  # whether two of them were seen in one
-    _bill: Bill = field(default_factory=Bill)
-    _writing: threading.Lock = field(default_factory=threading.Lock)  # on the bill
-    _leaving: set[str] = field(default_factory=set)
-    _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
-    _found: set[str] = field(default_factory=set)  # workers that were there before the run
-    _n_before: int | None = None  # workers that the cluster was to have before we changed it
-    _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
-    _n_asked: int | None = None  # workers that were asked for again
     _n_most: int = 0  # workers that were there at once
-    _asked_at: float = -math.inf  # unless one has been lost since
     _troubles: set[str] = field(default_factory=set)  # those that were told
     _threads: set[int] = field(default_factory=set)
     _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
@@ -104,6 +97,7 @@ class DaskEngine:
 
     def __post_init__(self) -> None:
         self._connection = Connection.of(self.client)
+        self._workforce = Workforce(self.driver, self.known, self.now, self.n_first)
 
     def __enter__(self) -> DaskEngine:
         try:
@@ -126,11 +120,11 @@ class DaskEngine:
     def _start(self) -> None:
         run = self.spec.run
         self._connection.check()
-        node_size = 1 if self.driver is None else self.driver.node_size
-        self._bill = Bill(node_size, at=self.now())
-        self._found = self._workers_there()
-        if not self._found:  # a flow begins once there is one
-            self._ask_again()
+        found = workers_of(self.client)
+        names = {worker: str(about["name"]) for worker, about in found.items()}
+        self._workforce.begin(names, self.began)
+        if not found:  # a flow begins once there is one
+            self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
         plugin = DispatchPlugin(
@@ -148,6 +142,13 @@ class DaskEngine:
                 f"{type(error).__name__}: {error}"
             ) from error
         self._wait_for_workers()
+        for worker in names.keys() - self._workers_there():  # gone before the plugin could tell
+            self._workforce.miss(worker)
+        most = self.capacity.most_in_nodes
+        if most is None or self._n_staying <= most:
+            return
+        if self.driver is not None and self.driver.can_scale:
+            self.scale(most)
 
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + self.worker_timeout_s
@@ -200,6 +201,7 @@ class DaskEngine:
         if not self._connection.is_there:  # each of these would wait for it
             if self.driver is not None:
                 self.driver.close(timeout_s=0.0)
+            self._workforce.end()
             return
         for leave in (
             partial(self.tell, EndRun()),
@@ -207,30 +209,13 @@ class DaskEngine:
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
             # Last: a worker goes when it holds nothing of the run any more.
-            self._give_workers_back,
+            partial(self._workforce.give_back, self._workers_there),
         ):
             try:
                 leave()
             except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
-
-    def _give_workers_back(self) -> None:
-        """Leave the cluster as large as it was, without the workers that came for this run."""
-        if self.driver is None:
-            return
-        if self._n_before is not None:
-            self.driver.grow(self._n_before)
-        is_done = self.driver.close()
-        if is_done and self._n_before is not None:  # now none is closing any more
-            n_over = self.driver.wanted - self._n_before
-            self.driver.retire(sorted(self._workers_there(), key=self._stays)[: max(0, n_over)])
-            is_done = self.driver.close()
-        if not is_done:
-            logger.warning("the cluster is still being scaled")
-
-    def _stays(self, worker: str) -> tuple[bool, bool, str]:
-        """Rank a worker: those that leave anyway go first, those that were there before last."""
-        return worker not in self._leaving, worker in self._found, worker
+        self._workforce.end()
 
     def _hear(self, event: tuple[float, Json]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""
@@ -242,26 +227,16 @@ class DaskEngine:
                 self._loads.pop((worker, shard), None)
             case WorkerJoined(worker, name, threads):
                 self._processes[worker] = message.process or worker
-                self.workers.add(worker)
+                self._workforce.join(worker, name)
                 self._n_most = max(self._n_most, self.n_workers)
-                node = name if self.driver is None else self.driver.node_of(name)
-                self._write(lambda bill, at: bill.join(worker, at=at, node=node))
                 self._compare_threads(threads)
                 self._warn_of_shared_process(message.process)
             case WorkerRemoved(worker):
-                for known in (self.workers, self._leaving, self._retiring):
-                    known.discard(worker)
-                self._asked_at = -math.inf
-                self._write(lambda bill, at: bill.leave(worker, at=at))
+                self._workforce.miss(worker)
             case WorkerDrains(worker, retire):
-                self._leaving.add(worker)
-                if retire:
-                    self._retiring.add(worker)
-                else:
-                    self._asked_at = -math.inf
+                self._workforce.drain(worker, retire=retire)
             case Drained(worker):
-                if self.driver is not None and worker in self._retiring:
-                    self.driver.retire([worker])
+                self._workforce.retire(worker)
         self._messages.put(message)
 
     def _compare_threads(self, threads: int | None) -> None:
@@ -302,25 +277,29 @@ class DaskEngine:
             priority=1_000,
         )
 
-    def _write(self, change: Callable[[Bill, float], Bill]) -> None:
-        """Write on the bill; Dask's event loop and the search both do."""
-        with self._writing:
-            self._bill = change(self._bill, self.now())
+    @property
+    def workers(self) -> set[str]:
+        """Workers that can run units."""
+        return self._workforce.there
 
     @property
     def bill(self) -> Bill:
-        """What the workers have cost since the session began."""
-        with self._writing:
-            return self._bill
+        """What the workers have cost since `began`; nothing is billed after the ``with`` block."""
+        return self._workforce.bill
+
+    @property
+    def capacity(self) -> ClusterCapacity:
+        """What the cluster can have: as known before, with what has been measured since."""
+        return self._workforce.capacity
 
     @property
     def n_workers(self) -> int:
         """Workers that can run units and stay; those that share a process count as one."""
-        return len({self._processes[worker] for worker in self.workers - self._leaving})
+        return len({self._processes[worker] for worker in self._workforce.staying})
 
     @property
     def _n_staying(self) -> int:
-        return len(self.workers - self._leaving)
+        return len(self._workforce.staying)
 
     @property
     def most_workers(self) -> int | None:
@@ -392,51 +371,18 @@ class DaskEngine:
         The workers whose loss costs least are released, once they have ended what they run and
         handed over what only they hold.
         """
-        why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
-        if self.driver is None or why_not:
-            reason = f"{n_workers} workers were wanted, and {self._n_staying} are there: {why_not}"
-            self._messages.put(Note(reason))
-            return
-        self._n_wanted = max(1, n_workers)
-        self._grow(self._n_wanted)
+        why_not = self._workforce.want(n_workers)
+        if why_not:
+            self._messages.put(Note(why_not))
         self._shrink()
 
     def _shrink(self) -> None:
-        """Release surplus workers; one may have come after it was given up."""
-        if self._n_wanted is not None and self._n_staying > self._n_wanted:
+        """Release surplus workers."""
+        n_workers = self._workforce.surplus
+        if n_workers is not None:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
-            self.tell(Shrink(self._n_wanted, nodes))
-
-    def _grow(self, n_workers: int) -> None:
-        driver = self.driver
-        assert driver is not None
-        self._asked_at = time.monotonic()
-        if self._n_before is None:
-            self._n_before = driver.wanted
-
-        def on_grown() -> None:  # a cluster may have taken fewer
-            n_taken = min(n_workers, driver.wanted)
-            self._write(lambda bill, at: bill.ask(n_taken, at=at))
-
-        self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
-        driver.on_grown = on_grown
-        driver.grow(n_workers, besides=self._leaving)
-
-    def _ask_again(self) -> None:
-        """Ask for workers in the place of those that were lost, or if there is none.
-
-        A cluster may be late to notice that a machine is gone, and starts no other one by itself.
-        """
-        if (
-            self._n_staying < (self._n_wanted or 1)
-            and time.monotonic() - self._asked_at > ASK_AGAIN_S
-            and self.driver is not None
-            and self.driver.can_scale
-        ):
-            # What the cluster was told first: now it may have places for those that leave as well.
-            self._n_asked = self._n_wanted or self._n_asked or max(1, self.driver.wanted)
-            self._grow(self._n_asked)
+            self.tell(Shrink(n_workers, nodes))
 
     def check_alive(self) -> None:
         """Check that there is a cluster to hear from.
@@ -459,7 +405,7 @@ class DaskEngine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Yield what came from the cluster; wait at most so long for the first message."""
-        self._ask_again()
+        self._workforce.ask_again()
         try:
             for trouble in self.driver.troubles() if self.driver is not None else ():
                 if trouble not in self._troubles:

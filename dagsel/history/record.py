@@ -38,6 +38,7 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
+from dagsel.history.course import Mark, Moment, TrainedSpan
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
 from dagsel.messages import (
@@ -103,6 +104,8 @@ class Record:
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
+    course: list[Moment] = field(default_factory=list)  # what it had taken, in the order of time
+    trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
     # `Ask` decisions that no `Asked` has answered.
     awaited: deque[Ask] = field(default_factory=deque)
     n_sessions: int = 0
@@ -114,6 +117,8 @@ class Record:
     abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
+    # When the run would have begun without the time that it lay dead: seconds since the epoch.
+    _began_at: float = 0.0
 
     @classmethod
     def read(
@@ -128,8 +133,10 @@ class Record:
     def add(self, entry: Entry) -> None:
         """Take in an entry of the journal."""
         match entry:
-            case SessionBegun():
+            case SessionBegun(at, seconds):
                 self.n_sessions += 1
+                self._began_at = at - seconds
+                self._mark("session")
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
@@ -153,6 +160,9 @@ class Record:
                     self.context = entry.context
                     self.n_workers = entry.context.n_workers
                 self.decide(decisions)
+                if entry.seconds is not None:
+                    kinds = {type(decision) for decision in decisions}
+                    self._mark("stage" if {Train, Wake} <= kinds else "")
             case StatesFound():
                 self._add_stored(entry)
             case PartFound(trial, share):
@@ -191,6 +201,17 @@ class Record:
             self.seconds = entry.seconds
         if entry.worker_seconds is not None:
             self.worker_seconds = entry.worker_seconds
+        if entry.seconds is not None and not isinstance(entry, Turn):
+            self._mark()
+            if entry.unit.kind == "train" and not entry.recovered:
+                # The driver has heard of it when it was over, whatever the worker's clock says.
+                end = min(entry.stop - self._began_at, entry.seconds)
+                begin = max(0.0, end - (entry.stop - entry.start))
+                self.trained.append(TrainedSpan(entry.unit.trial, begin, end))
+
+    def _mark(self, mark: Mark = "") -> None:
+        spent = (self.seconds, self.worker_seconds)
+        self.course.append(Moment(*spent, self.n_workers, self.wanted, mark))
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]

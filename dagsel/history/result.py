@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -12,8 +13,11 @@ import pandas as pd
 from dagsel.errors import NoCompletedTrialError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
+from dagsel.history.plan_report import PlanReport
 from dagsel.history.record import Best, Record
 from dagsel.history.trial import TrialRecord
+from dagsel.planning.budget import Budget
+from dagsel.planning.prices import Price
 from dagsel.state import State
 from dagsel.storage import RunDir
 from dagsel.workloads.base import Workload
@@ -69,6 +73,19 @@ class Result:
     def worker_seconds(self) -> float:
         """Seconds of workers that the search has used, from each one's request to its release."""
         return self.record.worker_seconds
+
+    @property
+    def plan(self) -> PlanReport:
+        """What was planned, what was done and what it cost, with a sentence for each difference.
+
+        A search without stages has no plan: then it is what was done.
+        """
+        return PlanReport.of(self.record, *self._limits)
+
+    @property
+    def _limits(self) -> tuple[float | None, Budget | None]:
+        """Deadline in seconds, and budget with what is known of the price."""
+        return None, None
 
     @property
     def failures(self) -> list[TrialRecord]:
@@ -181,6 +198,20 @@ class Run(Result):
         """What the workers have cost, by the price that the run was given; None without one."""
         price = self.run_dir.about().get("price_per_worker_hour")
         return None if price is None else self.worker_seconds / 3600 * price
+
+    @property
+    def currency(self) -> str:
+        """That of `money`; empty if it is not known."""
+        return str(self.run_dir.about().get("currency", ""))
+
+    @property
+    def _limits(self) -> tuple[float | None, Budget | None]:
+        about = self.run_dir.about()
+        budget_s, per_hour = about.get("budget_s"), about.get("price_per_worker_hour")
+        price = None if per_hour is None else Price(per_hour, self.currency)
+        is_known = budget_s is not None or price is not None
+        budget = Budget(math.inf if budget_s is None else budget_s, price) if is_known else None
+        return about.get("deadline_s"), budget
 
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 import dagsel.flows
 import dagsel.flows.baselines
-from dagsel.codec import Json, from_json, to_json
+from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.small_population import Policy
@@ -46,6 +46,7 @@ class Settings:
     unit_timeout_s: float | None = None
     budget_s: float | None = None  # in worker-seconds
     price_per_worker_hour: float | None = None
+    currency: str = field(default="", metadata={LATER: True})  # of the price
     small_population: Policy = "auto"
     dagsel: str = version("dagsel")  # that began the run
 

@@ -15,60 +15,57 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
-from dagsel.checks import is_number, number, shown
+from dagsel.checks import is_number, shown
 from dagsel.errors import SearchError
+from dagsel.planning.prices import MONEY, Price, read_price
 
 _WORKER_TIME = re.compile(r"\s*(\S+)\s*worker-(\w+)\s*", re.IGNORECASE)
-_MONEY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Z]{3}|[$€£¥])\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
     """What a run may cost."""
 
-    worker_seconds: float  # that may be billed
-    price_per_worker_hour: float | None = None  # None: not known
-    currency: str = ""
+    worker_seconds: float  # that may be billed; of money, what it pays for at the price
+    price: Price | None = None  # of a worker; None: not known
+    amount: float | None = None  # of money, if the budget is that
 
     def money(self, worker_seconds: float) -> float | None:
         """Return the price of so much time; None if it is not known."""
-        if self.price_per_worker_hour is None:
-            return None
-        return worker_seconds / 3600 * self.price_per_worker_hour
+        return None if self.price is None else self.price.of(worker_seconds)
 
 
-def read_budget(value: float | str, price_per_worker_hour: float | None = None) -> Budget:
+def read_budget(value: float | str, price: Price | float | str | None = None) -> Budget:
     """Read a budget: worker-seconds, or a text like ``"30 worker-minutes"`` or ``"12.50 USD"``.
+
+    `price` is that of an hour of a worker, as `read_price` reads it.
 
     Raises
     ------
     SearchError
-        If the budget cannot be read, is not positive, or is money and there is no price.
+        If the budget cannot be read, is not positive, or is money and there is no price; if the
+        price has no currency, or another one than the budget.
 
     Examples
     --------
     >>> read_budget("30 worker-minutes")
-    Budget(worker_seconds=1800.0, price_per_worker_hour=None, currency='')
-    >>> read_budget("12.50 USD", price_per_worker_hour=2.5)
-    Budget(worker_seconds=18000.0, price_per_worker_hour=2.5, currency='USD')
+    Budget(worker_seconds=1800.0, price=None, amount=None)
+    >>> read_budget("12.50 USD", "2.50 USD")
+    Budget(worker_seconds=18000.0, price=Price(per_hour=2.5, currency='USD'), amount=12.5)
     """
-    price = None if price_per_worker_hour is None else check_price(price_per_worker_hour)
-    money = _MONEY.fullmatch(value) if isinstance(value, str) else None
+    money = MONEY.fullmatch(value) if isinstance(value, str) else None
     if money is None:
-        return Budget(_worker_seconds(value), price)
-    if price is None:
+        return Budget(_worker_seconds(value), read_price(price))
+    known = read_price(price, money[2])
+    if known is None:
         raise SearchError(
             f"budget={value!r} is money, and what a worker costs is not known: give "
-            'price_per_worker_hour=, or the budget as "30 worker-minutes"'
+            f'price_per_worker_hour="2.50 {money[2]}", or the budget as "30 worker-minutes"'
         )
-    if not float(money[1]) > 0:
+    amount = float(money[1])
+    if not amount > 0:
         raise SearchError(f"budget must be above 0, got {value!r}")
-    return Budget(float(money[1]) / price * 3600, price, money[2])
-
-
-def check_price(price: Any) -> float:
-    """Return what an hour of a worker costs; raise a `SearchError` if it is no positive number."""
-    return number("price_per_worker_hour", price, "a positive number", _is_positive)
+    return Budget(amount / known.per_hour * 3600, known, amount)
 
 
 def _worker_seconds(value: float | str) -> float:

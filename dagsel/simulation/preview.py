@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow import Direction, Flow, limits_of
+from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import read_budget, to_seconds
+from dagsel.planning.budget import to_seconds
+from dagsel.planning.prices import read_price
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
 from dagsel.views.preview import Preview, Row
-
-#: Equal parts in which a simulated search is shown if the number of its workers never changes.
-N_PARTS = 4
-#: If there are more rows, neighbours are shown as one.
-MOST_ROWS = 12
 
 
 def preview(
@@ -38,7 +33,7 @@ def preview(
     direction: Direction = "minimize",
     deadline: float | str | None = None,
     budget: float | str | None = None,
-    price_per_worker_hour: float | None = None,
+    price_per_worker_hour: float | str | None = None,
     seed: int = 0,
 ) -> Preview:
     """Return what a search will take: trials, workers, time and cost. Nothing is trained.
@@ -96,14 +91,13 @@ def preview(
      total              10 min      12                        16            68.6
     ...
     >>> flow = RandomSearch(max_epochs=3, n_trials=8)
-    >>> told = preview(flow, epoch_seconds=60, n_workers=4, price_per_worker_hour=2.5)
+    >>> told = preview(flow, epoch_seconds=60, n_workers=4, price_per_worker_hour="2.50 USD")
     >>> told.seconds, told.worker_minutes, told.money
     (360.0, 24.0, 1.0)
     """
     given = checked(
         "space",
         "n_workers",
-        "price_per_worker_hour",
         "epoch_seconds",
         flow=flow,
         seed=seed,
@@ -111,22 +105,18 @@ def preview(
         n_workers=n_workers,
         direction=direction,
         epoch_seconds=epoch_seconds,
-        price_per_worker_hour=price_per_worker_hour,
     )
     seed, n_workers = given.seed, given.n_workers
-    price_per_worker_hour = given.price_per_worker_hour
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
     _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    asked = read_budget(1.0, price_per_worker_hour)  # of which only the price is shown
-    shown = limit or asked
-    price = (shown.price_per_worker_hour, shown.currency)
+    price = limit.price if limit else read_price(price_per_worker_hour)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
     if plan is not None and all(value is None for value in told):
         rows, ends_early = _planned(plan, deadline_s, budget_s)
         _check_any(rows)
-        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, *price)
+        return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, price)
     cluster = _cluster(cluster, n_workers)
     space = _space(flow, curves, space)
     curves = _curves(curves, given.epoch_seconds)
@@ -150,7 +140,7 @@ def preview(
     _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
     n_trials = len({unit.unit.trial for unit in _trained(run)})
-    return Preview(name, "simulation", rows, n_trials, ends_early, *price)
+    return Preview(name, "simulation", rows, n_trials, ends_early, price)
 
 
 def _check_any(rows: Sequence[Row]) -> None:
@@ -242,14 +232,7 @@ def _trained(run: SimulatedRun) -> list[UnitWork]:
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
-    spans: list[_Span] = []
-    for (start, before), (stop, after) in pairwise(_costs(run)):
-        if stop - start > 1e-9:
-            n_workers = math.ceil((after - before) / (stop - start) - 1e-6)
-            spans.append(_Span(start, stop, n_workers, after - before))
-    spans = _merge(spans)
-    if len(spans) == 1:
-        spans = spans[0].parts(N_PARTS)
+    spans = billed_spans(_costs(run))
     return tuple(
         Row(
             span.start - began,
@@ -268,36 +251,3 @@ def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:
     for unit in units:
         gangs[unit.unit.trial] = max(unit.gang, gangs.get(unit.unit.trial, 0))
     return tuple(sorted(Counter(gangs.values()).items()))
-
-
-@dataclass(frozen=True, slots=True)
-class _Span:
-    start: float
-    stop: float
-    n_workers: int
-    cost: float
-
-    def parts(self, n: int) -> list[_Span]:
-        length = (self.stop - self.start) / n
-        starts = [self.start + i * length for i in range(n)]
-        return [_Span(start, start + length, self.n_workers, self.cost / n) for start in starts]
-
-    def __add__(self, other: _Span) -> _Span:
-        most = max(self.n_workers, other.n_workers)
-        return _Span(self.start, other.stop, most, self.cost + other.cost)
-
-    def excess(self, other: _Span) -> float:
-        """Return the worker-seconds that are drawn too many if both are shown as one."""
-        most = max(self.n_workers, other.n_workers)
-        return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
-
-
-def _merge(spans: Sequence[_Span]) -> list[_Span]:
-    """Merge neighbours until few are left, first those for which it is least wrong."""
-    merged = list(spans)
-    while len(merged) > 1:
-        excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(merged)))
-        if excess > 0 and len(merged) <= MOST_ROWS:
-            break
-        merged[at : at + 2] = [merged[at] + merged[at + 1]]
-    return merged

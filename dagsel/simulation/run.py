@@ -14,7 +14,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Sampling, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.planning.budget import Bill
+from dagsel.planning.budget import Bill, Budget
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
 from dagsel.simulation.engine import VirtualEngine
@@ -45,11 +45,15 @@ class SimulatedRun(Result):
         All events and decisions, as a run on a cluster writes them.
     bill
         When workers were requested, joined and left.
+    deadline_s, budget
+        The limits that it had; None for no limit.
     """
 
     cluster: SimulatedCluster
     journal: Sequence[Mapping[str, Any]]
     bill: Bill
+    deadline_s: float | None = None
+    budget: Budget | None = None
 
     @property
     def seconds(self) -> float:
@@ -60,6 +64,10 @@ class SimulatedRun(Result):
     def cost(self) -> float:
         """Worker-seconds that are billed, from request to release."""
         return self.bill.worker_seconds(self.seconds)
+
+    @property
+    def _limits(self) -> tuple[float | None, Budget | None]:
+        return self.deadline_s, self.budget
 
 
 def simulate(
@@ -74,7 +82,7 @@ def simulate(
     metric: str = "value",
     deadline: float | str | None = None,
     budget: float | str | None = None,
-    price_per_worker_hour: float | None = None,
+    price_per_worker_hour: float | str | None = None,
     order: Sequence[Mapping[str, Any]] = (),
 ) -> SimulatedRun:
     """Search in virtual time: see what a flow would find on a cluster, when and at what cost.
@@ -164,7 +172,8 @@ def simulate(
         budget_s=None if cost is None else cost.worker_seconds,
     )
     runner.run()
-    return SimulatedRun(driver.study, metric, record, cluster, journal, engine.bill)
+    told = (driver.study, metric, record, cluster, journal, engine.bill)
+    return SimulatedRun(*told, deadline_s, cost)
 
 
 def check_curves(curves: Any) -> None:

@@ -38,6 +38,7 @@ from dagsel.flow import (
 from dagsel.flows.wrapper import Wrapper
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget
+from dagsel.planning.prices import Price
 from dagsel.testing.world import Tape, World, replay
 
 
@@ -301,7 +302,7 @@ _TOLD = Traits(
     uses_pruner=True,
     pruner="a pruner",
     deadline_s=60.0,
-    budget=Budget(120.0, 2.5, "USD"),
+    budget=Budget(120.0, Price(2.5, "USD")),
     plan=StagePlan((), ()),
     reads_configs="reads them",
 )

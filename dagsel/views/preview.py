@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
-from dagsel.console import html_table, text_table
-from dagsel.planning.budget import Budget
-
-#: Columns and lines of the drawing in text, and its size in a notebook.
-COLUMNS, LINES = 60, 8
-WIDTH_PX, HEIGHT_PX = 480, 96
+from dagsel.console import amount, html_table, span, svg_chart, text_chart, text_table
+from dagsel.planning.prices import Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +60,8 @@ class Preview:
         Number of trials that train.
     ends_early
         Whether deadline or budget end the run before its own end.
-    price_per_worker_hour, currency
-        What a worker costs; None if it is not known.
+    price
+        What an hour of a worker costs; None if it is not known.
     """
 
     flow: str
@@ -72,8 +69,7 @@ class Preview:
     rows: tuple[Row, ...]
     n_trials: int
     ends_early: bool
-    price_per_worker_hour: float | None = None
-    currency: str = ""
+    price: Price | None = None
 
     @property
     def seconds(self) -> float:
@@ -98,17 +94,18 @@ class Preview:
     @property
     def money(self) -> float | None:
         """What it costs; None if the price is not known."""
-        return self._price(self.worker_seconds)
-
-    def _price(self, worker_seconds: float) -> float | None:
-        return Budget(worker_seconds, self.price_per_worker_hour).money(worker_seconds)
+        return None if self.price is None else self.price.of(self.worker_seconds)
 
     def __repr__(self) -> str:
-        lines = [f"<{self._title()}", *text_table(self._table()), "", *_draw(self.rows)]
+        chart = text_chart(_levels(self.rows), seconds=self.seconds, most=self.n_workers)
+        lines = [f"<{self._title()}", *text_table(self._table()), "", *chart]
         return "\n".join(lines) + ">"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(self._title())}</p>{html_table(self._table())}{_svg(self.rows)}"
+        bars = [(row.begins_s, row.lasts_s, row.n_workers) for row in self.rows]
+        text = f"up to {self.n_workers} workers over {span(self.seconds)}"
+        chart = svg_chart(bars, seconds=self.seconds, most=self.n_workers, text=text)
+        return f"<p>{escape(self._title())}</p>{html_table(self._table())}{chart}"
 
     def _title(self) -> str:
         how = "its own plan" if self.source == "arithmetic" else "a simulation"
@@ -128,16 +125,15 @@ class Preview:
         rows = [titles]
         for number, row in enumerate(self.rows, 1):
             when = (str(number), span(row.begins_s), span(row.lasts_s), str(row.n_trials))
-            minutes = _amount(row.worker_seconds / 60)
+            minutes = amount(row.worker_seconds / 60)
             rows.append((*when, _told(row.gangs), str(row.n_workers), minutes))
         total = ("total", "", span(self.seconds), str(self.n_trials), "", str(self.n_workers))
-        rows.append((*total, _amount(self.worker_minutes)))
-        if self.price_per_worker_hour is None:
+        rows.append((*total, amount(self.worker_minutes)))
+        if self.price is None:
             return rows
         costs = [*(row.worker_seconds for row in self.rows), self.worker_seconds]
-        money = [f"{self._price(cost):,.2f}" for cost in costs]
-        title = self.currency or "money"
-        return [(*row, cell) for row, cell in zip(rows, [title, *money], strict=True)]
+        money = [f"{self.price.of(cost):,.2f}" for cost in costs]
+        return [(*row, cell) for row, cell in zip(rows, [self.price.currency, *money], strict=True)]
 
 
 def _told(gangs: Sequence[tuple[int, int]]) -> str:
@@ -146,58 +142,12 @@ def _told(gangs: Sequence[tuple[int, int]]) -> str:
     return ", ".join(f"{n} on {gang}" for gang, n in gangs)
 
 
-def span(seconds: float) -> str:
-    """Return a span of time as a text.
-
-    Examples
-    --------
-    >>> span(0), span(85.7), span(343), span(86400)
-    ('0 s', '85.7 s', '5.72 min', '24 h')
-    """
-    for unit, size in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{_amount(seconds / size)} {unit}"
-    return f"{_amount(seconds)} s"
-
-
-def _amount(number: float) -> str:
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
-
-
-def _draw(rows: Sequence[Row]) -> list[str]:
-    """Draw workers over time: a column is as high as the workers in its middle, rounded up."""
-    most, seconds = max(row.n_workers for row in rows), sum(row.lasts_s for row in rows)
-    height = min(LINES, most)
+def _levels(rows: Sequence[Row]) -> Callable[[float], tuple[float, float]]:
+    """Return how many workers are billed at a time, twice: nothing else is drawn."""
     starts = [row.begins_s for row in rows]
-    tops = []
-    for column in range(COLUMNS):
-        middle = (column + 0.5) * seconds / COLUMNS
-        index = max(i for i, start in enumerate(starts) if i == 0 or start <= middle)
-        tops.append(-(-rows[index].n_workers * height // most))
-    width = len(str(most))
-    lines = [
-        f" {most if line == height else '':>{width}} |"
-        + "".join(" #"[top >= line] for top in tops).rstrip()
-        for line in range(height, 0, -1)
-    ]
-    end = span(seconds)
-    axis = f" {'0':>{width}} +{'-' * COLUMNS}"
-    return [*lines, axis, " " * (width + 3) + "0 s" + end.rjust(COLUMNS - 3)]
 
+    def at(seconds: float) -> tuple[float, float]:
+        n_workers = rows[max(0, bisect_right(starts, seconds) - 1)].n_workers
+        return n_workers, n_workers
 
-def _svg(rows: Sequence[Row]) -> str:
-    most, seconds = max(row.n_workers for row in rows), sum(row.lasts_s for row in rows)
-    bars = []
-    for row in rows:
-        x, width = (WIDTH_PX * s / seconds for s in (row.begins_s, row.lasts_s))
-        height = HEIGHT_PX * row.n_workers / most
-        told = f"{row.n_workers} workers for {span(row.lasts_s)}"
-        bars.append(
-            f'<rect x="{x:.1f}" y="{HEIGHT_PX - height:.1f}" width="{width:.1f}" '
-            f'height="{height:.1f}"><title>{told}</title></rect>'
-        )
-    text = f"up to {most} workers over {span(seconds)}"
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH_PX}" height="{HEIGHT_PX}" '
-        f'role="img" aria-label="{text}" fill="#4c78a8">{"".join(bars)}</svg><p>{text}</p>'
-    )
+    return at

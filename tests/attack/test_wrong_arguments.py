@@ -198,8 +198,12 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "deadline=float('nan')": (SEARCH, "deadline must be above 0", "nan"),
     "budget='cheap'": (SEARCH, "budget='cheap'", '"30 worker-minutes"'),
     "budget='3 USD'": (SEARCH, "is money", "price_per_worker_hour="),
-    "budget=60, price_per_worker_hour='2'": (SEARCH, "price_per_worker_hour must be", "got '2'"),
+    "budget=60, price_per_worker_hour='2'": (
+        SEARCH, "cannot read price_per_worker_hour='2'", '"2.50 USD"'),
     "price_per_worker_hour=-1": (SEARCH, "price_per_worker_hour must be", "got -1"),
+    "price_per_worker_hour=2.5": (SEARCH, "has no currency", 'write "2.5 USD"'),
+    "budget='3 USD', price_per_worker_hour='2 EUR'": (
+        SEARCH, "the budget is in USD, and price_per_worker_hour is 2 EUR", "in one currency"),
     "worker_timeout='x'": (SEARCH, "worker_timeout='x' is no time", '"10 min"'),
     "worker_timeout=None": (SEARCH, "worker_timeout=None is no time", '"10 min"'),
     "worker_timeout=0": (SEARCH, "worker_timeout must be above 0", "got 0"),
@@ -420,10 +424,10 @@ def searched(folder: Path, **changes: Any) -> dict[str, Any]:
 ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "numbers of numpy": (
         {"replicas": np.int64(2), "seed": np.int32(3), "deterministic": np.bool_(True),
-         "deadline": np.float32(60), "budget": np.int64(90), "worker_timeout": np.float64(2),
+         "deadline": np.float32(60), "budget": "3 EUR", "worker_timeout": np.float64(2),
          "unit_timeout": np.int64(9), "price_per_worker_hour": np.float64(2)},
-        {"replicas": 2, "seed": 3, "deterministic": True, "deadline_s": 60.0, "budget_s": 90.0,
-         "unit_timeout_s": 9.0, "price_per_worker_hour": 2.0},
+        {"replicas": 2, "seed": 3, "deterministic": True, "deadline_s": 60.0, "budget_s": 5400.0,
+         "unit_timeout_s": 9.0, "price_per_worker_hour": 2.0, "currency": "EUR"},
     ),
     "times": (
         {"deadline": datetime.timedelta(minutes=2), "unit_timeout": "1 min",

@@ -99,7 +99,7 @@ def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) ->
     flow = SEER("15 s", 40, reduction_factor=2, max_workers=1, min_stage=3, mode="paper")
     assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
     with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
-        limits = {"deadline": "15 s", "budget": 40, "price_per_worker_hour": 3.6}
+        limits = {"deadline": "15 s", "budget": 40, "price_per_worker_hour": "3.60 USD"}
         run = search(flow, cluster=cluster, **limits)
         assert max(sizes(client)) == 4
         assert len(there(client)) == len(cluster.worker_spec) == 1  # as it was

@@ -95,11 +95,12 @@ def test_a_node_is_billed_until_its_last_worker_goes():
     ("value", "price", "worker_seconds"),
     [
         (90, None, 90),
-        (2.5, 3.0, 2.5),
+        (2.5, "3.0 EUR", 2.5),
         ("30 worker-minutes", None, 1800),
         ("1.5 Worker-Hour", None, 5400),
-        ("1worker-s", 2.0, 1),
+        ("1worker-s", "2 USD", 1),
         ("12.50 USD", 2.5, 18000),
+        ("12.50 USD", " 2.5 USD", 18000),
         (" 5€ ", 10.0, 1800),
     ],
 )
@@ -107,7 +108,8 @@ def test_budgets_are_read(value, price, worker_seconds):
     budget = read_budget(value, price)
     assert budget.worker_seconds == worker_seconds
     money = budget.money(worker_seconds)
-    assert money == (None if price is None else pytest.approx(worker_seconds / 3600 * price))
+    per_hour = None if price is None else float(str(price).split()[0])
+    assert money == (None if price is None else pytest.approx(worker_seconds / 3600 * per_hour))
 
 
 @pytest.mark.parametrize(
@@ -123,6 +125,11 @@ def test_budgets_are_read(value, price, worker_seconds):
         ("0 worker-hours", None, "above 0"),
         ("30 worker-things", None, "is no time"),
         (60, 0.0, "price_per_worker_hour must"),
+        (60, 2.5, 'price_per_worker_hour=2.5 has no currency: write "2.5 USD"'),
+        (60, "2.5", 'write a text like "2.50 USD"'),
+        (60, "0 USD", "must be above 0"),
+        ("5 USD", "2.5 EUR", "the budget is in USD, and price_per_worker_hour is 2.5 EUR"),
+        ("5 $", "2.5 USD", "in one currency"),
         ("5 USD", -1.0, "price_per_worker_hour must"),
         ("30 minutes", None, '"30 worker-minutes"'),
         ("1.2.3 USD", 1.0, "cannot read"),

@@ -26,6 +26,7 @@ from dagsel.flows import (
 )
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.planning.budget import Budget
+from dagsel.planning.prices import Price
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from dagsel.views.preview import Preview
@@ -92,7 +93,9 @@ def test_what_the_rounding_leaves_over_is_in_the_preview_too() -> None:
 
 def test_a_fixed_cluster() -> None:
     flow = RandomSearch(max_epochs=3, n_trials=8)
-    told = dagsel.preview(flow, epoch_seconds="1 min", n_workers=4, price_per_worker_hour=2.5)
+    told = dagsel.preview(
+        flow, epoch_seconds="1 min", n_workers=4, price_per_worker_hour="2.50 USD"
+    )
     assert told.source == "simulation"
     assert (told.seconds, told.worker_minutes, told.n_workers) == (360.0, 24.0, 4)
     assert (told.n_trials, told.money) == (8, 1.0)
@@ -149,7 +152,7 @@ def test_a_stage_of_a_simulation_is_a_span_with_as_many_workers() -> None:
 def test_a_run_that_costs_too_much_is_ended(name: str, budget: str) -> None:
     flow, cluster = SIMULATED.get(name, (PLANNED.get(name), None))
     assert flow is not None
-    known: dict[str, Any] = {"price_per_worker_hour": 2.5}
+    known: dict[str, Any] = {"price_per_worker_hour": "2.50 USD"}
     if cluster is not None:
         known |= {"epoch_seconds": 30, "cluster": cluster}
     limit = {"10 worker-minutes": 600.0, "60 worker-minutes": 3600.0, "1.25 USD": 1800.0}[budget]
@@ -158,7 +161,7 @@ def test_a_run_that_costs_too_much_is_ended(name: str, budget: str) -> None:
     assert told.ends_early == (whole.worker_seconds > limit)
     assert told.worker_seconds == pytest.approx(min(limit, whole.worker_seconds), rel=0.01)
     assert told.worker_seconds <= limit * (1 + 1e-9)
-    assert told.currency == ("USD" if "USD" in budget else "")
+    assert told.price == Price(2.5, "USD")
 
 
 @pytest.mark.parametrize("name", PLANNED)
@@ -182,11 +185,11 @@ def test_a_deadline_ends_it(known: dict[str, Any]) -> None:
 
 def test_money_is_shown_with_a_price_only() -> None:
     flow = PLANNED["SEER"]
-    assert "money" not in repr(dagsel.preview(flow))
-    told = dagsel.preview(flow, price_per_worker_hour=3.0)
+    assert "USD" not in repr(dagsel.preview(flow))
+    told = dagsel.preview(flow, price_per_worker_hour="3 USD")
     assert told.money == pytest.approx(told.worker_minutes / 20)
     head, *rows = repr(told).splitlines()[1:5]
-    assert head.endswith("money")
+    assert head.endswith("USD")
     amounts = [float(row.split()[-1]) for row in rows]
     assert sum(amounts) == pytest.approx(told.money, abs=0.02)
     assert "EUR" in repr(dagsel.preview(flow, price_per_worker_hour=3.0, budget="5 EUR"))
@@ -195,18 +198,18 @@ def test_money_is_shown_with_a_price_only() -> None:
 def test_the_price_and_the_currency_may_be_the_flows() -> None:
     told = dagsel.preview(SEER("10 min", "12 USD", price_per_worker_hour=2.5))
     assert told.money == pytest.approx(told.worker_minutes / 60 * 2.5)
-    assert (told.currency, round(told.money or 0)) == ("USD", 12)
+    assert (told.price, round(told.money or 0)) == (Price(2.5, "USD"), 12)
     assert dagsel.preview(PLANNED["SEER"]).money is None
 
 
 def test_a_flow_around_a_flow_keeps_its_price() -> None:
     flow = SEER("10 min", "12.50 USD", price_per_worker_hour=2.5)
     told, around = dagsel.preview(flow), dagsel.preview(ByConvergence(ByConvergence(flow)))
-    assert (around.money, around.currency) == (told.money, "USD")
+    assert (around.money, around.price) == (told.money, Price(2.5, "USD"))
     assert told.money == pytest.approx(12.5, rel=0.05)
     assert limits_of(ByConvergence(flow).traits, None, None, None) == (
         600.0,
-        Budget(12.5 / 2.5 * 3600, 2.5, "USD"),
+        Budget(12.5 / 2.5 * 3600, Price(2.5, "USD"), 12.5),
     )
 
 
@@ -292,6 +295,12 @@ def test_nothing_is_started() -> None:
         (PLANNED["SEER"], {"deadline": 0}, "deadline must be above 0 and finite, got 0"),
         (PLANNED["SEER"], {"budget": "5 USD"}, "what a worker costs is not known"),
         (PLANNED["SEER"], {"price_per_worker_hour": -1.0}, "price_per_worker_hour must be"),
+        (PLANNED["SEER"], {"price_per_worker_hour": 2.5}, 'has no currency: write "2.5 USD"'),
+        (
+            SEER("10 min", "12 USD", price_per_worker_hour=2.5),
+            {"price_per_worker_hour": "3 USD"},
+            "planned its budget at 2.5 USD an hour of a worker, and price_per_worker_hour is 3 USD",
+        ),
         (
             RandomSearch(3, 8),
             {"epoch_seconds": 60, "cluster": TROUBLED, "budget": 100},

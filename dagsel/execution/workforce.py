@@ -1,0 +1,195 @@
+"""The workers of a run: what the cluster was asked for, who came, how soon, and what it costs."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from dagsel.execution.elastic import ClusterDriver
+from dagsel.planning.budget import Bill
+from dagsel.planning.capacity import ClusterCapacity
+
+#: A cluster that has fewer workers than it should is asked for them again after so long.
+ASK_AGAIN_S = 10.0
+
+logger = logging.getLogger("dagsel")
+
+
+@dataclass(slots=True)
+class Workforce:
+    """The workers of a run. Dask's event loop, the search and the driver's thread all change it."""
+
+    driver: ClusterDriver | None  # lets the cluster grow and shrink; None if nobody may
+    capacity: ClusterCapacity  # what the cluster can have; what is measured replaces what was told
+    now: Callable[[], float]
+    n_first: int = 1  # workers to ask for if there is none
+    there: set[str] = field(default_factory=set)  # workers that can run units
+    leaving: set[str] = field(default_factory=set)
+    _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
+    _found: frozenset[str] = frozenset()  # workers that were there before the run
+    _n_before: int | None = None  # workers that the cluster was to have before we changed it
+    _n_wanted: int | None = None  # workers that it is to have; None if nobody has said
+    _n_asked: int | None = None  # workers that were asked for again
+    _asked_at: float = -math.inf  # unless one has been lost since
+    _requests: deque[float] = field(default_factory=deque)  # of workers that have not come
+    _bill: Bill = field(default_factory=Bill)
+    _writing: threading.Lock = field(default_factory=threading.Lock)  # on bill and capacity
+
+    @property
+    def bill(self) -> Bill:
+        """What the workers have cost so far."""
+        with self._writing:
+            return self._bill
+
+    @property
+    def staying(self) -> set[str]:
+        """Workers that are there and not about to leave."""
+        return self.there - self.leaving
+
+    @property
+    def surplus(self) -> int | None:
+        """Workers that shall stay, if more are there; one may have come after it was given up."""
+        n = self._n_wanted
+        return n if n is not None and len(self.staying) > n else None
+
+    def begin(self, names: Mapping[str, str], began: float) -> None:
+        """Begin with the workers that are there; `names` has their names by address."""
+        node_size = 1 if self.driver is None else self.driver.node_size
+        own_since = None if self.driver is None else self.driver.own_since
+        self._found = frozenset(names)
+        self._bill = Bill(node_size, at=began)
+        since = began if own_since is None else max(began, own_since)
+        for worker, name in names.items():
+            self._bill = self._bill.join(worker, at=since, node=self._node_of(name))
+        if own_since is not None:
+            self._requests.extend([since] * len(names))
+
+    def miss(self, worker: str) -> None:
+        """Note that a worker has gone; nobody may have heard that it was there."""
+        for known in (self.there, self.leaving, self._retiring):
+            known.discard(worker)
+        self._asked_at = -math.inf
+        self._write(lambda bill, at: bill.leave(worker, at=at))
+
+    def join(self, worker: str, name: str) -> None:
+        """Note that a worker has come and can run units."""
+        node = self._node_of(name)
+        self._write(lambda bill, at: bill.join(worker, at=at, node=node))
+        self.there.add(worker)
+        is_own = self.driver is not None and self.driver.own_since is not None
+        if self._requests and (is_own or worker not in self._found):
+            self._learn(startup_s=self.now() - self._requests.popleft())
+
+    def drain(self, worker: str, *, retire: bool) -> None:
+        """Note that a worker is about to leave; `retire` says that the cluster shall close it."""
+        self.leaving.add(worker)
+        if retire:
+            self._retiring.add(worker)
+        else:
+            self._asked_at = -math.inf
+
+    def retire(self, worker: str) -> None:
+        """Close a worker that holds nothing of the run any more, if the cluster shall do so."""
+        if self.driver is not None and worker in self._retiring:
+            self.driver.retire([worker])
+
+    def want(self, n_workers: int) -> str:
+        """Have so many workers, as far as there can be so many; return why it cannot be."""
+        why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
+        if why_not:
+            return f"{n_workers} workers were wanted, and {len(self.staying)} are there: {why_not}"
+        most = self.capacity.most_in_nodes
+        self._n_wanted = max(1, n_workers if most is None else min(n_workers, most))
+        self._grow(self._n_wanted)
+        if self._n_wanted < n_workers:
+            return f"{n_workers} workers were wanted, and the cluster can have {most}"
+        return ""
+
+    def ask_again(self) -> None:
+        """Ask for workers in the place of those that were lost, or if there is none.
+
+        A cluster may be late to notice that a machine is gone, and starts no other one by itself.
+        """
+        if (
+            len(self.staying) < (self._n_wanted or 1)
+            and self.now() - self._asked_at > ASK_AGAIN_S
+            and self.driver is not None
+            and self.driver.can_scale
+        ):
+            # What the cluster was told first: now it may have places for those that leave as well.
+            n = self._n_wanted or self._n_asked or max(self.n_first, self.driver.wanted)
+            most = self.capacity.most_in_nodes
+            self._n_asked = n if most is None else min(n, most)
+            self._grow(self._n_asked)
+
+    def give_back(self, there: Callable[[], set[str]]) -> None:
+        """Leave the cluster as large as it was, without the workers that came for this run.
+
+        `there` returns the workers that the cluster has.
+        """
+        driver = self.driver
+        if driver is None:
+            return
+        if self._n_before is not None:
+            driver.grow(self._n_before)
+        is_done = driver.close()
+        if is_done and self._n_before is not None:  # now none is closing any more
+            n_over = driver.wanted - self._n_before
+            driver.retire(sorted(there(), key=self._stays)[: max(0, n_over)])
+            is_done = driver.close()
+        if not is_done:
+            logger.warning("the cluster is still being scaled")
+
+    def end(self) -> None:
+        """Bill nothing from now on."""
+        self._write(lambda bill, at: replace(bill.ask(0, at=at), nodes={}))
+
+    def _node_of(self, name: str) -> str:
+        return name if self.driver is None else self.driver.node_of(name)
+
+    def _stays(self, worker: str) -> tuple[bool, bool, str]:
+        """Rank a worker: those that leave anyway go first, those that were there before last."""
+        return worker not in self.leaving, worker in self._found, worker
+
+    def _grow(self, n_workers: int) -> None:
+        driver = self.driver
+        assert driver is not None
+        self._asked_at = self.now()
+        if self._n_before is None:
+            self._n_before = driver.wanted
+
+        def on_grown() -> None:  # a cluster may have taken fewer
+            n_taken = min(n_workers, driver.wanted)
+            self._write(lambda bill, at: bill.ask(n_taken, at=at))
+            if driver.most is not None:
+                self._learn(most=driver.most)
+
+        self._expect(n_workers - len(self.staying))
+        self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
+        driver.on_grown = on_grown
+        driver.grow(n_workers, besides=self.leaving)
+
+    def _expect(self, n_workers: int) -> None:
+        """Note that so many are to come: those that were asked for first come first."""
+        while len(self._requests) > max(0, n_workers):
+            self._requests.pop()
+        while len(self._requests) < n_workers:
+            self._requests.append(self.now())
+
+    def _learn(self, *, startup_s: float | None = None, most: int | None = None) -> None:
+        """Replace what was told of the cluster by what has happened."""
+        with self._writing:
+            if startup_s is not None:
+                self.capacity = replace(self.capacity, startup_s=startup_s)
+            if most is not None:
+                known = self.capacity.most_workers
+                most = most if known is None else min(most, known)
+                self.capacity = replace(self.capacity, most_workers=max(1, most))
+
+    def _write(self, change: Callable[[Bill, float], Bill]) -> None:
+        with self._writing:
+            self._bill = change(self._bill, self.now())

@@ -1,0 +1,150 @@
+"""The course of a run: what it had taken at each moment, and how many workers it had."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple, TypeAlias
+
+#: What happened at a moment: a session began, a flow let trials train and asked to be woken, as it
+#: does when a stage begins, or the workers were released.
+Mark: TypeAlias = Literal["", "session", "stage", "end"]
+#: If there are more spans, neighbours are shown as one.
+MOST_SPANS = 12
+#: Equal parts in which a run is shown if the number of its workers never changes.
+N_PARTS = 4
+_NOTHING_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a run had taken at a moment, and its workers."""
+
+    seconds: float  # since the run began
+    worker_seconds: float  # billed until then
+    n_workers: int  # that were there, as the flow was told
+    n_wanted: int | None = None  # by the flow; None if it has not said
+    mark: Mark = ""
+
+
+class TrainedSpan(NamedTuple):
+    """When a trial trained: seconds since the run began, by the worker's clock."""
+
+    trial: int
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class BilledSpan:
+    """A span of time in which the same number of workers was billed, or about the same."""
+
+    start: float
+    stop: float
+    n_workers: int  # the most at a time
+    cost: float  # worker-seconds
+
+    def parts(self, n: int) -> list[BilledSpan]:
+        """Divide it equally."""
+        length = (self.stop - self.start) / n
+        starts = [self.start + i * length for i in range(n)]
+        return [BilledSpan(s, s + length, self.n_workers, self.cost / n) for s in starts]
+
+    def __add__(self, other: BilledSpan) -> BilledSpan:
+        most = max(self.n_workers, other.n_workers)
+        return BilledSpan(self.start, other.stop, most, self.cost + other.cost)
+
+    def excess(self, other: BilledSpan) -> float:
+        """Return the worker-seconds that are drawn too many if both are shown as one."""
+        most = max(self.n_workers, other.n_workers)
+        return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
+
+
+def billed_spans(costs: Sequence[tuple[float, float]]) -> list[BilledSpan]:
+    """Return the spans in each of which the same number of workers is billed.
+
+    If there are many, neighbours are one, first those for which it is least wrong. If there is
+    one, it is shown in equal parts.
+
+    Parameters
+    ----------
+    costs
+        Pairs of time and the worker-seconds that are billed until then, in their order.
+
+    Examples
+    --------
+    >>> billed_spans([(0.0, 0.0), (1.0, 2.0), (2.0, 4.0), (5.0, 7.0)])
+    [BilledSpan(start=0.0, stop=2.0, n_workers=2, cost=4.0), \
+BilledSpan(start=2.0, stop=5.0, n_workers=1, cost=3.0)]
+    """
+    spans = [
+        BilledSpan(start, stop, math.ceil((after - before) / (stop - start) - 1e-6), after - before)
+        for (start, before), (stop, after) in pairwise(costs)
+        if stop - start > _NOTHING_S
+    ]
+    while len(spans) > 1:
+        excess, at = min((a.excess(b), at) for at, (a, b) in enumerate(pairwise(spans)))
+        if excess > 0 and len(spans) <= MOST_SPANS:
+            break
+        spans[at : at + 2] = [spans[at] + spans[at + 1]]
+    return spans if len(spans) != 1 else spans[0].parts(N_PARTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The moments of a run in their order, of which there is at least one; time never goes back."""
+
+    moments: Sequence[Moment]
+
+    @property
+    def begin(self) -> float:
+        """When the run began: 0, unless what came before was not written down."""
+        return self.moments[0].seconds
+
+    @property
+    def search_end(self) -> Moment:
+        """The last moment before the workers were released."""
+        is_released = self.end.mark == "end" and len(self.moments) > 1
+        return self.moments[-2 if is_released else -1]
+
+    @property
+    def end(self) -> Moment:
+        """The last moment."""
+        return self.moments[-1]
+
+    def cost(self, seconds: float) -> float:
+        """Return the worker-seconds that were billed until a time."""
+        at = bisect_right(self.moments, seconds, key=_seconds)
+        if at in (0, len(self.moments)):
+            return 0.0 if at == 0 else self.end.worker_seconds
+        a = self.moments[at - 1]
+        return a.worker_seconds + self._rate(at) * (seconds - a.seconds)
+
+    def n_billed(self, seconds: float) -> float:
+        """Return how many workers were billed at a time, on average since the moment before."""
+        at = bisect_right(self.moments, seconds, key=_seconds)
+        return 0.0 if at in (0, len(self.moments)) else self._rate(at)
+
+    def _rate(self, at: int) -> float:
+        a, b = self.moments[at - 1 : at + 1]
+        return (b.worker_seconds - a.worker_seconds) / (b.seconds - a.seconds)
+
+    def between(self, start: float, stop: float) -> list[Moment]:
+        """Return the moment that holds at the start of a span, and those in it."""
+        first = max(0, bisect_right(self.moments, start, key=_seconds) - 1)
+        return [m for m in self.moments[first:] if m.seconds < stop]
+
+    def bars(self) -> list[tuple[float, float, float]]:
+        """Return spans as a drawing has them: begin, length, workers that are billed."""
+        return [
+            (a.seconds, b.seconds - a.seconds, self._rate(at))
+            for at, (a, b) in enumerate(pairwise(self.moments), 1)
+            if b.seconds - a.seconds > _NOTHING_S
+        ]
+
+
+def _seconds(moment: Moment) -> float:
+    return moment.seconds

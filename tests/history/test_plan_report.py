@@ -1,0 +1,338 @@
+"""`Run.plan`: what was done adds up to the bill, and each difference has its sentence."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.dispatch.units import Unit
+from dagsel.flow import Asked, Context, Finish, Scale, Stop, Train, Wake, WorkersChanged
+from dagsel.flows import ASHA
+from dagsel.history.course import Moment
+from dagsel.history.plan_report import PlanReport
+from dagsel.history.plan_rows import planned_stages
+from dagsel.history.record import Record
+from dagsel.messages import SessionBegun, Turn, UnitRecord
+from dagsel.planning.budget import Budget
+from dagsel.planning.capacity import Plan, PlannedStage
+from dagsel.planning.prices import Price
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
+
+BEGAN_AT = 1_000_000.0  # seconds since 1970
+
+
+class Story:
+    """Makes the record of a run as its journal would: time passes, and some workers are billed."""
+
+    def __init__(self) -> None:
+        self.record = Record("told", n_shards=1, direction="maximize")
+        self.seconds = self.cost = 0.0
+        self.record.add(SessionBegun(BEGAN_AT, 0.0))
+
+    def wait(self, until: float, billed: float) -> Story:
+        self.cost += (until - self.seconds) * billed
+        self.seconds = until
+        return self
+
+    def turn(self, event: Any, *decisions: Any, **about: Any) -> Story:
+        spent = {"seconds": self.seconds, "worker_seconds": self.cost}
+        self.record.add(Turn(event, decisions, **spent, **about))
+        return self
+
+    def begin(self, n_trials: int, *decisions: Any, n_workers: int = 1) -> Story:
+        self.turn(None, *decisions, context=Context(n_workers, "maximize"))
+        trials = range(n_trials)
+        trains = [Train(trial, 9) for trial in trials]
+        params = {trial: {} for trial in trials}
+        return self.turn(Asked(tuple(trials)), *trains, params=params)
+
+    def trained(self, trial: int, lasted: float) -> Story:
+        stop = BEGAN_AT + self.seconds
+        work = (Unit("train", trial, 1, 0), "w", 0, stop - lasted, stop, False)
+        self.record.add(UnitRecord(*work, seconds=self.seconds, worker_seconds=self.cost))
+        return self
+
+    def ended(self, seconds: float, billed: float) -> Story:
+        self.wait(seconds, billed)
+        told = (self.seconds, self.cost, self.record.n_workers, self.record.wanted)
+        self.record.worker_seconds = self.cost
+        self.record.course.append(Moment(*told, "end"))
+        return self
+
+    def report(self, deadline_s: float | None = None, budget: Budget | None = None) -> PlanReport:
+        return PlanReport.of(self.record, deadline_s, budget)
+
+
+def plan(*stages: tuple[float, float, int, int], startup_s: float = 3.0, reason: str = "") -> Plan:
+    made = tuple(PlannedStage(begin, lasts, n, (trials,)) for begin, lasts, n, trials in stages)
+    return Plan(made, (1,), startup_s, reason)
+
+
+def one_lost() -> Story:
+    """Tell of four workers that come late, and of which one is lost in the second stage."""
+    story = Story().wait(0.2, 0)
+    first = plan((3.2, 16.8, 4, 8), (20.0, 40.0, 4, 4), reason="there may be 4 workers")
+    story.begin(8, Scale(4), first, Wake(20.0), n_workers=0)
+    story.wait(4.3, 4).turn(WorkersChanged(4))
+    story.wait(5.3, 4)
+    for trial in range(8):
+        story.trained(trial, 1.0)
+    story.wait(20.4, 4)
+    stops = [Stop(trial, "stage 1: not among the best") for trial in range(4, 8)]
+    story.turn(None, *stops, *(Train(trial, 1) for trial in range(4)), Wake(60.0))
+    story.wait(31.0, 4).turn(WorkersChanged(3))
+    story.wait(34.0, 4).trained(0, 2.0)
+    story.wait(58.0, 3)
+    for trial in range(1, 4):
+        story.trained(trial, 30.0)
+    story.turn(None, Finish())
+    return story.ended(58.8, 3)
+
+
+def test_what_was_planned_and_done_stand_side_by_side() -> None:
+    report = one_lost().report(60.0, Budget(240.0))
+    title, *lines = repr(report).splitlines()
+    assert title == "<Run told: 58 s of 60 s, 3.49 of 4 worker-minutes"
+    assert (
+        "\n".join(lines[:13])
+        == """\
+         planned                                     | done
+         begins   lasts  trials  workers  worker-min | begins   lasts  trials  workers  worker-min
+ start      0 s   3.2 s             3.75         0.2 |    0 s   4.3 s             3.81       0.273
+ stage 1  3.2 s  16.8 s       8        4        1.12 |  4.3 s  16.1 s       8        4        1.07
+ stage 2   20 s    40 s       4        4        2.67 | 20.4 s  37.6 s       4     3.36        2.11
+ release                                             |   58 s   0.8 s                3        0.04
+ total             60 s       8                 3.99 |         58.8 s       8                 3.49
+
+ 4 |##################################..........................
+   |###########################################################.
+   |###########################################################.
+   |###########################################################.
+ 0 +------------------------------------------------------------"""
+    )
+    assert lines[13:15] == [
+        "    0 s                                                     60 s",
+        "   workers: # planned and billed, . only planned, + only billed",
+    ]
+
+
+def test_each_difference_has_a_sentence() -> None:
+    report = one_lost().report(60.0, Budget(240.0))
+    assert report.differences == (
+        "Planned at 0.2 s: there may be 4 workers.",
+        "The 4 workers that were asked for at 0.2 s came after 4.1 s, 3 s were planned.",
+        "The first unit began after 4.3 s, 3.2 s were planned.",
+        "The start was billed 16.4 worker-seconds, 12 were planned.",
+        "Stage 1 began at 4.3 s, 1.1 s later than planned.",
+        "Stage 1 lasted 16.1 s, not 16.8 s.",
+        "Stage 1 was billed 64.4 worker-seconds, 67.2 were planned.",
+        "Stage 2 lasted 37.6 s, not 40 s.",
+        "Stage 2 had 3 to 4 workers, not 4: one was lost at 31 s and its place was billed until "
+        "34 s.",
+        "Stage 2 was billed 126 worker-seconds, 160 were planned.",
+        "The release of the workers took 0.8 s and 2.4 worker-seconds.",
+        "30.4 worker-seconds of 240 were not used: the search ended at 58 s.",
+    )
+
+
+def test_what_a_budget_in_money_has_bought_is_in_the_table() -> None:
+    report = one_lost().report(None, Budget(240.0, Price(2.5, "USD")))
+    assert report.money == pytest.approx((58 - 0.2) * 4 / 3600 * 2.5, abs=0.02)
+    assert "0.15 USD" in repr(report).splitlines()[0]
+    assert repr(report).splitlines()[2].count("USD") == 2
+    assert "<th>USD, planned</th>" in report._repr_html_()
+
+
+def test_a_notebook_shows_the_same() -> None:
+    report = one_lost().report(60.0, Budget(240.0))
+    shown = report._repr_html_()
+    for sentence in report.differences:
+        assert f"<li>{sentence}</li>" in shown
+    assert shown.count("<tr>") == len(report.rows) + 2
+    assert shown.count('fill="none"') == len(report.planned) == 3
+    assert shown.count("<rect") == len(report.planned) + len(report.billed)
+
+
+def test_a_run_as_planned_has_no_differences() -> None:
+    story = Story().begin(1, plan((0.0, 10.0, 1, 1), startup_s=0.0), Wake(10.0))
+    story.wait(10.0, 1).trained(0, 10.0).turn(None, Finish())
+    report = story.report(10.0, Budget(10.0))
+    assert report.differences == ()
+    assert report.rows[0].planned == report.rows[0].done
+
+
+def test_a_lost_worker_that_is_replaced_is_billed_on() -> None:
+    story = Story().begin(2, Scale(2), plan((0.0, 10.0, 2, 2), startup_s=0.0), n_workers=2)
+    story.wait(4.0, 2).turn(WorkersChanged(1)).wait(6.0, 2).turn(WorkersChanged(2)).wait(10.0, 2)
+    story.trained(0, 10.0).trained(1, 10.0).turn(None, Finish())
+    (told,) = story.report().differences
+    assert told == (
+        "Stage 1 had 1 to 2 workers, not 2: one was lost at 4 s and its place was billed on; "
+        "another one was there at 6 s."
+    )
+
+
+def test_workers_that_never_came_are_told() -> None:
+    story = Story().begin(2, Scale(3), plan((0.0, 10.0, 3, 2), startup_s=1.0), n_workers=1)
+    story.wait(2.0, 3).turn(WorkersChanged(2)).wait(10.0, 3)
+    story.trained(0, 10.0).trained(1, 10.0).turn(None, Finish())
+    assert story.report(10.0, Budget(30.0)).differences == (
+        "Of the 2 workers that were asked for at 0 s only 1 came while so many were wanted.",
+        "Stage 1 had 1 to 2 workers, not 3: only 1 was there to its end.",
+    )
+
+
+def test_a_plan_that_is_made_again_replaces_the_rest_of_the_first() -> None:
+    first = plan((0.0, 4.0, 2, 4), (4.0, 6.0, 1, 1), startup_s=0.0)
+    again = plan((3.0, 7.0, 1, 2), startup_s=0.0, reason="a unit takes 2 s, not 1 s")
+    story = Story().begin(4, first, Wake(4.0), n_workers=2).wait(3.0, 2)
+    for trial in range(4):
+        story.trained(trial, 3.0)
+    story.turn(None, Train(0, 1), Scale(1), again, Wake(10.0)).turn(WorkersChanged(1))
+    story.wait(10.0, 1).trained(0, 5.0).trained(1, 5.0).turn(None, Finish())
+    report = story.report(10.0, Budget(13.0))
+    assert [row.planned.lasts_s for row in report.rows if row.planned] == [3.0, 7.0]
+    assert report.differences[0] == "Planned again at 3 s: a unit takes 2 s, not 1 s."
+    assert sum(row.planned.worker_seconds for row in report.rows if row.planned) == 13.0
+
+
+def test_a_stage_that_did_not_begin_is_told() -> None:
+    story = Story().begin(1, plan((0.0, 4.0, 1, 1), (6.0, 4.0, 1, 1), startup_s=0.0))
+    story.wait(4.0, 1).trained(0, 4.0).turn(None, Finish())
+    report = story.report(10.0, Budget(8.0))
+    assert report.rows[-1].done is None
+    assert report.differences == (
+        "Stage 2 did not begin: 6 s was its planned begin.",
+        "4 worker-seconds of 8 were not used: the search ended at 4 s.",
+    )
+
+
+def test_a_bill_above_the_budget_and_a_late_end_are_told() -> None:
+    story = Story().begin(1).wait(12.0, 1).trained(0, 12.0).turn(None, Finish()).ended(13.0, 1)
+    assert story.report(10.0, Budget(10.0)).differences == (
+        "The search ended 2 s after the deadline of 10 s.",
+        "The release of the workers took 1 s and 1 worker-seconds.",
+        "The bill is 3 worker-seconds above the budget of 10.",
+    )
+
+
+def test_another_session_is_told_with_what_its_start_has_cost() -> None:
+    story = Story().begin(1).wait(5.0, 1).trained(0, 5.0)
+    story.record.add(SessionBegun(BEGAN_AT + 100.0, 5.0))
+    story.wait(8.0, 2)
+    work = (Unit("train", 0, 2, 0), "w", 0, BEGAN_AT + 102.0, BEGAN_AT + 103.0, False)
+    story.record.add(UnitRecord(*work, seconds=8.0, worker_seconds=story.cost))
+    story.turn(None, Finish())
+    assert story.report().differences == (
+        "Another session went on at 5 s; its first unit began at 7 s, after 4 worker-seconds.",
+    )
+
+
+# ---- laws, for any run
+
+tenths = st.integers(0, 500).map(lambda n: n / 10)  # of a second
+spans = st.lists(
+    st.tuples(
+        tenths,  # how long it lasts
+        st.integers(0, 5),  # workers that are billed
+        st.integers(1, 5),  # workers that are there after it
+        st.none() | st.integers(1, 5),  # workers that are wanted from then on
+        st.none() | st.tuples(st.integers(0, 3), tenths),  # a trial that trained
+        st.booleans(),  # whether a stage begins
+        st.booleans(),  # whether another session begins
+    ),
+    max_size=12,
+)
+stages = st.lists(
+    st.tuples(tenths.filter(bool), st.integers(1, 5), st.integers(1, 9)), min_size=1, max_size=4
+)
+
+
+def any_plan(begin: float, drawn: list[tuple[float, int, int]]) -> Plan:
+    made = []
+    for lasts, n_workers, n_trials in drawn:
+        made.append((begin, lasts, n_workers, n_trials))
+        begin += lasts
+    return plan(*made, reason="drawn")
+
+
+@settings(deadline=None)
+@given(spans, st.lists(stages, max_size=2), tenths, st.none() | tenths)
+def test_what_is_done_adds_up_to_the_time_and_the_bill(
+    drawn: list[Any], plans: list[Any], first: float, release: float | None
+) -> None:
+    story = Story().wait(first, 1)
+    story.begin(4, *(any_plan(first, made) for made in plans[:1]))
+    for number, (lasts, billed, there, wanted, trained, stage, session) in enumerate(drawn):
+        story.wait(story.seconds + lasts, billed)
+        story.turn(WorkersChanged(there), *([] if wanted is None else [Scale(wanted)]))
+        if trained is not None:
+            story.trained(*trained)
+        if stage:
+            story.turn(None, Train(0, 1), Wake(story.seconds + 9))
+        if session:
+            story.record.add(SessionBegun(BEGAN_AT + story.seconds, story.seconds))
+        if number == 2 and len(plans) > 1:
+            story.turn(None, any_plan(story.seconds, plans[1]))
+    if release is not None:
+        story.ended(story.seconds + release, 2)
+    report = story.report(60.0, Budget(120.0, Price(1.0, "EUR")))
+    done = [row.done for row in report.rows if row.done is not None]
+    assert report.worker_seconds == pytest.approx(story.cost)
+    assert report.seconds == pytest.approx(story.seconds)
+    assert all(one.lasts_s >= 0 and one.worker_seconds >= -1e-9 for one in done)
+    for before, after in pairwise(done):
+        assert after.begins_s == pytest.approx(before.ends_s)
+    assert all(one.n_workers <= 5 + 1e-6 for one in done if one.lasts_s > 1e-3)
+    assert repr(report).startswith("<Run told")
+    assert report._repr_html_().count("<li>") == len(report.differences)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(tenths, stages), min_size=1, max_size=3))
+def test_each_time_has_the_stage_that_was_planned_last(drawn: list[Any]) -> None:
+    made = sorted(drawn, key=lambda pair: pair[0])
+    plans = [(at, any_plan(at, stages)) for at, stages in made]
+    kept = planned_stages(plans)
+    for one, other in pairwise(kept):
+        assert one.begins_s + one.seconds <= other.begins_s + 1e-6
+    last = list(plans[-1][1].stages)
+    assert kept[len(kept) - len(last) :] == last
+    for at, plan_ in plans:
+        assert any(s.begins_s <= at + 1e-6 and at <= s.begins_s + s.seconds for s in kept), plan_
+
+
+# ---- a search in virtual time
+
+
+def test_a_search_without_stages_shows_what_it_has_done() -> None:
+    run = simulate(
+        ASHA(max_epochs=9, n_trials=12),
+        PowerLaw(epoch_s=2.0),
+        SimulatedCluster(n_workers=4),
+        space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 0.1)},
+        budget="5 worker-minutes",
+    )
+    report = run.plan
+    assert not report.planned
+    assert [row.name for row in report.rows] == [f"part {n}" for n in range(1, 5)]
+    assert {row.planned for row in report.rows} == {None}
+    assert report.worker_seconds == pytest.approx(run.cost)
+    assert report.n_trials == 12
+    assert "planned" not in repr(report)
+    assert f"of 300 were not used: the search ended at {run.seconds:.3g} s." in repr(report)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_run_that_has_done_nothing_is_shown(n: int) -> None:
+    record = Record("new")
+    if n:
+        record.add(SessionBegun(BEGAN_AT, 0.0))
+    report = PlanReport.of(record, 60.0, Budget(120.0))
+    assert report.seconds == report.worker_seconds == 0
+    assert "new" in repr(report)
+    assert "new" in report._repr_html_()
