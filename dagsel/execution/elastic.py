@@ -113,6 +113,9 @@ class ClusterDriver(ABC):
         """Return the job of the worker of this name; the name itself if it runs alone."""
         return name
 
+    def will_end(self, node: str) -> None:  # noqa: B027 - most clusters see by themselves
+        """Note that a worker of this job leaves of itself, as it was told to by a signal."""
+
     @property
     def startup_s(self) -> float:
         """Seconds that a worker takes to start, if the kind of cluster tells; 0 if it does not."""
@@ -373,11 +376,15 @@ class _ByJob(_ByName):
             cluster.new_spec.setdefault("group", [f"-{k}" for k in range(n_workers)])
         self._met: set[str] = set()  # jobs whose workers have come
         self._gone: dict[str, float] = {}  # those of them that have none: since when this is known
+        self._ending: set[str] = set()  # jobs that the batch system ends
 
     def node_of(self, name: str) -> str:
         job = super().node_of(name)
         self._met.add(job)
         return job
+
+    def will_end(self, node: str) -> None:
+        self._ending.add(node)
 
     def _start(self, n_workers: int) -> None:
         async def submit() -> None:
@@ -396,7 +403,8 @@ class _ByJob(_ByName):
         super()._forget_closed()
         self._look()
         late = time.monotonic() - RESTART_S
-        self._withdraw([name for name, since in self._gone.items() if since < late])
+        gone = self._gone.items()
+        self._withdraw([job for job, since in gone if since < late or job in self._ending])
 
     def _give_up(self, n_workers: int) -> None:
         self._look()

@@ -91,6 +91,9 @@ class Workforce:
             self._retiring.add(worker)
         else:
             self._asked_at = -math.inf
+            for node, workers in self.bill.nodes.items():
+                if self.driver is not None and worker in workers:
+                    self.driver.will_end(node)
 
     def retire(self, worker: str) -> None:
         """Close a worker that holds nothing of the run any more, if the cluster shall do so."""

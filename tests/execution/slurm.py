@@ -51,7 +51,8 @@ AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
 KillWait={kill_wait}
 ReturnToService=2
-NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs={n_cpus} RealMemory=64000 State=UNKNOWN
+NodeName=DEFAULT CPUs={n_cpus} RealMemory=64000 State=UNKNOWN
+NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -126,7 +127,7 @@ class Slurm:
         return jobs
 
     def wait(self, holds: Callable[[], object], *, timeout_s: float = 60.0) -> None:
-        """Ask again until something holds; raise an error that says what is there if it does not."""
+        """Ask again until something holds; raise an error with what is there if it does not."""
         deadline = time.monotonic() + timeout_s
         while not holds():
             assert time.monotonic() < deadline, f"{self.queue()}\n{self.logs()}"
@@ -134,7 +135,9 @@ class Slurm:
 
     def logs(self) -> str:
         """Return the ends of all logs."""
-        texts = {path.name: path.read_text()[-1000:] for path in sorted(self.folder.glob("[cs]*.log"))}
+        texts = {
+            path.name: path.read_text()[-1000:] for path in sorted(self.folder.glob("[cs]*.log"))
+        }
         return "\n".join(f"--- {name}\n{text}" for name, text in texts.items())
 
     def stray(self) -> list[psutil.Process]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dask
 import optuna
 from dask_jobqueue import SLURMCluster
 from distributed import LocalCluster
@@ -34,26 +35,26 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 
 @contextmanager
-def slurm_cluster(folder: Path, *, processes: int = 1, **options: Any) -> Iterator[SLURMCluster]:
-    """A cluster of jobs, of which there is none yet."""
-    with SLURMCluster(
-        cores=2 * processes,
-        processes=processes,
-        memory=f"{processes} GB",
-        log_directory=str(folder / "jobs"),
-        local_directory=str(folder),
-        scheduler_options=ANY_PORT,
-        silence_logs=50,
-        **options,
-    ) as cluster:
+def slurm_cluster(folder: Path, *, size: int = 1, **options: Any) -> Iterator[SLURMCluster]:
+    """A cluster of jobs of so many workers each, by its configuration; there is none yet."""
+    with (
+        dask.config.set({"jobqueue.slurm.processes": size}),
+        SLURMCluster(
+            cores=2 * size,
+            memory=f"{size} GB",
+            log_directory=str(folder / "jobs"),
+            local_directory=str(folder),
+            scheduler_options=ANY_PORT,
+            silence_logs=50,
+            **options,
+        ) as cluster,
+    ):
         yield cluster
 
 
 @contextmanager
 def local_cluster(n_workers: int = 2) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(
-        n_workers=n_workers, threads_per_worker=2, silence_logs=50, **ANY_PORT
-    )
+    cluster = LocalCluster(n_workers=n_workers, threads_per_worker=2, silence_logs=50, **ANY_PORT)
     try:
         yield cluster
     finally:
