@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
     from dagsel.history.result import Run as Run
+    from dagsel.planning.pools import Workers as Workers
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
     from dagsel.run import abandon as abandon
@@ -31,6 +32,7 @@ _HOMES = {
     "Run": "dagsel.history.result",
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
+    "Workers": "dagsel.planning.pools",
     "Workload": "dagsel.workloads",
     "abandon": "dagsel.run",
     "optimize": "dagsel.run",
@@ -57,6 +59,7 @@ __all__ = [
     "Run",
     "SklearnWorkload",
     "TorchWorkload",
+    "Workers",
     "Workload",
     "abandon",
     "metrics",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
@@ -23,9 +23,9 @@ from dagsel.checks import short_traceback
 from dagsel.codec import LATER, Json, Tagged, from_json, to_json
 from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import Budget, read_budget, to_seconds
+from dagsel.planning.budget import Budget, budget_for, to_seconds
 from dagsel.planning.capacity import ClusterCapacity, Plan
-from dagsel.planning.prices import read_price
+from dagsel.planning.pools import Workers
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -442,16 +442,16 @@ def check_flow(flow: Any) -> None:
 
 @short_traceback
 def limits_of(
-    traits: Traits, deadline: Any, budget: float | str | None, price: float | str | None
+    traits: Traits,
+    deadline: Any,
+    budget: float | str | None,
+    price: float | str | None,
+    workers: Sequence[Workers] = (),
 ) -> tuple[float | None, Budget | None]:
     """Return deadline and budget of a search: the caller's; where one is missing, the flow's own.
 
-    `price` is that of an hour of a worker; None for the flow's own.
-
-    Raises
-    ------
-    SearchError
-        If one of them cannot be read, or the flow has planned with another price.
+    `price` is that of an hour of a worker, None for the flow's own; or `workers` are pools, each
+    with its price. Raises a `SearchError` if one cannot be read, or they contradict each other.
 
     Examples
     --------
@@ -459,19 +459,7 @@ def limits_of(
     (60.0, Budget(worker_seconds=120.0, price=None, amount=None))
     """
     deadline_s = traits.deadline_s if deadline is None else to_seconds("deadline", deadline)
-    own = traits.budget
-    if budget is not None:
-        return deadline_s, read_budget(budget, own.price if own and price is None else price)
-    if own is None or price is None:
-        return deadline_s, own
-    is_money = own.amount is not None and own.price is not None
-    known = read_price(price, own.price.currency if own.price and is_money else "")
-    if is_money and known != own.price:
-        raise SearchError(
-            f"the flow has planned its budget at {own.price} an hour of a worker, and "
-            f"price_per_worker_hour is {known}: give the flow that price"
-        )
-    return deadline_s, replace(own, price=known)
+    return deadline_s, budget_for(traits.budget, budget, price, workers)
 
 
 def save_state(flow: Flow) -> Json:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
-from dagsel.codec import Json, Tagged, from_json, to_json
+from dagsel.codec import LATER, Json, Tagged, from_json, to_json
 from dagsel.dispatch import events
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError
@@ -75,6 +75,7 @@ class UnitWork:
     # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None
+    money: float | None = field(default=None, metadata={LATER: True})
 
     @property
     def gang(self) -> int:
@@ -376,6 +377,7 @@ class Turn:
     # What the run has taken until now.
     seconds: float | None = None
     worker_seconds: float | None = None
+    money: float | None = field(default=None, metadata={LATER: True})
     context: Context | None = None  # what the flow was told at its start
     # Of `Asked`: the parameters that were drawn, by trial.
     params: Mapping[int, Mapping[str, Any]] | None = None

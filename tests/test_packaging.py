@@ -47,6 +47,7 @@ def test_what_is_exported() -> None:
         "Run",
         "SklearnWorkload",
         "TorchWorkload",
+        "Workers",
         "Workload",
         "abandon",
         "metrics",

@@ -19,7 +19,7 @@ from dagsel.dispatch.suspicion import Suspect
 from dagsel.dispatch.trials import FREE, Allowance, Binding, Trial
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.units import Unit
-from dagsel.dispatch.workers import KnownWorker, Workers
+from dagsel.dispatch.workers import KnownWorker, WorkerTable
 
 # To bind a worker's next unit early is to bind it with less knowledge. At 10% of a unit before its
 # end that costs 1.5% of the makespan (hetC 16×8). Where the end is not known it costs 1% however
@@ -69,7 +69,7 @@ class DispatchState:
         self.wake_at: float | None = None
         self.trials: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
-        self.workers = Workers(config.n_shards, config.replicas)
+        self.workers = WorkerTable(config.n_shards, config.replicas)
         # Ready evaluating units: for each shard an ordered set.
         self.evaluations: list[dict[Unit, None]] = [{} for _ in range(config.n_shards)]
         self.n_evaluations = 0

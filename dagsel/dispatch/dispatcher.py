@@ -132,13 +132,20 @@ class Dispatcher:
         *,
         but: Collection[Worker] = (),
         nodes: Mapping[Worker, str] = MappingProxyType({}),
+        prices: Mapping[Worker, float] = MappingProxyType({}),
     ) -> tuple[Worker, ...]:
         """Choose at most n workers whose loss costs least, besides those that go anyway.
 
         `nodes` has the node that a worker is billed with; other workers are billed alone.
         """
         there = [
-            Releasable(s.worker, bool(s.bound), frozenset(bits(s.held)), nodes.get(s.worker))
+            Releasable(
+                s.worker,
+                bool(s.bound),
+                frozenset(bits(s.held)),
+                nodes.get(s.worker),
+                prices.get(s.worker, 0.0),
+            )
             for s in self.workers.staying
             if s.worker not in but
         ]

@@ -15,15 +15,16 @@ class Releasable:
     running: bool = False
     shards: frozenset[int] = frozenset()
     node: str | None = None  # workers of one go together; None: on its own
+    price: float = 0.0  # of an hour of it
 
 
 def choose(workers: Sequence[Releasable], n: int) -> tuple[str, ...]:
     """Choose at most n workers to release, the cheapest first.
 
     Nodes go one after the other: first those with the fewest running units, of these the ones with
-    the fewest shards that no other node holds, then the ones with the fewest shards. Shards are
-    counted anew after each node, so two workers that share a shard are not both free of cost.
-    A node with more workers than are left of n stays.
+    the fewest shards that no other node holds, then the dearest, then the ones with the fewest
+    shards. Shards are counted anew after each node, so two workers that share a shard are not both
+    free of cost. A node with more workers than are left of n stays.
 
     Examples
     --------
@@ -38,11 +39,12 @@ def choose(workers: Sequence[Releasable], n: int) -> tuple[str, ...]:
         nodes.setdefault(worker.node or worker.worker, []).append(worker)
     holders = Counter(shard for worker in workers for shard in worker.shards)
 
-    def loss(name: str) -> tuple[int, int, int, str]:
+    def loss(name: str) -> tuple[int, int, float, int, str]:
         held = Counter(shard for worker in nodes[name] for shard in worker.shards)
         n_sole = sum(holders[shard] == times for shard, times in held.items())
         n_running = sum(worker.running for worker in nodes[name])
-        return n_running, n_sole, sum(held.values()), name
+        price = sum(worker.price for worker in nodes[name])
+        return n_running, n_sole, -price, sum(held.values()), name
 
     chosen: list[str] = []
     while fitting := [name for name in nodes if len(nodes[name]) <= n - len(chosen)]:

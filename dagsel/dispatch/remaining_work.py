@@ -8,7 +8,7 @@ from dagsel.dispatch.events import Worker
 from dagsel.dispatch.list_scheduler import ListScheduler, bits
 from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.unit_times import UnitTimes
-from dagsel.dispatch.workers import Workers
+from dagsel.dispatch.workers import WorkerTable
 
 SHIFT = 0.05  # relative change of a worker's unit time from which the work is counted anew
 
@@ -21,7 +21,7 @@ class RemainingWork:
     """
 
     def __init__(
-        self, list_scheduler: ListScheduler[Worker], times: UnitTimes, workers: Workers
+        self, list_scheduler: ListScheduler[Worker], times: UnitTimes, workers: WorkerTable
     ) -> None:
         self.list_scheduler = list_scheduler
         self.times = times

@@ -43,7 +43,7 @@ def n_processes(hosts: Iterable[KnownWorker]) -> int:
     return len({host.process or host.worker for host in hosts})
 
 
-class Workers(dict[Worker, KnownWorker]):
+class WorkerTable(dict[Worker, KnownWorker]):
     """All workers, by address."""
 
     def __init__(self, n_shards: int, replicas: int) -> None:

@@ -17,14 +17,17 @@ class RunClock:
     # When to end, in seconds since the run began; None for no limit.
     deadline_s: float | None = None
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
+    budget_money: float | None = None  # and in money, each worker at its own price
     _began: float = 0.0  # what the clock would have shown at the run's beginning
     _cost_before: float = 0.0  # worker-seconds of earlier sessions
+    _money_before: float = 0.0
     _told: float = inf  # the end that the engine was told, by its clock
 
     def begin(self, record: Record) -> None:
         """Go on where earlier sessions, if there were any, have ended."""
         self._began = self.engine.now() - record.seconds
         self._cost_before = record.worker_seconds
+        self._money_before = record.money or 0.0
 
     @property
     def seconds(self) -> float:
@@ -37,12 +40,21 @@ class RunClock:
         return self._cost_before + self.engine.bill.worker_seconds(self.engine.now())
 
     @property
+    def money(self) -> float | None:
+        """What that is in money, if workers differ in their price; else None."""
+        money = self.engine.bill.money(self.engine.now())
+        return None if money is None else self._money_before + money
+
+    @property
     def end_s(self) -> float:
         """When the run's time or its budget is over, in seconds since it began."""
         ends = [] if self.deadline_s is None else [self.deadline_s]
         if self.budget_s is not None:
             bill = self.engine.bill
             ends.append(bill.runs_out_at(self.budget_s - self._cost_before) - self._began)
+        if self.budget_money is not None:
+            end = self.engine.bill.money_runs_out_at(self.budget_money - self._money_before)
+            ends.append(end - self._began)
         return min(ends, default=inf)
 
     @property

@@ -13,7 +13,7 @@ from dagsel.codec import Json
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
 from dagsel.messages import Message, StatePlace
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 
 
 class Engine(Protocol):

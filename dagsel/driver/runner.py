@@ -75,7 +75,6 @@ Observer: TypeAlias = Callable[[Record], None]
 #: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
 Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
 
-
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
@@ -100,11 +99,10 @@ class Runner:
     # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
     orders: Orders = lambda trial, epoch: None  # returns the orders of visits
-    # How many workers few trials are trained on.
-    idle_workers: IdleWorkers = field(default_factory=IdleWorkers)
-    # When to end, in seconds since the run began; None for no limit.
-    deadline_s: float | None = None
+    idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
+    deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
+    budget_money: float | None = None  # and in money, if they differ in their price
     observe: Observer = lambda record: None  # called with the record whenever something has changed
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
@@ -119,7 +117,8 @@ class Runner:
     _troubles: Troubles = field(init=False)
 
     def __post_init__(self) -> None:
-        clock = self._clock = RunClock(self.engine, self.deadline_s, self.budget_s)
+        limits = (self.deadline_s, self.budget_s, self.budget_money)
+        clock = self._clock = RunClock(self.engine, *limits)
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
         self._troubles = Troubles(self.record)
@@ -252,8 +251,10 @@ class Runner:
 
     def _timed(self, entry: Timed) -> Timed:
         """Add what the run has taken so far, for a later session to continue from."""
-        clock = self._clock
-        return replace(entry, seconds=clock.seconds, worker_seconds=clock.worker_seconds)
+        now = self._clock
+        return replace(
+            entry, seconds=now.seconds, worker_seconds=now.worker_seconds, money=now.money
+        )
 
     def _note(self, entry: Entry) -> None:
         written = ENTRIES.encode(entry)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import dask.config
 import dask.system
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny, Status
 
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
@@ -33,11 +34,14 @@ __all__ = [
     "check_cluster",
     "close",
     "connect",
+    "end_processes",
+    "end_workers",
     "limit_here",
     "limit_of_gpus",
     "local_cluster",
     "own_since",
     "silent",
+    "told_if_slow",
     "why_no_room",
     "workers_of",
 ]
@@ -59,6 +63,8 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+#: Seconds that a worker process has to end by itself; a unit's batch may hold it up.
+END_S = 2.0
 #: When `connect` began to start a cluster, by `time.monotonic`.
 _began_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
 
@@ -239,17 +245,13 @@ def connect(
             close(here)
     else:
         address = client if client is not None else cluster
-        waiting = "no answer from %s yet; a scheduler is looked for there for %s"
         patience = dask.config.get("distributed.comm.timeouts.connect")
-        notice = threading.Timer(TELL_AFTER_S, logger.warning, (waiting, address, patience))
-        notice.daemon = True
-        notice.start()
+        waiting = f"no answer from {address} yet; a scheduler is looked for there for {patience}"
         try:
-            own = Client(address, set_as_default=False)
+            with told_if_slow(lambda: waiting):
+                own = Client(address, set_as_default=False)
         except (OSError, TypeError, ValueError) as error:
             raise ClusterError(f"no scheduler at {address}: {error}") from None
-        finally:
-            notice.cancel()
         with own:
             try:
                 yield own
@@ -257,6 +259,18 @@ def connect(
                 if own.status == "connecting":  # its end would be logged with a traceback
                     with silent("distributed.client"):
                         own.close()
+
+
+@contextmanager
+def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
+    """Log what is waited for, if it takes longer than `TELL_AFTER_S`."""
+    notice = threading.Timer(TELL_AFTER_S, lambda: logger.warning("%s", waiting()))
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 @contextmanager
@@ -274,13 +288,41 @@ def silent(name: str) -> Iterator[None]:
 def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
     """Close a cluster of ours; return after this time at the latest.
 
-    A `LocalCluster` that is closed while a nanny restarts a lost worker may wait forever; its
-    processes are daemons and end with this one.
+    A `LocalCluster` waits for workers that are still starting, before it closes them. It may wait
+    forever while a nanny restarts a lost worker; the processes are daemons and end with this one.
     """
     try:
-        cluster.close(timeout=timeout_s)
+        with told_if_slow(lambda: "the worker processes on this machine have not ended yet"):
+            end_workers(cluster)
+            cluster.close(timeout=timeout_s)
     except TimeoutError:
         logger.warning("the cluster did not close within %g s", timeout_s)
+
+
+def end_workers(cluster: LocalCluster) -> None:
+    """End all worker processes of a cluster of ours within seconds; they hand nothing over."""
+    if cluster.status == Status.running:
+        cluster.sync(_end_workers, cluster)
+
+
+async def _end_workers(cluster: LocalCluster) -> None:
+    cluster.worker_spec.clear()  # so that none is started again
+    await end_processes(cluster._created)
+
+
+async def end_processes(workers: Iterable[Any]) -> None:
+    """End those of the workers of a `LocalCluster` that are processes."""
+    nannies = [worker for worker in workers if isinstance(worker, Nanny)]
+    ends = asyncio.gather(*map(_end_process, nannies), return_exceptions=True)
+    await asyncio.wait([ends], timeout=2 * END_S)
+
+
+async def _end_process(nanny: Nanny) -> None:
+    process = nanny.process
+    if process is not None and process.status == Status.starting and process.process is not None:
+        with suppress(ValueError):  # it has ended
+            await process.process.kill()  # Dask would wait until it has started
+    await nanny.close(timeout=END_S)
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:

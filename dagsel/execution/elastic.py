@@ -1,10 +1,9 @@
 """How a cluster grows and shrinks, whatever way of deploying Dask it comes from.
 
-Four kinds of clusters are told apart by what they can do, not by their names:
+Three kinds of clusters are told apart by what they can do, not by their names:
 
 - those that start each worker from a specification of its own and can close a named one
-  (`LocalCluster`, dask-cuda's `LocalCUDACluster`, dask-cloudprovider's);
-- of these, those that submit jobs to a batch system (dask-jobqueue's);
+  (`LocalCluster`, dask-cuda's `LocalCUDACluster`, dask-jobqueue's, dask-cloudprovider's);
 - those that only take a number of workers (dask-gateway's `GatewayCluster`, dask-kubernetes'
   `KubeCluster`): they ask Dask's scheduler which worker to close, and a plugin answers;
 - those that cannot be scaled: a client alone, hosts that are listed one by one, and a cluster whose
@@ -15,6 +14,7 @@ Four kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import threading
@@ -23,25 +23,25 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, LocalCluster, SchedulerPlugin, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
+    end_processes,
     limit_here,
     limit_of_gpus,
     own_since,
     workers_of,
 )
+from dagsel.execution.jobs import jobs_of
 from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
 
 #: Seconds that a cluster may take to close workers by itself before they are retired.
 CLOSE_TIMEOUT_S = 30.0
-#: A nanny has started its worker again after so long, or does not.
-RESTART_S = 8.0
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
@@ -54,8 +54,15 @@ class Size(NamedTuple):
     besides: frozenset[str]
 
 
+class Return(NamedTuple):
+    """A request for a number of workers, of which those that come first in an order go."""
+
+    n_workers: int
+    in_order: Callable[[], list[str]]
+
+
 #: A size to reach, addresses of workers to close, or None to end the thread.
-Request: TypeAlias = Size | frozenset[str] | None
+Request: TypeAlias = Size | Return | frozenset[str] | None
 
 
 class ClusterDriver(ABC):
@@ -113,9 +120,6 @@ class ClusterDriver(ABC):
         """Return the job of the worker of this name; the name itself if it runs alone."""
         return name
 
-    def will_end(self, node: str) -> None:  # noqa: B027 - most clusters see by themselves
-        """Note that a worker of this job leaves of itself, as it was told to by a signal."""
-
     @property
     def startup_s(self) -> float:
         """Seconds that a worker takes to start, if the kind of cluster tells; 0 if it does not."""
@@ -160,6 +164,13 @@ class ClusterDriver(ABC):
         if addresses:
             self._request(addresses)
 
+    def give_back(self, n_workers: int, in_order: Callable[[], list[str]]) -> None:
+        """Have as many workers as before a run: give up those still to come, close the others.
+
+        `in_order` returns the workers that are there; the first ones go.
+        """
+        self._request(Return(n_workers, in_order))
+
     def troubles(self) -> list[str]:
         """Return what went wrong since the last call."""
         with self._changed:
@@ -180,6 +191,8 @@ class ClusterDriver(ABC):
             self._thread = threading.Thread(target=self._perform, name="dagsel-scale", daemon=True)
             self._thread.start()
         with self._changed:
+            if isinstance(request, Size | Return):  # an earlier size is of no use any more
+                self._requests = [r for r in self._requests if not isinstance(r, Size)]
             last = self._requests[-1] if self._requests else None
             if isinstance(request, frozenset) and isinstance(last, frozenset):
                 # Closed one after the other, a worker would hand its data to the next that goes.
@@ -196,13 +209,19 @@ class ClusterDriver(ABC):
             if request is None:
                 return
             try:
-                if isinstance(request, frozenset):
-                    self.close_workers(sorted(request))
-                    continue
-                try:
-                    self.fill(request.n_workers, request.besides)
-                finally:
-                    self.on_grown()
+                match request:
+                    case frozenset():
+                        self.close_workers(sorted(request))
+                    case Return(n_workers, in_order):
+                        self.fill(n_workers, ())
+                        surplus = in_order()[: max(0, self.wanted - n_workers)]
+                        if surplus:
+                            self.close_workers(sorted(surplus))
+                    case Size(n_workers, besides):
+                        try:
+                            self.fill(n_workers, besides)
+                        finally:
+                            self.on_grown()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
                 with self._changed:
@@ -214,8 +233,6 @@ def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
     cluster = cluster if hasattr(cluster, "scale") else client.cluster
     if cluster is None or not getattr(cluster, "_supports_scaling", True):
         return _Fixed(client, cluster)
-    if hasattr(cluster, "job_script"):
-        return _ByJob(client, cluster)
     return (_ByName if hasattr(cluster, "worker_spec") else _ByNumber)(client, cluster)
 
 
@@ -251,6 +268,10 @@ class _ByName(ClusterDriver):
     Dask restarts a worker that closes while its specification is there.
     """
 
+    def __init__(self, client: Client, cluster: Any) -> None:
+        super().__init__(client, cluster)
+        self._jobs = jobs_of(cluster)
+
     @property
     def node_size(self) -> int:
         return len(_members("", self.cluster.new_spec))
@@ -285,7 +306,9 @@ class _ByName(ClusterDriver):
         jobs = (
             job for job, spec in specs.items() if "group" in spec and name in _members(job, spec)
         )
-        return str(next(jobs, name))
+        node = str(next(jobs, name))
+        self._jobs.meet(node)
+        return node
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         self._forget_closed()
@@ -294,15 +317,14 @@ class _ByName(ClusterDriver):
         if surplus > 0:
             self._give_up(surplus)
             return
-        self._start(n_workers)
-
-    def _start(self, n_workers: int) -> None:
+        n_specs = len(self.cluster.worker_spec)
         try:
-            self.cluster.scale(n_workers)
+            # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
+            SpecCluster.scale(self.cluster, n_specs + -(surplus // self.node_size))
         except Exception:
             # LocalCUDACluster raises when it has no more devices, before it starts what it can.
             self.most = self.wanted
-            self.cluster.scale(self.most)
+            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec))
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -328,10 +350,12 @@ class _ByName(ClusterDriver):
         return {name: _members(name, spec) for name, spec in specs.items()}
 
     def _give_up(self, n_workers: int) -> None:
-        """Withdraw the newest specifications of which no worker has started."""
-        there = {*_workers(self.client).values()}
+        """Withdraw the newest specifications of which no worker has started; first lost jobs."""
+        there, specs = {*_workers(self.client).values()}, self._specs()
+        self._jobs.look(specs, there)
         unmet = []
-        for name, members in reversed(self._specs().items()):
+        newest = reversed(specs.items())
+        for name, members in sorted(newest, key=lambda spec: spec[0] not in self._jobs.alone):
             if len(members) <= n_workers and not members & there:
                 unmet.append(name)
                 n_workers -= len(members)
@@ -343,83 +367,43 @@ class _ByName(ClusterDriver):
         Dask would leave their places empty for a while, and then start them again unasked.
         """
         there, specs = {*_workers(self.client).values()}, self._specs()
-        self._withdraw(
-            name
-            for name, machine in list(self.cluster.workers.items())
-            if machine.status in GONE and name in specs and not specs[name] & there
-        )
+        self._jobs.look(specs, there)
+        machines = list(self.cluster.workers.items())
+        gone = {name for name, m in machines if m.status in GONE or self._jobs.is_refused(m)}
+        gone |= self._jobs.ended()
+        self._withdraw(name for name in gone & specs.keys() if not specs[name] & there)
 
     def _withdraw(self, names: Iterable[Any]) -> None:
         # cluster.scale might close any worker, and does not see that a job of several has started.
-        withdrawn = list(names)
+        withdrawn = set(names)
         if withdrawn:
-            self.cluster.sync(self.cluster.scale_down, withdrawn)
+            self.cluster.sync(_withdraw, self.cluster, withdrawn)
+
+
+async def _withdraw(cluster: Any, names: set[Any]) -> None:
+    """Take back the specifications of these names; wait a while until their workers have gone.
+
+    Dask waits until all workers have started before it closes one, so those that are still starting
+    on this machine are ended here. Whatever else is still to start is closed when it has.
+    """
+    there = cluster.workers.values()
+    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
+    going = asyncio.ensure_future(cluster.scale_down(names))
+    going.add_done_callback(_read)
+    await end_processes(starting)
+    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
+
+
+def _read(going: asyncio.Future[Any]) -> None:
+    """Read the outcome, or the event loop would log that nobody did."""
+    if not going.cancelled():
+        error = going.exception()
+        logger.debug("workers were withdrawn: %s", error or "all went well")
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:
     """Return the names of the workers of a specification."""
     return {f"{name}{suffix}" for suffix in spec.get("group", [""])}
-
-
-class _ByJob(_ByName):
-    """dask-jobqueue's: a specification is a job of a batch system, of one worker or of several.
-
-    What becomes of a job after it was submitted is not known to Dask. One whose workers have all
-    gone is taken for dead, unless a nanny starts one of them again in time.
-    """
-
-    def __init__(self, client: Client, cluster: Any) -> None:
-        super().__init__(client, cluster)
-        n_workers = cluster._dummy_job.worker_processes
-        if n_workers > 1:
-            # dask-jobqueue leaves it out where its configuration or the cores decide the number.
-            cluster.new_spec.setdefault("group", [f"-{k}" for k in range(n_workers)])
-        self._met: set[str] = set()  # jobs whose workers have come
-        self._gone: dict[str, float] = {}  # those of them that have none: since when this is known
-        self._ending: set[str] = set()  # jobs that the batch system ends
-
-    def node_of(self, name: str) -> str:
-        job = super().node_of(name)
-        self._met.add(job)
-        return job
-
-    def will_end(self, node: str) -> None:
-        self._ending.add(node)
-
-    def _start(self, n_workers: int) -> None:
-        async def submit() -> None:
-            self.cluster.scale(n_workers)
-            await self.cluster._correct_state()
-
-        try:
-            self.cluster.sync(submit)
-        except Exception as error:
-            jobs = list(self.cluster.workers.items())
-            self._withdraw(name for name, job in jobs if job.status == Status.created)
-            *_, reason = str(error).rpartition("stderr:")
-            raise ClusterError(f"no job can be submitted: {reason.strip()}") from error
-
-    def _forget_closed(self) -> None:
-        super()._forget_closed()
-        self._look()
-        late = time.monotonic() - RESTART_S
-        gone = self._gone.items()
-        self._withdraw([job for job, since in gone if since < late or job in self._ending])
-
-    def _give_up(self, n_workers: int) -> None:
-        self._look()
-        size = self.node_size
-        dead = [*self._gone][: max(0, n_workers) // size]
-        self._withdraw(dead)
-        super()._give_up(n_workers - len(dead) * size)
-
-    def _look(self) -> None:
-        """Find the jobs whose workers have all gone."""
-        there, specs = {*_workers(self.client).values()}, self._specs()
-        self._met = {*map(str, specs)} & (self._met | {n for n, m in specs.items() if m & there})
-        now = time.monotonic()
-        alone = (name for name, members in specs.items() if not members & there)
-        self._gone = {name: self._gone.get(name, now) for name in alone if name in self._met}
 
 
 class Leaving(SchedulerPlugin):

@@ -56,7 +56,7 @@ from dagsel.messages import (
     WorkerJoined,
     WorkerRefused,
 )
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from dagsel.execution.cluster import end_workers, told_if_slow
 from dagsel.execution.elastic import ClusterDriver
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
@@ -91,9 +92,6 @@ class Workforce:
             self._retiring.add(worker)
         else:
             self._asked_at = -math.inf
-            for node, workers in self.bill.nodes.items():
-                if self.driver is not None and worker in workers:
-                    self.driver.will_end(node)
 
     def retire(self, worker: str) -> None:
         """Close a worker that holds nothing of the run any more, if the cluster shall do so."""
@@ -137,13 +135,19 @@ class Workforce:
         driver = self.driver
         if driver is None:
             return
+        if driver.own_since is not None:  # it is closed next
+            driver.close(timeout_s=0.0)
+            end_workers(driver.cluster)
+            return
         if self._n_before is not None:
-            driver.grow(self._n_before)
-        is_done = driver.close()
-        if is_done and self._n_before is not None:  # now none is closing any more
-            n_over = driver.wanted - self._n_before
-            driver.retire(sorted(there(), key=self._stays)[: max(0, n_over)])
+            driver.give_back(self._n_before, lambda: sorted(there(), key=self._stays))
+        kind = type(driver.cluster).__name__
+        with told_if_slow(
+            lambda: f"the {kind} has not closed the workers yet that the search gave back"
+        ):
             is_done = driver.close()
+        for trouble in driver.troubles():
+            logger.warning("giving workers back: %s", trouble)
         if not is_done:
             logger.warning("the cluster is still being scaled")
 

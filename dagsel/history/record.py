@@ -100,6 +100,7 @@ class Record:
     wanted: int | None = None  # how many workers the flow wants; None if it has not said
     gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
     worker_seconds: float = 0.0  # what the workers have cost until then, from request to release
+    money: float | None = None  # the same in money, if the workers differ in their price
     best: Best | None = None
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
@@ -201,6 +202,8 @@ class Record:
             self.seconds = entry.seconds
         if entry.worker_seconds is not None:
             self.worker_seconds = entry.worker_seconds
+        if entry.money is not None:
+            self.money = entry.money
         if entry.seconds is not None and not isinstance(entry, Turn):
             self._mark()
             if entry.unit.kind == "train" and not entry.recovered:

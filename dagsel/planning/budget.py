@@ -1,22 +1,17 @@
-"""What a run may cost, and what it has cost so far.
-
-A provider bills a worker from its request to its release, start-up included; many bill whole nodes
-of several workers. A cluster starts the workers that it was asked for and replaces those that are
-lost. So at every moment the billed nodes are those that are there or those that were asked for,
-whichever are more.
-"""
+"""What a run may cost: its budget and its deadline, read from what the user writes."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 from dagsel.checks import is_number, shown
 from dagsel.errors import SearchError
+from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import MONEY, Price, read_price
 
 _WORKER_TIME = re.compile(r"\s*(\S+)\s*worker-(\w+)\s*", re.IGNORECASE)
@@ -68,6 +63,61 @@ def read_budget(value: float | str, price: Price | float | str | None = None) ->
     return Budget(amount / known.per_hour * 3600, known, amount)
 
 
+def budget_for(
+    own: Budget | None,
+    budget: float | str | None,
+    price: Price | float | str | None,
+    workers: Sequence[Workers] = (),
+) -> Budget | None:
+    """Return the budget of a search: the caller's, or else the flow's `own`.
+
+    Of pools, the dearest gives the price: what a budget in money pays for in worker-seconds, which
+    a search plans with, can be paid whichever workers come. What they do cost is billed.
+
+    Raises
+    ------
+    SearchError
+        If it cannot be read, the prices contradict each other, or the flow has planned its own with
+        a price that is too low.
+    """
+    if workers:
+        price = price_for(price, workers)
+    if budget is not None:
+        return read_budget(budget, own.price if own and price is None else price)
+    if own is None or price is None:
+        return own
+    planned = own.price
+    if own.amount is None or planned is None:
+        return replace(own, price=read_price(price))
+    known = read_price(price, planned.currency)
+    assert known is not None
+    if known.per_hour > planned.per_hour or (known != planned and not workers):
+        raise SearchError(
+            f"the flow has planned its budget at {planned} an hour of a worker, and "
+            f"{'the dearest workers cost' if workers else 'price_per_worker_hour is'} {known}: "
+            "give the flow that price"
+        )
+    return replace(own, price=known)
+
+
+def price_for(price: Price | float | str | None, workers: Sequence[Workers] = ()) -> Price | None:
+    """Return what an hour of a worker costs at most; None if nobody knows.
+
+    Raises
+    ------
+    SearchError
+        If it cannot be read, or pools have prices and it is given too.
+    """
+    if not workers:
+        return read_price(price)
+    if price is not None:
+        raise SearchError(
+            f"price_per_worker_hour={price!r} and workers= were both given, and each of the "
+            "workers has its price: leave out price_per_worker_hour"
+        )
+    return dearest(workers)
+
+
 def _worker_seconds(value: float | str) -> float:
     time = _WORKER_TIME.fullmatch(value) if isinstance(value, str) else None
     if time is not None:
@@ -78,68 +128,6 @@ def _worker_seconds(value: float | str) -> float:
         f"cannot read budget={shown(value)}: give worker-seconds as a number, or a text like "
         '"30 worker-minutes" or "12.50 USD"'
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Bill:
-    """What the workers of a run have cost so far; each event makes a new bill.
-
-    Examples
-    --------
-    Two workers are asked for; they come after 10 s and 20 s, and one goes after 60 s:
-
-    >>> bill = Bill().ask(2, at=0).join("a", at=10).join("b", at=20)
-    >>> bill = bill.ask(1, at=50).leave("b", at=60)
-    >>> bill.worker_seconds(100)
-    160.0
-    >>> bill.runs_out_at(180)
-    120.0
-    """
-
-    node_size: int = 1  # workers of a node, which is billed as a whole
-    asked: int = 0  # nodes that the cluster was asked for
-    nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # with their workers
-    at: float = 0.0  # time of the last event, in seconds since the run began
-    node_seconds: float = 0.0  # billed until then
-
-    def ask(self, n_workers: int, *, at: float) -> Bill:
-        """Ask the cluster for so many workers in all."""
-        return replace(self._until(at), asked=-(-n_workers // self.node_size))
-
-    def join(self, worker: str, *, at: float, node: str | None = None) -> Bill:
-        """Note that a worker has joined; without the name of its node it is a node of its own."""
-        now, node = self._until(at), worker if node is None else node
-        return replace(now, nodes={**now.nodes, node: now.nodes.get(node, frozenset()) | {worker}})
-
-    def leave(self, worker: str, *, at: float) -> Bill:
-        """Note that a worker has left; a node is released with its last worker."""
-        now = self._until(at)
-        nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
-        return replace(now, nodes={node: workers for node, workers in nodes.items() if workers})
-
-    def worker_seconds(self, now: float) -> float:
-        """Return what is billed until a time, if nothing changes after the last event."""
-        return self._until(now).node_seconds * self.node_size
-
-    def runs_out_at(self, worker_seconds: float) -> float:
-        """Return when so much is billed if nothing changes; infinity for never.
-
-        If it was billed before the last event, the time of that event is returned.
-        """
-        left = worker_seconds / self.node_size - self.node_seconds
-        if left <= 0:
-            return self.at
-        return self.at + left / self.n_billed if self.n_billed else math.inf
-
-    @property
-    def n_billed(self) -> int:
-        """Number of nodes that are billed."""
-        return max(len(self.nodes), self.asked)
-
-    def _until(self, now: float) -> Bill:
-        assert now >= self.at, f"time goes back from {self.at} to {now}"
-        passed = now - self.at
-        return replace(self, at=now, node_seconds=self.node_seconds + passed * self.n_billed)
 
 
 _SECONDS = {

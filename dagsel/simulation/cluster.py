@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import random
 from dataclasses import dataclass
 from typing import Any
 
-from dagsel.checks import is_number, short_traceback, shown, whole
+from dagsel.checks import is_number, number, short_traceback, shown, whole
 from dagsel.errors import SearchError
+from dagsel.planning.pools import Workers, check_room, check_workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,17 @@ class SimulatedCluster:
     max_workers
         The most workers that the flow may ask for (`dagsel.flow.Scale`); None if the cluster cannot
         grow or shrink. If it can, it also replaces workers that die.
+    workers
+        Pools of workers with a price each, as for `dagsel.optimize`; empty for workers that are all
+        alike. The first workers are of the cheapest pools that have room.
+    interruptions_per_hour
+        How often the provider takes a worker back, on average, for each hour that the worker is
+        there: of the pools with ``spot=True``, or of all workers if there are no pools. When is
+        drawn from the seed (exponentially). Another one is asked for at once.
+    notice_s
+        How long before that a worker is told, so that it stops at its next batch.
+    draw
+        Another number draws other interruptions for the same seed.
 
     Raises
     ------
@@ -63,6 +76,10 @@ class SimulatedCluster:
     failures: tuple[tuple[float, int], ...] = ()
     additions: tuple[tuple[float, float], ...] = ()
     max_workers: int | None = None
+    workers: tuple[Workers, ...] = ()
+    interruptions_per_hour: float = 0.0
+    notice_s: float = 30.0
+    draw: int = 0
 
     @short_traceback
     def __post_init__(self) -> None:
@@ -86,7 +103,13 @@ class SimulatedCluster:
             raise SearchError(
                 f"max_workers is {self.max_workers}, and {self.n_workers} workers are there"
             )
-        times = [self.startup_s, self.load_s, self.hop_s, self.switch_s]
+        if self.workers:
+            check_workers(self.workers)
+            check_room(self.workers, self.n_workers)
+        rate: Any = self.interruptions_per_hour
+        number("interruptions_per_hour", rate, "0 or more", lambda n: 0.0 <= n < math.inf)
+        whole("draw", self.draw, least=0)
+        times = [self.startup_s, self.load_s, self.hop_s, self.switch_s, self.notice_s]
         times += [time_s for time_s, _ in (*self.failures, *self.additions)]
         if not all(is_number(time_s) and 0.0 <= time_s < math.inf for time_s in times):
             raise SearchError(f"times must be 0 or more seconds, got {times}")
@@ -100,6 +123,15 @@ class SimulatedCluster:
         """Speed of each worker that is there at the beginning."""
         speeds = self.speeds or (1.0,) * self.n_workers
         return {worker_name(number): speed for number, speed in enumerate(speeds)}
+
+    def lifetime_s(self, worker: str, pool: str, seed: int) -> float:
+        """Return how long a worker is there before it is taken back; infinity for ever."""
+        kinds = {kind.name: kind.spot for kind in self.workers}
+        if not self.interruptions_per_hour or not kinds.get(pool, True):
+            return math.inf
+        # One draw for each worker: what becomes of one changes nothing for the others.
+        drawn = random.Random(f"{seed} {self.draw} {worker}")  # noqa: S311
+        return drawn.expovariate(self.interruptions_per_hour / 3600)
 
     @property
     def copies(self) -> int:

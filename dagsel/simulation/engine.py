@@ -7,9 +7,10 @@ dispatcher's events are all that ever happens here.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import astuple, replace
+from itertools import zip_longest
 from math import inf
 from typing import Any, TypeVar
 
@@ -31,11 +32,16 @@ from dagsel.dispatch.units import Round, Unit
 from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
 from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
+from dagsel.planning.hiring import share_out
+from dagsel.planning.pools import most_of
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
 from dagsel.simulation.order import Batch
 from dagsel.simulation.virtual_cluster import Ran, VirtualCluster
+
+#: If so many workers are taken back before a unit ends, none will ever end.
+MOST_IN_VAIN = 1000
 
 Work = TypeVar("Work", UnitRecord, PieceRecord)
 
@@ -54,6 +60,8 @@ class VirtualEngine:
     order
         What the flow was told in another run: it is told the same in the same order, each epoch
         being kept back until those before it are trained.
+    seed
+        Draws when workers are taken back.
     """
 
     def __init__(
@@ -63,19 +71,26 @@ class VirtualEngine:
         metric: str,
         *,
         order: tuple[Batch, ...] = (),
+        seed: int = 0,
     ) -> None:
         self._curves = curves
+        self._cluster = cluster
+        self._seed = seed
         self._metric = metric
         self._n_shards = cluster.n_shards
         self._order = deque(order)
-        self._max_workers = cluster.max_workers
+        self._can_scale = cluster.max_workers is not None
+        self._most = cluster.n_workers + len(cluster.additions)
+        if cluster.max_workers is not None:
+            self._most = min(cluster.max_workers, most_of(cluster.workers) or cluster.max_workers)
         self._startup_s = cluster.startup_s
         self._configs: dict[int, Config] = {}
         self._unit_s: dict[int, float] = {}
         self._scored: dict[tuple[int, int], list[Ran]] = {}  # epochs, as far as they are scored
         self._complete: dict[tuple[int, int], None] = {}  # epochs that the runner shall hear of
         self._heard: list[Message] = []
-        self._n_read = [0, 0, 0, 0]  # how many units, loads, pieces and rests of its outcome
+        # How many units, loads, pieces, rests and notices of its outcome.
+        self._n_read = [0, 0, 0, 0, 0]
         self._reached: dict[int, float] = {}  # how far each trial has trained, in epochs
         self._shares_time: set[int] = set()  # trials whose losses the flow is told
         self._n_failed = 0
@@ -94,15 +109,25 @@ class VirtualEngine:
             switch_seconds=cluster.switch_s,
         )
         # The search begins when the first workers are there; they were asked for before.
-        self._bill = Bill(at=-cluster.startup_s).ask(cluster.n_workers, at=-cluster.startup_s)
-        self._requests = deque(sorted(time_s for time_s, _ in cluster.additions))
+        prices = {pool.name: pool.cost.per_hour for pool in cluster.workers}
+        self._bill = Bill(at=-cluster.startup_s, prices=prices)
+        self._replaces = self._can_scale or cluster.interruptions_per_hour > 0.0
+        self._pool: dict[str, str] = {}  # of each worker
+        self._n_wanted = cluster.n_workers
+        self._n_in_vain = 0  # workers that were lost since a unit has ended
         self._there: list[str] = []
-        self._coming: dict[str, float] = {}  # when workers that were asked for will come
+        # When workers that were asked for will come.
+        self._coming = dict.fromkeys(self._speeds, 0.0)
         self._leaving: set[str] = set()
         self._model.add_workers(dict.fromkeys(self._speeds, 1.0))
+        self._choose_pools(list(self._speeds), 0.0)
+        self._ask(cluster.n_workers, at=-cluster.startup_s)
+        requests = []
         for number, (time_s, speed) in enumerate(cluster.additions, cluster.n_workers):
+            requests.append((time_s, worker_name(number)))
             self._speeds[worker_name(number)] = speed
             self._model.at(time_s + cluster.startup_s, WorkerAdded(worker_name(number)))
+        self._requests = deque(sorted(requests))
         self._n_named = len(self._speeds)
         for time_s, number in cluster.failures:
             self._model.at(time_s, WorkerRemoved(worker_name(number)))
@@ -178,7 +203,7 @@ class VirtualEngine:
     @property
     def most_workers(self) -> int | None:
         """Workers that there can ever be."""
-        return len(self._speeds) if self._max_workers is None else self._max_workers
+        return self._most
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
@@ -199,26 +224,53 @@ class VirtualEngine:
 
     def scale(self, n_workers: int) -> None:
         """Scale the cluster, if it can be scaled."""
-        if self._max_workers is None:
-            return
-        n_workers = max(1, min(n_workers, self._max_workers))
-        self._bill = self._bill.ask(n_workers, at=self.now())
+        if self._can_scale:
+            self._resize(max(1, min(n_workers, self._most)))
+
+    def _resize(self, n_workers: int) -> None:
+        self._n_wanted = n_workers
         staying = [w for w in self._model.workers if w not in self._leaving]
         self._coming = {w: at for w, at in self._coming.items() if w not in self._model.workers}
-        for _ in range(n_workers - len(staying) - len(self._coming)):
-            worker = worker_name(self._n_named)
-            self._n_named += 1
+        n_more = max(0, n_workers - len(staying) - len(self._coming))
+        new = [worker_name(self._n_named + k) for k in range(n_more)]
+        self._n_named += n_more
+        comes_at = self.now() + self._startup_s
+        self._choose_pools(new, comes_at)
+        for worker in new:
             self._speeds[worker] = 1.0
-            self._coming[worker] = self.now() + self._startup_s
-            self._model.at(self._coming[worker], WorkerAdded(worker))
+            self._coming[worker] = comes_at
+            self._model.at(comes_at, WorkerAdded(worker))
         n_over = len(staying) + len(self._coming) - n_workers
+        prices = {w: self._bill.prices.get(pool, 0.0) for w, pool in self._pool.items()}
         while n_over > 0 and self._coming:  # what has not come need not come
-            worker, comes_at = self._coming.popitem()
-            self._model.at(comes_at, WorkerRemoved(worker, expected=True))
+            worker = max(reversed(self._coming), key=lambda w: prices[w])
+            self._model.at(self._coming.pop(worker), WorkerRemoved(worker, expected=True))
             n_over -= 1
-        for worker in self._model.dispatcher.cheapest(n_over, but=self._leaving):
+        for worker in self._model.dispatcher.cheapest(n_over, but=self._leaving, prices=prices):
             self._leaving.add(worker)
             self._model.at(self.now(), DrainRequested(worker))
+        self._ask(n_workers, at=self.now())
+
+    def _choose_pools(self, workers: list[str], comes_at: float) -> None:
+        """Choose the pools of new workers, and when each is taken back."""
+        pools = self._cluster.workers
+        hired = {*self._model.workers, *self._coming} - self._leaving
+        there = Counter(self._pool[worker] for worker in hired if worker in self._pool)
+        starts = share_out(pools, len(workers), there=there)
+        names = [name for name, n in starts.items() for _ in range(n)]
+        names = names or [pools[0].name if pools else ""]
+        for worker, name in zip_longest(workers, names[: len(workers)], fillvalue=names[-1]):
+            self._pool[worker] = name
+            lifetime_s = self._cluster.lifetime_s(worker, name, self._seed)
+            self._model.take_back(worker, comes_at + lifetime_s, notice_s=self._cluster.notice_s)
+
+    def _ask(self, n_workers: int, *, at: float) -> None:
+        """Write on the bill who was asked for; with pools, each of those there or to come."""
+        if not self._cluster.workers:
+            self._bill = self._bill.ask(n_workers, at=at)
+            return
+        asked = {*self._model.workers, *self._coming}
+        self._bill = self._bill.ask(Counter(self._pool[worker] for worker in asked), at=at)
 
     def check_alive(self) -> None:
         """Raise an error if nothing will ever happen again.
@@ -231,6 +283,11 @@ class VirtualEngine:
         NoWorkersError
             If all workers have died, and none will come.
         """
+        if self._n_in_vain > MOST_IN_VAIN:
+            raise SearchError(
+                f"{self._n_in_vain} workers were taken back and no unit has ended since: at "
+                f"{self._cluster.interruptions_per_hour:g} interruptions an hour nothing is trained"
+            )
         if not self._is_over:
             return
         if not self._model.workers:
@@ -263,11 +320,17 @@ class VirtualEngine:
     def _read(self) -> None:
         """Read what is new in the model's outcome."""
         outcome = self._model.outcome
-        n_units, n_loads, n_pieces, n_rests = self._n_read
-        self._n_read = [
-            len(of) for of in (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests)
-        ]
+        n_units, n_loads, n_pieces, n_rests, n_noticed = self._n_read
+        lists = (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests, outcome.noticed)
+        self._n_read = [len(of) for of in lists]
+        if noticed := outcome.noticed[n_noticed:]:
+            self._n_in_vain += len(noticed)
+            self._leaving.update(noticed)
+        if len(outcome.timeline) > n_units:
+            self._n_in_vain = 0
         self._count_workers()
+        if noticed:  # another one is asked for at once
+            self._resize(self._n_wanted)
         self._heard += [ShardLoaded(*loaded) for loaded in outcome.loaded[n_loads:]]
         for ran in outcome.pieces[n_pieces:]:
             self._heard.append(self._trained(PieceRecord, ran))
@@ -291,22 +354,30 @@ class VirtualEngine:
 
     def _count_workers(self) -> None:
         """Write who came and who left on the bill."""
-        while self._requests and self._requests[0] <= self.now():
-            self._bill = self._bill.ask(self._bill.asked + 1, at=self._requests.popleft())
+        while self._requests and self._requests[0][0] <= self.now():
+            time_s, worker = self._requests.popleft()
+            self._n_wanted += 1
+            self._coming[worker] = time_s + self._startup_s
+            self._choose_pools([worker], self._coming[worker])
+            self._ask(self._bill.asked + 1, at=time_s)
         there = self._model.workers
         if there == self._there:
             return
         for worker in set(self._there) - set(there):
             self._bill = self._bill.leave(worker, at=self.now())
-            if self._max_workers is None:  # nobody asks for another one in its place
-                self._bill = self._bill.ask(self._bill.asked - 1, at=self.now())
+            if not self._replaces:  # nobody asks for another one in its place
+                self._n_wanted -= 1
+                self._ask(self._bill.asked - 1, at=self.now())
         for worker in set(there) - set(self._there):
-            self._bill = self._bill.join(worker, at=self.now())
+            self._coming.pop(worker, None)
+            self._bill = self._bill.join(worker, at=self.now(), pool=self._pool[worker])
         lost = set(self._there) - set(there) - self._leaving
         self._there = there
         self._is_news = True
-        if lost and self._max_workers is not None:  # such a cluster replaces what it loses
-            self.scale(self._bill.asked)
+        if lost and self._replaces:  # such a cluster replaces what it loses
+            self._resize(self._n_wanted)
+        elif self._cluster.workers:
+            self._ask(self._n_wanted, at=self.now())
 
     def _trained(self, kind: type[Work], ran: Ran) -> Work:
         """Say what a training unit has come to that is over, or was stopped."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagsel.arguments import checked
@@ -14,12 +16,14 @@ from dagsel.flow import Direction, Flow, limits_of
 from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import to_seconds
-from dagsel.planning.prices import read_price
+from dagsel.planning.budget import price_for, to_seconds
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
-from dagsel.views.preview import Preview, Row
+from dagsel.views.preview import Interval, Preview, Row
+
+#: So often a search is simulated whose workers are taken back, each time with other draws.
+N_DRAWS = 10
 
 
 def preview(
@@ -65,12 +69,14 @@ def preview(
         As for `dagsel.optimize`: the preview ends where the run would be ended. Without a price,
         here or in the flow, no money is shown.
     seed
-        Seeds the flow and the draws of configurations.
+        Seeds the flow, the draws of configurations, and those of interruptions.
 
     Returns
     -------
     Preview
-        A table and a drawing of the workers over time.
+        A table and a drawing of the workers over time. If the cluster's workers are taken back
+        (`SimulatedCluster.interruptions_per_hour`), with the least and the most time and cost of
+        10 simulations, of which the table has the first.
 
     Raises
     ------
@@ -108,9 +114,10 @@ def preview(
     )
     seed, n_workers = given.seed, given.n_workers
     deadline_s = math.inf if deadline is None else to_seconds("deadline", deadline)
-    _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour)
+    pools = cluster.workers if isinstance(cluster, SimulatedCluster) else ()
+    _, limit = limits_of(flow.traits, None, budget, price_per_worker_hour, pools)
     budget_s = math.inf if budget is None or limit is None else limit.worker_seconds
-    price = limit.price if limit else read_price(price_per_worker_hour)
+    price = limit.price if limit else price_for(price_per_worker_hour, pools)
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
     if plan is not None and all(value is None for value in told):
@@ -125,22 +132,27 @@ def preview(
             f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
             f"workers are there, {cluster.startup_s:g} s after they are asked for"
         )
-    run = simulate(
-        flow,
-        curves,
-        cluster,
-        seed=seed,
-        space=space,
-        direction=direction,
-        deadline=deadline,
-        budget=budget,
-        price_per_worker_hour=price_per_worker_hour,
-    )
+    given = {"seed": seed, "space": space, "direction": direction, "deadline": deadline}
+    given |= {"budget": budget, "price_per_worker_hour": price_per_worker_hour}
+    run = simulate(flow, curves, cluster, **given)
+    interval = None
+    if cluster.interruptions_per_hour:
+        others = [replace(cluster, draw=cluster.draw + k) for k in range(1, N_DRAWS)]
+        interval = _interval([run, *(simulate(flow, curves, other, **given) for other in others)])
     rows = _spans(run)
     _check_any(rows)
     ends_early = any(turn.get("event", {}).get("is") == "DeadlineReached" for turn in _turns(run))
     n_trials = len({unit.unit.trial for unit in _trained(run)})
-    return Preview(name, "simulation", rows, n_trials, ends_early, price)
+    return Preview(name, "simulation", rows, n_trials, ends_early, price, interval)
+
+
+def _interval(runs: Sequence[SimulatedRun]) -> Interval:
+    """Return from where to where the same search goes, with its workers taken back otherwise."""
+    seconds = sorted(run.seconds + run.cluster.startup_s for run in runs)
+    costs = sorted(run.cost for run in runs)
+    money = sorted(run.money for run in runs if run.money is not None)
+    ends = (money[0], money[-1]) if money else None
+    return Interval(len(runs), (seconds[0], seconds[-1]), (costs[0], costs[-1]), ends)
 
 
 def _check_any(rows: Sequence[Row]) -> None:
@@ -218,10 +230,11 @@ def _turns(run: SimulatedRun) -> list[Any]:
     return [entry for entry in run.journal if entry["is"] == "turn"]
 
 
-def _costs(run: SimulatedRun) -> list[tuple[float, float]]:
+def _costs(run: SimulatedRun, what: str = "worker_seconds") -> list[tuple[float, float]]:
     """Return pairs of time and cost until then, from the first request on."""
-    turns = [(turn["seconds"], turn["worker_seconds"]) for turn in _turns(run)]
-    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, run.cost)]
+    turns = [(turn["seconds"], turn.get(what, 0.0)) for turn in _turns(run)]
+    end = run.cost if what == "worker_seconds" else run.money or 0.0
+    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, end)]
 
 
 def _trained(run: SimulatedRun) -> list[UnitWork]:
@@ -233,6 +246,7 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
     began, units = -run.cluster.startup_s, _trained(run)
     spans = billed_spans(_costs(run))
+    paid = _costs(run, "money") if run.bill.prices else []
     return tuple(
         Row(
             span.start - began,
@@ -240,9 +254,18 @@ def _spans(run: SimulatedRun) -> tuple[Row, ...]:
             _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
             span.n_workers,
             span.cost,
+            _cost_until(paid, span.stop) - _cost_until(paid, span.start) if paid else None,
         )
         for span in spans
     )
+
+
+def _cost_until(costs: Sequence[tuple[float, float]], seconds: float) -> float:
+    """Return what is billed until a time; between two times, as if all the time the same."""
+    at = max(1, min(bisect_right(costs, seconds, key=lambda cost: cost[0]), len(costs) - 1))
+    (start, before), (stop, after) = costs[at - 1 : at + 1]
+    share = (seconds - start) / (stop - start) if stop > start else 1.0
+    return before + share * (after - before)
 
 
 def _gangs(units: Iterable[UnitWork]) -> tuple[tuple[int, int], ...]:

@@ -14,7 +14,9 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Sampling, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.planning.budget import Bill, Budget
+from dagsel.planning.bill import Bill
+from dagsel.planning.budget import Budget, price_for
+from dagsel.planning.prices import Price
 from dagsel.simulation.cluster import SimulatedCluster
 from dagsel.simulation.curves import Curves
 from dagsel.simulation.engine import VirtualEngine
@@ -45,6 +47,8 @@ class SimulatedRun(Result):
         All events and decisions, as a run on a cluster writes them.
     bill
         When workers were requested, joined and left.
+    price
+        What an hour of a worker costs, of pools of the dearest; None if it is not known.
     deadline_s, budget
         The limits that it had; None for no limit.
     """
@@ -52,6 +56,7 @@ class SimulatedRun(Result):
     cluster: SimulatedCluster
     journal: Sequence[Mapping[str, Any]]
     bill: Bill
+    price: Price | None = None
     deadline_s: float | None = None
     budget: Budget | None = None
 
@@ -64,6 +69,13 @@ class SimulatedRun(Result):
     def cost(self) -> float:
         """Worker-seconds that are billed, from request to release."""
         return self.bill.worker_seconds(self.seconds)
+
+    @property
+    def money(self) -> float | None:
+        """What that costs, each worker at its own price; None if no price is known."""
+        if self.bill.prices:
+            return self.bill.money(self.seconds)
+        return None if self.price is None else self.price.of(self.cost)
 
     @property
     def _limits(self) -> tuple[float | None, Budget | None]:
@@ -110,7 +122,8 @@ def simulate(
     metric
         Name of the metric.
     deadline, budget, price_per_worker_hour
-        As for `dagsel.optimize`, in virtual time; by default the flow's own, if it has any.
+        As for `dagsel.optimize`, in virtual time; by default the flow's own, if it has any. Pools
+        of the cluster have prices of their own.
     order
         Journal of another run of the flow. Trials report in its order: an epoch is reported only
         when those before it are.
@@ -153,12 +166,15 @@ def simulate(
     check_curves(curves)
     check_simulated(cluster)
     flow = flow.fresh()
-    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
+    limits = (flow.traits, deadline, budget, price_per_worker_hour, cluster.workers)
+    deadline_s, cost = limits_of(*limits)
+    price = cost.price if cost else price_for(price_per_worker_hour, cluster.workers)
     name = f"simulated-{seed}"
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
     record = Record(name, cluster.n_shards, direction)
     journal: list[Mapping[str, Any]] = []
-    engine = VirtualEngine(curves, cluster, metric, order=read_order(order))
+    engine = VirtualEngine(curves, cluster, metric, order=read_order(order), seed=seed)
+    in_money = cluster.workers and cost is not None and cost.amount is not None
     runner = Runner(
         flow,
         driver,
@@ -169,10 +185,11 @@ def simulate(
         metric,
         seed=seed,
         deadline_s=deadline_s,
-        budget_s=None if cost is None else cost.worker_seconds,
+        budget_s=None if cost is None or in_money else cost.worker_seconds,
+        budget_money=cost.amount if cost is not None and in_money else None,
     )
     runner.run()
-    told = (driver.study, metric, record, cluster, journal, engine.bill)
+    told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)
 
 

@@ -68,6 +68,7 @@ class VirtualOutcome:
     loaded: list[tuple[Worker, int]] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)  # why trials, or (as trial -1) the run
     rests: list[TrialRests] = field(default_factory=list)
+    noticed: list[Worker] = field(default_factory=list)  # workers that are to be taken back
 
     @property
     def makespan_s(self) -> float:
@@ -175,6 +176,13 @@ class VirtualCluster:
         """Add a round at a time."""
         self.at(time_s, RoundAdded(round_))
 
+    def take_back(self, worker: Worker, time_s: float, *, notice_s: float) -> None:
+        """Plan that a worker is lost, and is told so some seconds before.
+
+        It stops its unit at the next batch, if that ends before.
+        """
+        self._plan(time_s, lambda: self._notice(worker, notice_s))
+
     def run(self) -> VirtualOutcome:
         """Run until nothing happens any more."""
         while self._agenda and self.step():
@@ -252,6 +260,22 @@ class VirtualCluster:
         broken = [bind for bind in self._bound() if worker in bind.members]
         back = [event for bind in broken for event in self._take_back(bind, is_whole=False)]
         return [WorkerRemoved(worker, expected), *ready, *back]
+
+    def _notice(self, worker: Worker, notice_s: float) -> list[DispatchEvent]:
+        if worker not in self._machines:
+            return []
+        self.outcome.noticed.append(worker)
+        if notice_s <= 0.0:
+            return self._kill(worker, expected=False)
+        self._plan(self.now_s + notice_s, lambda: self._kill(worker, expected=False))
+        for bind in [bind for bind in self._bound() if worker in (bind.worker, *bind.members)]:
+            stop_s = self._batch_end(bind.worker, bind.unit, self.now_s)
+            if stop_s < self.now_s + notice_s:
+                self._plan_to_stop(bind, stop_s)
+        return [DrainRequested(worker)]
+
+    def _plan_to_stop(self, bind: Bind, stop_s: float) -> None:
+        self._plan(stop_s, lambda: self._preempted(bind.unit, bind.worker))
 
     def _bound(self) -> Iterable[Bind]:
         return (bind for machine in self._machines.values() for bind in machine.queue)

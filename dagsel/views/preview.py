@@ -28,6 +28,8 @@ class Row:
         The most workers that are billed at a time.
     worker_seconds
         What all workers are billed.
+    money
+        The same in money, if workers differ in their price.
     """
 
     begins_s: float
@@ -35,11 +37,22 @@ class Row:
     gangs: tuple[tuple[int, int], ...]
     n_workers: int
     worker_seconds: float
+    money: float | None = None
 
     @property
     def n_trials(self) -> int:
         """Trials that train in it."""
         return sum(n for _, n in self.gangs)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The least and the most that a search takes, of so many in which workers are taken back."""
+
+    n: int
+    seconds: tuple[float, float]
+    worker_seconds: tuple[float, float]
+    money: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,7 +74,9 @@ class Preview:
     ends_early
         Whether deadline or budget end the run before its own end.
     price
-        What an hour of a worker costs; None if it is not known.
+        What an hour of a worker costs; of pools, of the dearest. None if it is not known.
+    interval
+        What the search takes where workers are taken back at other times; None if they are not.
     """
 
     flow: str
@@ -70,6 +85,7 @@ class Preview:
     n_trials: int
     ends_early: bool
     price: Price | None = None
+    interval: Interval | None = None
 
     @property
     def seconds(self) -> float:
@@ -94,18 +110,40 @@ class Preview:
     @property
     def money(self) -> float | None:
         """What it costs; None if the price is not known."""
-        return None if self.price is None else self.price.of(self.worker_seconds)
+        known = [row.money for row in self.rows if row.money is not None]
+        if known or self.price is None:
+            return sum(known) if known else None
+        return self.price.of(self.worker_seconds)
+
+    def _money(self, row: Row) -> float | None:
+        if row.money is not None:
+            return row.money
+        return None if self.price is None else self.price.of(row.worker_seconds)
 
     def __repr__(self) -> str:
         chart = text_chart(_levels(self.rows), seconds=self.seconds, most=self.n_workers)
-        lines = [f"<{self._title()}", *text_table(self._table()), "", *chart]
+        lines = [f"<{self._title()}", *text_table(self._table())]
+        lines += [*(f" {told}" for told in self._range()), "", *chart]
         return "\n".join(lines) + ">"
 
     def _repr_html_(self) -> str:
         bars = [(row.begins_s, row.lasts_s, row.n_workers) for row in self.rows]
         text = f"up to {self.n_workers} workers over {span(self.seconds)}"
         chart = svg_chart(bars, seconds=self.seconds, most=self.n_workers, text=text)
-        return f"<p>{escape(self._title())}</p>{html_table(self._table())}{chart}"
+        ranges = "".join(f"<p>{escape(told)}</p>" for told in self._range())
+        return f"<p>{escape(self._title())}</p>{html_table(self._table())}{ranges}{chart}"
+
+    def _range(self) -> list[str]:
+        """Say what the search takes where workers are taken back at other times."""
+        if self.interval is None:
+            return []
+        least_s, most_s = self.interval.seconds
+        few, many = (amount(seconds / 60) for seconds in self.interval.worker_seconds)
+        told = f"{span(least_s)} to {span(most_s)}, {few} to {many} worker-minutes"
+        if self.interval.money is not None and self.price is not None:
+            low, high = self.interval.money
+            told += f", {low:,.2f} to {high:,.2f} {self.price.currency}"
+        return [f"of {self.interval.n} with workers taken back at other times: {told}"]
 
     def _title(self) -> str:
         how = "its own plan" if self.source == "arithmetic" else "a simulation"
@@ -131,8 +169,7 @@ class Preview:
         rows.append((*total, amount(self.worker_minutes)))
         if self.price is None:
             return rows
-        costs = [*(row.worker_seconds for row in self.rows), self.worker_seconds]
-        money = [f"{self.price.of(cost):,.2f}" for cost in costs]
+        money = [f"{cost:,.2f}" for cost in (*map(self._money, self.rows), self.money)]
         return [(*row, cell) for row, cell in zip(rows, [self.price.currency, *money], strict=True)]
 
 

@@ -15,7 +15,7 @@ from dagsel.errors import CheckpointNotFoundError
 from dagsel.flow import DeadlineReached, Decision, Event, Finish
 from dagsel.history.record import Record
 from dagsel.messages import Message, StatePlace, UnitRecord
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.study import StudyDriver
 
 #: What happens between two turns of the runner: messages, or a change of the engine and none.

@@ -37,7 +37,7 @@ from dagsel.flow import (
 )
 from dagsel.history.record import Record
 from dagsel.messages import Message
-from dagsel.planning.budget import Bill
+from dagsel.planning.bill import Bill
 from dagsel.session import LockedJournal
 from dagsel.storage import RunDir
 

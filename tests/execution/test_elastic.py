@@ -378,6 +378,14 @@ def test_a_job_goes_with_its_last_worker() -> None:
         assert list(cluster.worker_spec) == [1]
 
 
+def test_as_many_jobs_are_asked_for_as_hold_the_workers() -> None:
+    with jobs_of_two(1) as (cluster, client):
+        for n_workers, n_jobs in ((3, 2), (4, 2), (5, 3), (1, 1), (2, 1)):
+            with driving(client) as driver:
+                driver.grow(n_workers)
+            assert len(cluster.worker_spec) == n_jobs
+
+
 def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> None:
     with jobs_of_two(2) as (_, client):
         driver = elastic_for(client)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from dagsel.codec import from_json, to_json
 from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.errors import SearchError
-from dagsel.planning.budget import Bill, read_budget
+from dagsel.planning.bill import Bill
+from dagsel.planning.budget import read_budget
 
 WORKERS = [(f"w{k}", f"n{k // 3}") for k in range(7)]
 ASKS = st.tuples(st.just("ask"), st.integers(0, 8))
