@@ -14,7 +14,6 @@ Three kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
@@ -23,25 +22,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, Status
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
-    end_processes,
     limit_here,
     limit_of_gpus,
     own_since,
     workers_of,
 )
 from dagsel.execution.jobs import jobs_of
+from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
 from dagsel.planning.capacity import ClusterCapacity
 
 logger = logging.getLogger("dagsel")
 
-#: Seconds that a cluster may take to close workers by itself before they are retired.
-CLOSE_TIMEOUT_S = 30.0
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
@@ -224,8 +221,11 @@ class ClusterDriver(ABC):
                             self.on_grown()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
-                with self._changed:
-                    self._troubles.append(f"scaling the cluster: {type(error).__name__}: {error}")
+                self._trouble(f"{type(error).__name__}: {error}")
+
+    def _trouble(self, reason: str) -> None:
+        with self._changed:
+            self._troubles.append(f"scaling the cluster: {reason}")
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
@@ -316,15 +316,14 @@ class _ByName(ClusterDriver):
         surplus = self.wanted - n_workers
         if surplus > 0:
             self._give_up(surplus)
-            return
-        n_specs = len(self.cluster.worker_spec)
+        else:
+            self._start_more(-(surplus // self.node_size))
+
+    def _start_more(self, n_specs: int) -> None:
         try:
-            # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
-            SpecCluster.scale(self.cluster, n_specs + -(surplus // self.node_size))
-        except Exception:
-            # LocalCUDACluster raises when it has no more devices, before it starts what it can.
+            add_workers(self.cluster, n_specs, self._trouble)
+        except Exception:  # LocalCUDACluster has no more devices
             self.most = self.wanted
-            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec))
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -368,37 +367,14 @@ class _ByName(ClusterDriver):
         """
         there, specs = {*_workers(self.client).values()}, self._specs()
         self._jobs.look(specs, there)
-        machines = list(self.cluster.workers.items())
-        gone = {name for name, m in machines if m.status in GONE or self._jobs.is_refused(m)}
+        machines = dict(self.cluster.workers)
+        self._jobs.find_refused(machines.values())
+        gone = {name for name, machine in machines.items() if machine.status in GONE}
         gone |= self._jobs.ended()
         self._withdraw(name for name in gone & specs.keys() if not specs[name] & there)
 
     def _withdraw(self, names: Iterable[Any]) -> None:
-        # cluster.scale might close any worker, and does not see that a job of several has started.
-        withdrawn = set(names)
-        if withdrawn:
-            self.cluster.sync(_withdraw, self.cluster, withdrawn)
-
-
-async def _withdraw(cluster: Any, names: set[Any]) -> None:
-    """Take back the specifications of these names; wait a while until their workers have gone.
-
-    Dask waits until all workers have started before it closes one, so those that are still starting
-    on this machine are ended here. Whatever else is still to start is closed when it has.
-    """
-    there = cluster.workers.values()
-    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
-    going = asyncio.ensure_future(cluster.scale_down(names))
-    going.add_done_callback(_read)
-    await end_processes(starting)
-    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
-
-
-def _read(going: asyncio.Future[Any]) -> None:
-    """Read the outcome, or the event loop would log that nobody did."""
-    if not going.cancelled():
-        error = going.exception()
-        logger.debug("workers were withdrawn: %s", error or "all went well")
+        withdraw(self.cluster, set(names))
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:

@@ -6,7 +6,7 @@ Dask does not hear what becomes of a job in its queue. This keeps what can be kn
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Status
@@ -56,9 +56,14 @@ class Jobs:
         late = self._clock() - RESTART_S
         return {job for job, since in self.alone.items() if since < late}
 
-    def is_refused(self, machine: Any) -> bool:
-        """Whether the batch system has not taken a job."""
-        return bool(machine.status == Status.created)
+    def find_refused(self, jobs: Iterable[Any]) -> None:
+        """Mark those as failed that the batch system has not taken.
+
+        dask-jobqueue does not, and Dask then fails to close the cluster.
+        """
+        for job in jobs:
+            if job.status == Status.created:
+                job.status = Status.failed
 
 
 class NoJobs(Jobs):
@@ -67,9 +72,8 @@ class NoJobs(Jobs):
     def look(self, specs: Mapping[Any, set[str]], there: set[str]) -> None:
         """Do nothing."""
 
-    def is_refused(self, machine: Any) -> bool:
-        """Return False."""
-        return False
+    def find_refused(self, jobs: Iterable[Any]) -> None:
+        """Do nothing."""
 
 
 def jobs_of(cluster: Any) -> Jobs:

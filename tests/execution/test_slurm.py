@@ -24,7 +24,7 @@ from distributed import Client
 from slurm import PATH, Job, Slurm, slurm, why_not
 
 import dagsel
-from dagsel.errors import DagselError
+from dagsel.errors import DagselError, NoWorkersError
 from dagsel.execution.elastic import elastic_for
 from dagsel.flow import (
     Ask,
@@ -304,11 +304,13 @@ def test_a_killed_driver_is_resumed_on_another_kind_of_cluster(
     began_on, goes_on_on = kinds
     folder = RunDir(str(tmp_path / "run"))
     command = [sys.executable, "-m", "tests.execution.slurm_driver", began_on, str(tmp_path)]
-    driver = subprocess.Popen(command)
+    log = tmp_path / "driver.log"
+    with log.open("wb") as out:
+        driver = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     while n_reports(folder) < N_TRIALS:
         with suppress(subprocess.TimeoutExpired):
             driver.wait(0.05)
-        assert driver.poll() is None
+        assert driver.poll() is None, log.read_text()
     theirs = psutil.Process(driver.pid).children(recursive=True)
     driver.kill()
     driver.wait()
@@ -333,6 +335,16 @@ def n_reports(folder: RunDir) -> int:
     except DagselError:  # it is not there yet
         return 0
     return sum(entry.get("event", {}).get("is") == "Reported" for entry in entries)
+
+
+def test_a_job_that_slurm_refuses_is_told_with_its_reason(
+    queue: Queue, search: Any, tmp_path: Path
+) -> None:
+    with slurm_cluster(tmp_path, queue="nobodys") as cluster:
+        with pytest.raises(NoWorkersError, match="Invalid partition"):
+            search(ASHA(max_epochs=9, n_trials=4), cluster, worker_timeout=3.0)
+        assert cluster.worker_spec == {}
+    assert queue.jobs == {}
 
 
 def test_the_number_of_workers_of_a_job_is_known_however_it_is_given(tmp_path: Path) -> None:
