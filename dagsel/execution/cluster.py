@@ -43,6 +43,7 @@ __all__ = [
     "silent",
     "told_if_slow",
     "why_no_room",
+    "withdraw",
     "workers_of",
 ]
 
@@ -323,6 +324,27 @@ async def _end_process(nanny: Nanny) -> None:
         with suppress(ValueError):  # it has ended
             await process.process.kill()  # Dask would wait until it has started
     await nanny.close(timeout=END_S)
+
+
+async def withdraw(cluster: Any, names: set[Any], timeout_s: float) -> None:
+    """Take back the specifications of these names; wait a while until their workers have gone.
+
+    Dask waits until all workers have started before it closes one, so those that are still starting
+    on this machine are ended here. Whatever else is still to start is closed when it has.
+    """
+    there = cluster.workers.values()
+    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
+    going = asyncio.ensure_future(cluster.scale_down(names))
+    going.add_done_callback(_read)
+    await end_processes(starting)
+    await asyncio.wait([going], timeout=timeout_s)
+
+
+def _read(going: asyncio.Future[Any]) -> None:
+    """Read the outcome, or the event loop would log that nobody did."""
+    if not going.cancelled():
+        error = going.exception()
+        logger.debug("workers were withdrawn: %s", error or "all went well")
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:

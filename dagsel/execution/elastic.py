@@ -14,13 +14,13 @@ Three kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
@@ -29,13 +29,14 @@ from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
-    end_processes,
     limit_here,
     limit_of_gpus,
     own_since,
+    withdraw,
     workers_of,
 )
 from dagsel.planning.capacity import ClusterCapacity
+from dagsel.planning.pools import Workers
 
 logger = logging.getLogger("dagsel")
 
@@ -73,6 +74,9 @@ class ClusterDriver(ABC):
 
     #: Workers that the cluster has refused to exceed; None until it has refused some.
     most: int | None = None
+    #: Pools of workers, and what an hour of one costs; empty if they are all alike.
+    pools: tuple[Workers, ...] = ()
+    prices: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
@@ -104,6 +108,15 @@ class ClusterDriver(ABC):
     @abstractmethod
     def close_workers(self, workers: Collection[str]) -> None:
         """Do what `retire` asks for."""
+
+    @property
+    def wanted_of(self) -> Mapping[str, int]:
+        """The same by pool."""
+        return {"": self.wanted}
+
+    def pool_of(self, name: str) -> str:
+        """Return the pool of the worker of this name."""
+        return ""
 
     @property
     def can_scale(self) -> bool:
@@ -309,11 +322,13 @@ class _ByName(ClusterDriver):
         surplus = self.wanted - n_workers
         if surplus > 0:
             self._give_up(surplus)
-            return
-        n_specs = len(self.cluster.worker_spec)
+        else:
+            self._start_more(-(surplus // self.node_size))
+
+    def _start_more(self, n_specs: int) -> None:
         try:
             # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
-            SpecCluster.scale(self.cluster, n_specs + -(surplus // self.node_size))
+            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec) + n_specs)
         except Exception:
             # LocalCUDACluster raises when it has no more devices, before it starts what it can.
             self.most = self.wanted
@@ -342,11 +357,14 @@ class _ByName(ClusterDriver):
         specs = dict(self.cluster.worker_spec)
         return {name: _members(name, spec) for name, spec in specs.items()}
 
+    def _newest(self) -> list[tuple[Any, set[str]]]:
+        return list(reversed(self._specs().items()))
+
     def _give_up(self, n_workers: int) -> None:
         """Withdraw the newest specifications of which no worker has started."""
         there = {*_workers(self.client).values()}
         unmet = []
-        for name, members in reversed(self._specs().items()):
+        for name, members in self._newest():
             if len(members) <= n_workers and not members & there:
                 unmet.append(name)
                 n_workers -= len(members)
@@ -368,28 +386,7 @@ class _ByName(ClusterDriver):
         # cluster.scale might close any worker, and does not see that a job of several has started.
         withdrawn = set(names)
         if withdrawn:
-            self.cluster.sync(_withdraw, self.cluster, withdrawn)
-
-
-async def _withdraw(cluster: Any, names: set[Any]) -> None:
-    """Take back the specifications of these names; wait a while until their workers have gone.
-
-    Dask waits until all workers have started before it closes one, so those that are still starting
-    on this machine are ended here. Whatever else is still to start is closed when it has.
-    """
-    there = cluster.workers.values()
-    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
-    going = asyncio.ensure_future(cluster.scale_down(names))
-    going.add_done_callback(_read)
-    await end_processes(starting)
-    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
-
-
-def _read(going: asyncio.Future[Any]) -> None:
-    """Read the outcome, or the event loop would log that nobody did."""
-    if not going.cancelled():
-        error = going.exception()
-        logger.debug("workers were withdrawn: %s", error or "all went well")
+            self.cluster.sync(withdraw, self.cluster, withdrawn, CLOSE_TIMEOUT_S)
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:
