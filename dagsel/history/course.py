@@ -16,6 +16,8 @@ Mark: TypeAlias = Literal["", "session", "stage", "end"]
 MOST_SPANS = 12
 #: Equal parts in which a run is shown if the number of its workers never changes.
 N_PARTS = 4
+#: Moments that are closer than this, in seconds, say nothing of how many workers are billed.
+LEAST_S = 0.2
 _NOTHING_S = 1e-9
 
 
@@ -63,7 +65,7 @@ class BilledSpan:
         return sum((most - one.n_workers) * (one.stop - one.start) for one in (self, other))
 
 
-def billed_spans(costs: Sequence[tuple[float, float]]) -> list[BilledSpan]:
+def billed_spans(costs: Sequence[tuple[float, float]], *, noise: float = 1e-6) -> list[BilledSpan]:
     """Return the spans in each of which the same number of workers is billed.
 
     If there are many, neighbours are one, first those for which it is least wrong. If there is
@@ -73,6 +75,8 @@ def billed_spans(costs: Sequence[tuple[float, float]]) -> list[BilledSpan]:
     ----------
     costs
         Pairs of time and the worker-seconds that are billed until then, in their order.
+    noise
+        A number of workers that is above a whole one by so little is that one.
 
     Examples
     --------
@@ -81,7 +85,9 @@ def billed_spans(costs: Sequence[tuple[float, float]]) -> list[BilledSpan]:
 BilledSpan(start=2.0, stop=5.0, n_workers=1, cost=3.0)]
     """
     spans = [
-        BilledSpan(start, stop, math.ceil((after - before) / (stop - start) - 1e-6), after - before)
+        BilledSpan(
+            start, stop, math.ceil((after - before) / (stop - start) - noise), after - before
+        )
         for (start, before), (stop, after) in pairwise(costs)
         if stop - start > _NOTHING_S
     ]
@@ -120,29 +126,33 @@ class Course:
         at = bisect_right(self.moments, seconds, key=_seconds)
         if at in (0, len(self.moments)):
             return 0.0 if at == 0 else self.end.worker_seconds
-        a = self.moments[at - 1]
-        return a.worker_seconds + self._rate(at) * (seconds - a.seconds)
-
-    def n_billed(self, seconds: float) -> float:
-        """Return how many workers were billed at a time, on average since the moment before."""
-        at = bisect_right(self.moments, seconds, key=_seconds)
-        return 0.0 if at in (0, len(self.moments)) else self._rate(at)
-
-    def _rate(self, at: int) -> float:
         a, b = self.moments[at - 1 : at + 1]
-        return (b.worker_seconds - a.worker_seconds) / (b.seconds - a.seconds)
+        share = (seconds - a.seconds) / (b.seconds - a.seconds)
+        return a.worker_seconds + share * (b.worker_seconds - a.worker_seconds)
 
     def between(self, start: float, stop: float) -> list[Moment]:
         """Return the moment that holds at the start of a span, and those in it."""
         first = max(0, bisect_right(self.moments, start, key=_seconds) - 1)
         return [m for m in self.moments[first:] if m.seconds < stop]
 
+    def costs(self, start: float, stop: float) -> list[tuple[float, float]]:
+        """Return times between two and what was billed until each, for rates between them.
+
+        Time and cost of a moment are not read at once, so moments that are close say nothing.
+        """
+        least_s = max(LEAST_S, (self.end.seconds - self.begin) / 1000)
+        points = [(start, self.cost(start))]
+        for moment in self.moments:
+            if moment.seconds - points[-1][0] >= least_s and stop - moment.seconds >= least_s:
+                points.append((moment.seconds, moment.worker_seconds))
+        return [*points, (stop, self.cost(stop))]
+
     def bars(self) -> list[tuple[float, float, float]]:
         """Return spans as a drawing has them: begin, length, workers that are billed."""
         return [
-            (a.seconds, b.seconds - a.seconds, self._rate(at))
-            for at, (a, b) in enumerate(pairwise(self.moments), 1)
-            if b.seconds - a.seconds > _NOTHING_S
+            (start, stop - start, (after - before) / (stop - start))
+            for (start, before), (stop, after) in pairwise(self.costs(self.begin, self.end.seconds))
+            if stop - start > _NOTHING_S
         ]
 
 

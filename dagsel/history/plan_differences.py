@@ -11,6 +11,7 @@ from dagsel.history.course import Course, Moment
 from dagsel.history.plan_rows import PlanRow, PlanSpan, first_training
 from dagsel.history.record import Record
 from dagsel.planning.budget import Budget
+from dagsel.planning.capacity import Plan
 
 #: What differs by less is not told: so many seconds or worker-seconds, and such a share.
 _LEAST, _SHARE = 0.05, 0.02
@@ -41,17 +42,21 @@ def differences(
 
 
 def _plans(record: Record) -> Iterator[tuple[float, str]]:
-    for number, (at, plan) in enumerate(record.plans):
-        if plan.reason:
-            yield at, f"planned {'again ' if number else ''}at {span(at)}: {plan.reason}"
+    for at, plan in record.plans[1:]:
+        yield at, f"planned again at {span(at)}" + (f": {plan.reason}" if plan.reason else "")
 
 
 def _far(one: float, other: float) -> bool:
     return abs(one - other) > max(_LEAST, _SHARE * max(abs(one), abs(other)))
 
 
-def _workers(n: float) -> str:
-    return f"{amount(n)} worker" + ("" if n == 1 else "s")
+def _count(n: float, what: str) -> str:
+    told = amount(n)
+    return f"{told} {what}" + ("" if told == "1" else "s")
+
+
+def _begin(plan: Plan) -> float:
+    return min((stage.begins_s for stage in plan.stages), default=math.inf)
 
 
 def _were(n: int) -> str:
@@ -77,17 +82,18 @@ def _row(record: Record, course: Course, row: PlanRow, planned: PlanSpan) -> Ite
         if _far(done.lasts_s, planned.lasts_s):
             yield f"{name} lasted {span(done.lasts_s)}, not {span(planned.lasts_s)}"
         if done.n_trials != planned.n_trials:
-            yield f"{name} trained {done.n_trials} trials, not {planned.n_trials}" + _failed(
-                record, done
-            )
+            n, of = done.n_trials, planned.n_trials
+            is_cut = any(abs(_begin(plan) - planned.ends_s) < 1e-6 for _, plan in record.plans[1:])
+            again = "; it was planned again before its end" if is_cut else ""
+            yield f"{name} trained {_count(n, 'trial')}, not {of}{_failed(record, done)}{again}"
         why = _why_others(course, done, planned.n_workers)
         if why:
             yield f"{name} had {_range(course, done)}, not {amount(planned.n_workers)}: {why}"
     if _far(done.worker_seconds, planned.worker_seconds):
+        billed = _count(done.worker_seconds, "worker-second")
         yield (
-            f"{'the start' if name == 'start' else name} was billed "
-            f"{amount(done.worker_seconds)} worker-seconds, {amount(planned.worker_seconds)} were "
-            "planned"
+            f"{'the start' if name == 'start' else name} was billed {billed}, "
+            f"{amount(planned.worker_seconds)} were planned"
         )
 
 
@@ -102,7 +108,7 @@ def _failed(record: Record, done: PlanSpan) -> str:
 def _range(course: Course, done: PlanSpan) -> str:
     there = [moment.n_workers for moment in course.between(done.begins_s, done.ends_s)]
     low, high = min(there), max(there)
-    return _workers(high) if low == high else f"{low} to {_workers(high)}"
+    return _count(high, "worker") if low == high else f"{low} to {_count(high, 'worker')}"
 
 
 def _why_others(course: Course, done: PlanSpan, planned: float) -> str:
@@ -132,9 +138,10 @@ def _losses(course: Course, moments: Sequence[Moment]) -> Iterator[str]:
             continue
         at, later = after.seconds, [m for m in course.moments if m.seconds > after.seconds]
         back = next((m.seconds for m in later if m.n_workers >= before.n_workers), None)
-        rate = course.n_billed(at - 1e-6)
-        billed = (b.seconds for b in [after, *later])
-        freed = next((s for s in billed if course.n_billed(s) < rate - _PLACE), None)
+        bars = course.bars()
+        rate = next((n for begin, lasts, n in bars if begin < at <= begin + lasts), math.inf)
+        after_it = (begin for begin, _, n in bars if begin >= at and n < rate - _PLACE)
+        freed = next(after_it, None)
         one = n == 1
         told = f"{'one' if one else n} {_were(n)} lost at {span(at)}"
         if freed is not None and (back is None or freed < back):
@@ -161,7 +168,7 @@ def _growth(record: Record, course: Course) -> Iterator[tuple[float, str]]:
         same = [m for i, m in enumerate(later) if all(x.n_wanted == wanted for x in later[: i + 1])]
         came = next((m.seconds for m in same if m.n_workers >= wanted), None)
         planned = next((s for made, s in reversed(startups) if made <= at), startups[0][1])
-        who = f"the {_workers(n)} that {_were(n)} asked for at {span(at)}"
+        who = f"the {_count(n, 'worker')} that {_were(n)} asked for at {span(at)}"
         if came is None:
             most = max((m.n_workers for m in same), default=asked.n_workers) - asked.n_workers
             came_too = "none" if most <= 0 else f"only {most}"
@@ -179,7 +186,7 @@ def _sessions(record: Record, course: Course) -> Iterator[tuple[float, str]]:
             begin.seconds,
             (
                 f"another session went on at {span(begin.seconds)}; its first unit began at "
-                f"{span(first)}, after {amount(cost)} worker-seconds"
+                f"{span(first)}, after {_count(cost, 'worker-second')}"
             ),
         )
 
@@ -199,12 +206,12 @@ def _ends(
     if release is not None and release.lasts_s > _LEAST:
         told.append(
             f"the release of the workers took {span(release.lasts_s)} and "
-            f"{amount(release.worker_seconds)} worker-seconds"
+            f"{_count(release.worker_seconds, 'worker-second')}"
         )
     if budget is None or budget.worker_seconds == math.inf:
         return told
     left = budget.worker_seconds - course.end.worker_seconds
-    of = f"{amount(abs(left))} worker-seconds"
+    of = _count(abs(left), "worker-second")
     if left > _LEAST:
         told.append(f"{of} of {amount(budget.worker_seconds)} were not used: {_why(record, end)}")
     elif left < -_LEAST:

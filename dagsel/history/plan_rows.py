@@ -112,9 +112,8 @@ def plan_rows(record: Record) -> list[PlanRow]:
         names = [f"stage {number}" for number in range(1, len(stages) + 1)]
         costs += [(at, course.cost(at)) for at in begins[1:]]
     else:
-        moments = [m for m in course.moments if started < m.seconds <= end.seconds]
-        inner = [costs[-1], *((m.seconds, m.worker_seconds) for m in moments)]
-        spans = billed_spans(inner)
+        inner = course.costs(started, end.seconds)
+        spans = billed_spans(inner, noise=0.1)
         names = [f"part {number}" for number in range(1, len(spans) + 1)]
         costs += [(s.start, course.cost(s.start)) for s in spans[1:]]
     costs += [(end.seconds, end.worker_seconds)]

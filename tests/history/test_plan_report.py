@@ -75,7 +75,7 @@ def plan(*stages: tuple[float, float, int, int], startup_s: float = 3.0, reason:
 def one_lost() -> Story:
     """Tell of four workers that come late, and of which one is lost in the second stage."""
     story = Story().wait(0.2, 0)
-    first = plan((3.2, 16.8, 4, 8), (20.0, 40.0, 4, 4), reason="there may be 4 workers")
+    first = plan((3.2, 16.8, 4, 8), (20.0, 40.0, 4, 4), reason="the search begins")
     story.begin(8, Scale(4), first, Wake(20.0), n_workers=0)
     story.wait(4.3, 4).turn(WorkersChanged(4))
     story.wait(5.3, 4)
@@ -123,7 +123,6 @@ def test_what_was_planned_and_done_stand_side_by_side() -> None:
 def test_each_difference_has_a_sentence() -> None:
     report = one_lost().report(60.0, Budget(240.0))
     assert report.differences == (
-        "Planned at 0.2 s: there may be 4 workers.",
         "The 4 workers that were asked for at 0.2 s came after 4.1 s, 3 s were planned.",
         "The first unit began after 4.3 s, 3.2 s were planned.",
         "The start was billed 16.4 worker-seconds, 12 were planned.",
@@ -196,8 +195,18 @@ def test_a_plan_that_is_made_again_replaces_the_rest_of_the_first() -> None:
     story.wait(10.0, 1).trained(0, 5.0).trained(1, 5.0).turn(None, Finish())
     report = story.report(10.0, Budget(13.0))
     assert [row.planned.lasts_s for row in report.rows if row.planned] == [3.0, 7.0]
-    assert report.differences[0] == "Planned again at 3 s: a unit takes 2 s, not 1 s."
+    assert report.differences == ("Planned again at 3 s: a unit takes 2 s, not 1 s.",)
     assert sum(row.planned.worker_seconds for row in report.rows if row.planned) == 13.0
+
+
+def test_trials_that_did_not_train_before_a_plan_was_made_again_are_told() -> None:
+    story = Story().begin(1, plan((0.0, 4.0, 1, 4), startup_s=0.0)).wait(3.0, 1).trained(0, 3.0)
+    story.turn(None, plan((3.0, 2.0, 1, 1), startup_s=0.0), Train(0, 1), Wake(5.0)).wait(5.0, 1)
+    story.trained(0, 2.0).turn(None, Finish())
+    assert story.report().differences == (
+        "Stage 1 trained 1 trial, not 4; it was planned again before its end.",
+        "Planned again at 3 s.",
+    )
 
 
 def test_a_stage_that_did_not_begin_is_told() -> None:
@@ -215,7 +224,7 @@ def test_a_bill_above_the_budget_and_a_late_end_are_told() -> None:
     story = Story().begin(1).wait(12.0, 1).trained(0, 12.0).turn(None, Finish()).ended(13.0, 1)
     assert story.report(10.0, Budget(10.0)).differences == (
         "The search ended 2 s after the deadline of 10 s.",
-        "The release of the workers took 1 s and 1 worker-seconds.",
+        "The release of the workers took 1 s and 1 worker-second.",
         "The bill is 3 worker-seconds above the budget of 10.",
     )
 
@@ -230,6 +239,17 @@ def test_another_session_is_told_with_what_its_start_has_cost() -> None:
     assert story.report().differences == (
         "Another session went on at 5 s; its first unit began at 7 s, after 4 worker-seconds.",
     )
+
+
+def test_time_and_cost_that_are_not_read_at_once_make_no_workers() -> None:
+    story = Story().begin(1)
+    for number in range(1, 400):
+        story.wait(number / 20, 4)
+        story.cost += 0.004 * (-1) ** number  # a millisecond of four workers
+        story.turn(WorkersChanged(4))
+    report = story.trained(0, story.seconds).report()
+    assert [row.name for row in report.rows] == [f"part {n}" for n in range(1, 5)]
+    assert all(n == pytest.approx(4, abs=0.1) for _, _, n in report.billed)
 
 
 # ---- laws, for any run
