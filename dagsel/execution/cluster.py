@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import dask.config
 import dask.system
-from distributed import Client, LocalCluster, Nanny, Status
+from distributed import Client, LocalCluster
 
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
@@ -23,6 +22,7 @@ from dagsel.errors import ClusterError
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
+from dagsel.execution.spec_cluster import end_workers
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 
@@ -34,8 +34,6 @@ __all__ = [
     "check_cluster",
     "close",
     "connect",
-    "end_processes",
-    "end_workers",
     "limit_here",
     "limit_of_gpus",
     "local_cluster",
@@ -43,7 +41,6 @@ __all__ = [
     "silent",
     "told_if_slow",
     "why_no_room",
-    "withdraw",
     "workers_of",
 ]
 
@@ -59,13 +56,11 @@ _TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
     "threads_per_worker": 2,
     "host": "127.0.0.1",
-    "dashboard_address": "127.0.0.1:0",
+    "dashboard_address": None,  # nobody is told where it is, and its start takes 0.4 s
     "silence_logs": logging.ERROR,
 }
 
 
-#: Seconds that a worker process has to end by itself; a unit's batch may hold it up.
-END_S = 2.0
 #: When `connect` began to start a cluster, by `time.monotonic`.
 _began_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
 
@@ -298,53 +293,6 @@ def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
             cluster.close(timeout=timeout_s)
     except TimeoutError:
         logger.warning("the cluster did not close within %g s", timeout_s)
-
-
-def end_workers(cluster: LocalCluster) -> None:
-    """End all worker processes of a cluster of ours within seconds; they hand nothing over."""
-    if cluster.status == Status.running:
-        cluster.sync(_end_workers, cluster)
-
-
-async def _end_workers(cluster: LocalCluster) -> None:
-    cluster.worker_spec.clear()  # so that none is started again
-    await end_processes(cluster._created)
-
-
-async def end_processes(workers: Iterable[Any]) -> None:
-    """End those of the workers of a `LocalCluster` that are processes."""
-    nannies = [worker for worker in workers if isinstance(worker, Nanny)]
-    ends = asyncio.gather(*map(_end_process, nannies), return_exceptions=True)
-    await asyncio.wait([ends], timeout=2 * END_S)
-
-
-async def _end_process(nanny: Nanny) -> None:
-    process = nanny.process
-    if process is not None and process.status == Status.starting and process.process is not None:
-        with suppress(ValueError):  # it has ended
-            await process.process.kill()  # Dask would wait until it has started
-    await nanny.close(timeout=END_S)
-
-
-async def withdraw(cluster: Any, names: set[Any], timeout_s: float) -> None:
-    """Take back the specifications of these names; wait a while until their workers have gone.
-
-    Dask waits until all workers have started before it closes one, so those that are still starting
-    on this machine are ended here. Whatever else is still to start is closed when it has.
-    """
-    there = cluster.workers.values()
-    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
-    going = asyncio.ensure_future(cluster.scale_down(names))
-    going.add_done_callback(_read)
-    await end_processes(starting)
-    await asyncio.wait([going], timeout=timeout_s)
-
-
-def _read(going: asyncio.Future[Any]) -> None:
-    """Read the outcome, or the event loop would log that nobody did."""
-    if not going.cancelled():
-        error = going.exception()
-        logger.debug("workers were withdrawn: %s", error or "all went well")
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:

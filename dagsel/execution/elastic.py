@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
-from distributed import Client, LocalCluster, SchedulerPlugin, SpecCluster, Status
+from distributed import Client, LocalCluster, SchedulerPlugin, Status
 
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import (
@@ -32,16 +32,14 @@ from dagsel.execution.cluster import (
     limit_here,
     limit_of_gpus,
     own_since,
-    withdraw,
     workers_of,
 )
+from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.planning.pools import Workers
 
 logger = logging.getLogger("dagsel")
 
-#: Seconds that a cluster may take to close workers by itself before they are retired.
-CLOSE_TIMEOUT_S = 30.0
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
@@ -236,8 +234,11 @@ class ClusterDriver(ABC):
                             self.on_grown()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
-                with self._changed:
-                    self._troubles.append(f"scaling the cluster: {type(error).__name__}: {error}")
+                self._trouble(f"{type(error).__name__}: {error}")
+
+    def _trouble(self, reason: str) -> None:
+        with self._changed:
+            self._troubles.append(f"scaling the cluster: {reason}")
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:
@@ -327,12 +328,9 @@ class _ByName(ClusterDriver):
 
     def _start_more(self, n_specs: int) -> None:
         try:
-            # By specifications: dask-jobqueue's own `scale` counts workers, others count jobs.
-            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec) + n_specs)
-        except Exception:
-            # LocalCUDACluster raises when it has no more devices, before it starts what it can.
+            add_workers(self.cluster, n_specs, self._trouble)
+        except Exception:  # LocalCUDACluster has no more devices
             self.most = self.wanted
-            SpecCluster.scale(self.cluster, len(self.cluster.worker_spec))
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
@@ -383,10 +381,7 @@ class _ByName(ClusterDriver):
         )
 
     def _withdraw(self, names: Iterable[Any]) -> None:
-        # cluster.scale might close any worker, and does not see that a job of several has started.
-        withdrawn = set(names)
-        if withdrawn:
-            self.cluster.sync(withdraw, self.cluster, withdrawn, CLOSE_TIMEOUT_S)
+        withdraw(self.cluster, set(names))
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:

@@ -20,6 +20,7 @@ from dagsel.checks import short_traceback
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import WorkerLimit, workers_of
 from dagsel.execution.elastic import ADAPTS, GONE, ClusterDriver, _ByName, elastic_for
+from dagsel.execution.spec_cluster import add_workers
 from dagsel.planning.hiring import pool_of, share_out
 from dagsel.planning.pools import Workers, dearest, most_of
 
@@ -151,12 +152,10 @@ class _ByPool(_ByName):
 
     def _start_more(self, n_specs: int) -> None:
         starts = self._share_out(n_specs)
-        pools = {pool.name: pool for pool in self.pools}
-        for name, n in starts.items():
-            for _ in range(n):
-                self._start(pools[name])
-        self.cluster.loop.add_callback(self.cluster._correct_state)
-        if sum(starts.values()) < n_specs:
+        pools = [pool for pool in self.pools for _ in range(starts.get(pool.name, 0))]
+        specs = map(self._spec, pools)
+        add_workers(self.cluster, len(pools), self._trouble, lambda: next(specs))
+        if len(pools) < n_specs:
             self.most = self.wanted
             each = ", ".join(f"{pool.name} {pool.most}" for pool in self.pools)
             raise ClusterError(f"more workers were wanted than the pools may have: {each}")
@@ -176,7 +175,8 @@ class _ByPool(_ByName):
         """Pools that do not deliver at present."""
         return [pool for pool, until in self._short_until.items() if until > self._now()]
 
-    def _start(self, pool: Workers) -> None:
+    def _spec(self, pool: Workers) -> dict[Any, Any]:
+        """Return the specification of a new worker of a pool, with its name."""
         (spec,) = self.cluster.new_worker_spec().values()
         name = f"{pool.name}-{self.cluster._i}"
         self.cluster._i += 1  # so that no name comes twice
@@ -184,7 +184,7 @@ class _ByPool(_ByName):
         cls = import_term(spec["cls"]) if isinstance(spec["cls"], str) else spec["cls"]
         options = {**spec.get("options", {}), **pool.options}
         made = {"cls": partial(self._make, name, cls), "options": options}
-        self.cluster.worker_spec[name] = {**spec, **made}
+        return {name: {**spec, **made}}
 
     def _make(self, spec: str, cls: Any, *args: Any, **options: Any) -> Any:
         machine = self._machines[spec] = cls(*args, **options)

@@ -9,8 +9,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from dagsel.execution.cluster import end_workers, told_if_slow
+from dagsel.execution.cluster import told_if_slow
 from dagsel.execution.elastic import ClusterDriver
+from dagsel.execution.spec_cluster import end_workers
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
@@ -30,6 +30,7 @@ class Moment:
     n_workers: int  # that were there, as the flow was told
     n_wanted: int | None = None  # by the flow; None if it has not said
     mark: Mark = ""
+    money: float | None = None  # paid until then, if workers differ in their price
 
 
 class TrainedSpan(NamedTuple):
@@ -123,12 +124,19 @@ class Course:
 
     def cost(self, seconds: float) -> float:
         """Return the worker-seconds that were billed until a time."""
+        return self._until(seconds, lambda moment: moment.worker_seconds)
+
+    def money(self, seconds: float) -> float:
+        """Return what was paid until a time; 0 if all workers have one price."""
+        return self._until(seconds, lambda moment: moment.money or 0.0)
+
+    def _until(self, seconds: float, value: Callable[[Moment], float]) -> float:
         at = bisect_right(self.moments, seconds, key=_seconds)
         if at in (0, len(self.moments)):
-            return 0.0 if at == 0 else self.end.worker_seconds
+            return 0.0 if at == 0 else value(self.end)
         a, b = self.moments[at - 1 : at + 1]
         share = (seconds - a.seconds) / (b.seconds - a.seconds)
-        return a.worker_seconds + share * (b.worker_seconds - a.worker_seconds)
+        return value(a) + share * (value(b) - value(a))
 
     def between(self, start: float, stop: float) -> list[Moment]:
         """Return the moment that holds at the start of a span, and those in it."""

@@ -38,9 +38,6 @@ class PlanReport:
         known.
     billed, planned
         Workers over time, as triples: begin, length, and a number of workers.
-    paid
-        What all workers were paid, if they differ in their price. What is planned is shown at the
-        price in `budget`, what was done in each row at the average of the run.
     """
 
     run: str
@@ -51,7 +48,6 @@ class PlanReport:
     budget: Budget | None
     billed: tuple[_Bar, ...]
     planned: tuple[_Bar, ...]
-    paid: float | None = None
 
     @classmethod
     def of(
@@ -74,7 +70,6 @@ class PlanReport:
             budget,
             tuple(Course(record.course).bars()) if record.course else (),
             tuple(planned),
-            record.money,
         )
 
     @property
@@ -90,12 +85,15 @@ class PlanReport:
     @property
     def money(self) -> float | None:
         """What it cost; None if the price is not known."""
-        return self._money(self.worker_seconds, is_done=True)
+        return self._money([row.done for row in self.rows])
 
-    def _money(self, worker_seconds: float, *, is_done: bool) -> float | None:
-        if is_done and self.paid is not None:
-            return self.paid * worker_seconds / (self.worker_seconds or 1.0)
-        return None if self.budget is None else self.budget.money(worker_seconds)
+    def _money(self, parts: Sequence[PlanSpan | None]) -> float | None:
+        there = [part for part in parts if part is not None]
+        paid = [part.money for part in there if part.money is not None]
+        if paid:
+            return sum(paid)
+        price = None if self.budget is None else self.budget.price
+        return None if price is None else price.of(sum(part.worker_seconds for part in there))
 
     def __repr__(self) -> str:
         lines = [f"<{self._title()}"]
@@ -134,41 +132,34 @@ class PlanReport:
         titles = ("begins", "lasts", "trials", "workers", "worker-min")
         return titles if self.money is None else (*titles, self._currency)
 
-    def _cells(self, part: PlanSpan | None, *, is_done: bool) -> tuple[str, ...]:
+    def _cells(self, part: PlanSpan | None) -> tuple[str, ...]:
         if part is None:
             return ("",) * len(self._titles())
         n_trials = str(part.n_trials) if part.n_trials else ""
         when = (span(part.begins_s), span(part.lasts_s), n_trials)
-        cost = self._cost(part.worker_seconds, is_done=is_done)
-        return (*when, amount(part.n_workers), *cost)
+        return (*when, amount(part.n_workers), *self._cost([part]))
 
-    def _cost(self, worker_seconds: float, *, is_done: bool) -> tuple[str, ...]:
-        money = self._money(worker_seconds, is_done=is_done)
-        return (amount(worker_seconds / 60), *(() if money is None else (f"{money:,.2f}",)))
+    def _cost(self, parts: Sequence[PlanSpan]) -> tuple[str, ...]:
+        minutes, money = sum(part.worker_seconds for part in parts) / 60, self._money(parts)
+        return (amount(minutes), *(() if money is None else (f"{money:,.2f}",)))
 
-    def _total(
-        self, parts: Sequence[PlanSpan | None], n_trials: int, *, is_done: bool
-    ) -> tuple[str, ...]:
+    def _total(self, parts: Sequence[PlanSpan | None], n_trials: int) -> tuple[str, ...]:
         there = [part for part in parts if part is not None]
         if not there:
-            return self._cells(None, is_done=is_done)
+            return self._cells(None)
         trials = str(n_trials) if n_trials else ""
-        cost = self._cost(sum(part.worker_seconds for part in there), is_done=is_done)
-        return ("", span(sum(part.lasts_s for part in there)), trials, "", *cost)
+        return ("", span(sum(part.lasts_s for part in there)), trials, "", *self._cost(there))
 
-    def _side(
-        self, parts: Sequence[PlanSpan | None], n_trials: int, *, is_done: bool
-    ) -> list[tuple[str, ...]]:
-        rows = [self._cells(part, is_done=is_done) for part in parts]
-        return [self._titles(), *rows, self._total(parts, n_trials, is_done=is_done)]
+    def _side(self, parts: Sequence[PlanSpan | None], n_trials: int) -> list[tuple[str, ...]]:
+        return [self._titles(), *map(self._cells, parts), self._total(parts, n_trials)]
 
     def _sides(self) -> tuple[list[str], list[tuple[str, ...]], list[tuple[str, ...]]]:
         """Return the names of the rows, and the cells of what was planned and of what was done."""
         planned = [row.planned for row in self.rows]
         most = max((part.n_trials for part in planned if part is not None), default=0)
         names = ["", *(row.name for row in self.rows), "total"]
-        done = self._side([row.done for row in self.rows], self.n_trials, is_done=True)
-        return names, self._side(planned, most, is_done=False), done
+        done = self._side([row.done for row in self.rows], self.n_trials)
+        return names, self._side(planned, most), done
 
     def _text_table(self) -> list[str]:
         names, planned, done = self._sides()

@@ -25,12 +25,15 @@ class PlanSpan:
         Trials that train in it.
     worker_seconds
         What its workers are billed.
+    money
+        The same in money, if workers differ in their price; else None.
     """
 
     begins_s: float
     lasts_s: float
     n_trials: int
     worker_seconds: float
+    money: float | None = None
 
     @property
     def n_workers(self) -> float:
@@ -106,22 +109,27 @@ def plan_rows(record: Record) -> list[PlanRow]:
     course, stages = Course(record.course), planned_stages(record.plans)
     end = course.search_end
     started = min(first_training(record.trained, course.begin), end.seconds)
-    costs = [(course.begin, 0.0), (started, course.cost(started))]
+    times = [started]
     if stages:
-        begins = _stage_begins(course, stages, started)
+        times += _stage_begins(course, stages, started)[1:]
         names = [f"stage {number}" for number in range(1, len(stages) + 1)]
-        costs += [(at, course.cost(at)) for at in begins[1:]]
     else:
-        inner = course.costs(started, end.seconds)
-        spans = billed_spans(inner, noise=0.1)
+        spans = billed_spans(course.costs(started, end.seconds), noise=0.1)
+        times += [span.start for span in spans[1:]]
         names = [f"part {number}" for number in range(1, len(spans) + 1)]
-        costs += [(s.start, course.cost(s.start)) for s in spans[1:]]
-    costs += [(end.seconds, end.worker_seconds)]
-    if not names:  # nothing was trained
-        costs[1:] = costs[-1:]
+    spent = [(at, course.cost(at), course.money(at)) for at in times]
+    last = (end.seconds, end.worker_seconds, end.money or 0.0)
+    spent = [(course.begin, 0.0, 0.0), *(spent if names else ()), last]
+    is_paid = record.money is not None
     done = [
-        PlanSpan(start, stop - start, n_trials_in(record.trained, start, stop), after - before)
-        for (start, before), (stop, after) in pairwise(costs)
+        PlanSpan(
+            begin,
+            stop - begin,
+            n_trials_in(record.trained, begin, stop),
+            after - before,
+            paid_after - paid_before if is_paid else None,
+        )
+        for (begin, before, paid_before), (stop, after, paid_after) in pairwise(spent)
     ]
     first = _planned_start(stages[0], record.plans[0][1].startup_s) if stages else None
     planned = [first, *(_planned(stage) for stage in stages)]
@@ -131,9 +139,10 @@ def plan_rows(record: Record) -> list[PlanRow]:
         for name, before, after in zip(["start", *names], planned, done, strict=True)
     ]
     if course.end.mark == "end":
-        release = course.end.seconds - end.seconds
+        release_s = course.end.seconds - end.seconds
         cost = course.end.worker_seconds - end.worker_seconds
-        rows.append(PlanRow("release", None, PlanSpan(end.seconds, release, 0, cost)))
+        paid = (course.end.money or 0.0) - (end.money or 0.0) if is_paid else None
+        rows.append(PlanRow("release", None, PlanSpan(end.seconds, release_s, 0, cost, paid)))
     return [row for row in rows if row.planned is not None or row.done is not None]
 
 

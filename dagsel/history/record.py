@@ -214,7 +214,7 @@ class Record:
 
     def _mark(self, mark: Mark = "") -> None:
         spent = (self.seconds, self.worker_seconds)
-        self.course.append(Moment(*spent, self.n_workers, self.wanted, mark))
+        self.course.append(Moment(*spent, self.n_workers, self.wanted, mark, self.money))
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]

@@ -146,6 +146,17 @@ def test_what_a_budget_in_money_has_bought_is_in_the_table() -> None:
     assert "<th>USD, planned</th>" in report._repr_html_()
 
 
+def test_workers_that_differ_in_price_are_in_each_row_at_what_they_cost() -> None:
+    story = Story().begin(1, plan((0.0, 4.0, 1, 1), (4.0, 6.0, 1, 1), startup_s=0.0))
+    story.wait(4.0, 1).trained(0, 4.0).turn(None, Train(0, 1), Wake(10.0), money=4.0)
+    story.wait(10.0, 1).trained(0, 6.0).turn(None, Finish(), money=5.5)  # a quarter of the price
+    report = story.report(10.0, Budget(20.0, Price(3600.0, "EUR")))
+    assert [row.done.money for row in report.rows if row.done] == [4.0, 1.5]
+    assert report.money == 5.5
+    assert [row.planned.money for row in report.rows if row.planned] == [None, None]
+    assert [line.split()[-1] for line in repr(report).splitlines()[3:6]] == ["4.00", "1.50", "5.50"]
+
+
 def test_a_notebook_shows_the_same() -> None:
     report = one_lost().report(60.0, Budget(240.0))
     shown = report._repr_html_()

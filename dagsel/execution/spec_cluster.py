@@ -1,0 +1,120 @@
+"""What is changed of a `SpecCluster`, in its own event loop.
+
+`SpecCluster.scale` does not serve: it might close any worker, does not see that a job of several
+workers has started, and lets Tornado log the traceback of a worker that does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
+from typing import Any
+
+from distributed import LocalCluster, Nanny, Status
+
+#: Seconds that a worker process has to end by itself; a unit's batch may hold it up.
+END_S = 2.0
+#: Seconds that a cluster may take to close workers by itself before nobody waits any more.
+CLOSE_TIMEOUT_S = 30.0
+
+logger = logging.getLogger("dagsel")
+
+
+def add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]] | None = None,
+) -> None:
+    """Add so many specifications, of which each starts a worker or a job; wait for none.
+
+    `new_spec` returns the next one with its name, by default one of the cluster's own.
+
+    If one does not start, `failed` is called with the reason, in another thread. What a cluster
+    raises that can have no more is raised, and those start that it could add.
+    """
+    cluster.sync(_add_workers, cluster, n_specs, failed, new_spec or cluster.new_worker_spec)
+
+
+async def _add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]],
+) -> None:
+    added: set[Any] = set()
+
+    def read(going: asyncio.Future[None]) -> None:
+        error = None if going.cancelled() else going.exception()
+        if error is not None and added <= cluster.worker_spec.keys():  # else it was given up
+            failed(f"{type(error).__name__}: {error.__cause__ or error}")
+
+    try:
+        for _ in range(n_specs):
+            spec = new_spec()
+            cluster.worker_spec.update(spec)
+            added.update(spec)
+    finally:
+        going = asyncio.ensure_future(cluster.scale_down(()))  # which starts what is missing
+        going.add_done_callback(read)
+
+
+def withdraw(cluster: Any, names: Collection[Any]) -> None:
+    """Take back the specifications of these names; wait a while until their workers have gone.
+
+    Dask waits until all workers have started before it closes one, so those that are still starting
+    on this machine are ended here. Whatever else is still to start is closed when it has.
+    """
+    if names:
+        cluster.sync(_withdraw, cluster, set(names))
+
+
+async def _withdraw(cluster: Any, names: set[Any]) -> None:
+    there = cluster.workers.values()
+    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
+    going = asyncio.ensure_future(cluster.scale_down(names))
+    going.add_done_callback(_read)
+    await asyncio.sleep(0)  # so that the specifications are gone when the processes end
+    await _end_processes(starting)
+    await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
+
+
+def _read(going: asyncio.Future[None]) -> None:
+    """Read the outcome, or the event loop would log that nobody did."""
+    if not going.cancelled():
+        logger.debug("workers were withdrawn: %s", going.exception() or "all went well")
+
+
+def end_workers(cluster: LocalCluster) -> None:
+    """End all worker processes of a cluster of ours within seconds; they hand nothing over."""
+    if cluster.status == Status.running:
+        cluster.sync(_end_workers, cluster)
+
+
+async def _end_workers(cluster: LocalCluster) -> None:
+    cluster.worker_spec.clear()  # so that none is started again
+    await _end_processes(cluster._created)
+
+
+async def _end_processes(workers: Iterable[Any]) -> None:
+    """End those of the workers of a `LocalCluster` that are processes."""
+    nannies = [worker for worker in workers if isinstance(worker, Nanny)]
+    ends = asyncio.gather(*map(_end_process, nannies), return_exceptions=True)
+    await asyncio.wait([ends], timeout=2 * END_S)
+
+
+async def _end_process(nanny: Nanny) -> None:
+    """End a worker's process: at once if it is still starting."""
+    patience_ends = time.monotonic() + END_S
+    while nanny.process is None and nanny.status in (Status.init, Status.starting):
+        if time.monotonic() > patience_ends:
+            return  # closed now it would start nevertheless, and stay: Dask closes it when it can
+        await asyncio.sleep(0.01)
+    process = nanny.process
+    if process is not None and process.status == Status.starting and process.process is not None:
+        with suppress(ValueError):  # it has ended
+            await process.process.kill()  # Dask would wait until it has started
+    await nanny.close(timeout=END_S)
