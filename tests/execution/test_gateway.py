@@ -101,7 +101,7 @@ def test_a_search_scales_the_cluster(gateway: Any, tmp_path: Path) -> None:
     workload = SyntheticWorkload(
         seconds=0.1, n_batches=4, value=lambda config, epoch: config["quality"] - 1 / (1 + epoch)
     )
-    flow = SEER("16 s", 48, reduction_factor=2, max_workers=1, min_stage=4, mode="paper")
+    flow = SEER("16 s", 48, reduction_factor=2, max_workers_per_trial=1, min_stage=4, mode="paper")
     assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
     run = dagsel.optimize(
         optuna.create_study(direction="maximize"),
