@@ -121,9 +121,12 @@ class Workforce:
         return ""
 
     def settle(self) -> None:
-        """Have all workers that pools may have, if there were none and nobody wants a number."""
+        """Keep as many workers of pools as were asked for, if nobody wants a number.
+
+        Those that are taken back are replaced then.
+        """
         if self._n_wanted is None and self.driver is not None and self.driver.pools:
-            self.want(self.capacity.most_workers or max(1, len(self.staying)))
+            self.want(max(1, len(self.staying), self._n_asked or 0))
 
     def ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.
