@@ -45,7 +45,7 @@ class FirstEpoch:
         if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
             return None
         if record.finished:
-            is_vain = record.best is None and clock.are_over and not record.failures
+            is_vain = record.trials and not (record.best or record.failures) and clock.are_over
             return TooLittleTime(self._say_at_end()) if is_vain else None
         if self._is_said or not self._look():
             return None
@@ -104,7 +104,9 @@ class FirstEpoch:
                 f"{told}, and of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are "
                 f"over: the least that would do is about deadline={upwards(clock.end_s + over_s)}"
             )
-        assert clock.budget_s is not None, "the run has an end"
+        if clock.budget_s is None:
+            assert clock.budget_money is not None, "the run has an end"
+            return f"{told}, and a budget of {clock.budget_money:g} pays for less: give it more"
         rate = (clock.budget_s - clock.worker_seconds) / max(1e-9, clock.left_s)
         return (
             f"{told}, and of the budget of {clock.budget_s:g} worker-seconds "

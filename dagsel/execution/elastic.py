@@ -79,6 +79,7 @@ class ClusterDriver(ABC):
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
         self.on_grown: Callable[[], None] = lambda: None  # called in the thread after each `fill`
+        self.taken: set[str] = set()  # names of workers that went at notice and do not come back
         self._requests: list[Request] = []
         self._changed = threading.Condition()
         self._troubles: list[str] = []
@@ -377,7 +378,9 @@ class _ByName(ClusterDriver):
         self._withdraw(
             name
             for name, machine in list(self.cluster.workers.items())
-            if machine.status in GONE and name in specs and not specs[name] & there
+            if name in specs
+            and not specs[name] & there
+            and (machine.status in GONE or specs[name] <= self.taken)
         )
 
     def _withdraw(self, names: Iterable[Any]) -> None:
@@ -428,10 +431,16 @@ class _ByNumber(ClusterDriver):
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         there = _workers(self.client)
-        self._scale(max(n_workers + len(there.keys() & {*besides}), len(there)))
+        n_workers += len(there.keys() & {*besides})
+        if n_workers >= len(there):
+            self._scale(n_workers)
+        elif self.wanted > len(there):  # it would close some of those that are there
+            self._scale(len(there))
 
     def close_workers(self, workers: Collection[str]) -> None:
-        left = max(0, self.wanted - len(workers))
+        # Those that came after they had been given up were not wanted.
+        n_unwanted = max(0, len(_workers(self.client).keys() | {*workers}) - self.wanted)
+        left = max(0, self.wanted - max(0, len(workers) - n_unwanted))
         self.client.register_plugin(Leaving(workers))
         try:
             self._scale(left)

@@ -414,6 +414,8 @@ class DaskEngine:
         """Yield what came from the cluster; wait at most so long for the first message."""
         self._workforce.settle()
         self._workforce.ask_again()
+        if missing := self._workforce.missing():
+            yield Note(missing)
         try:
             for trouble in self.driver.troubles() if self.driver is not None else ():
                 if trouble not in self._troubles:

@@ -128,7 +128,8 @@ class _ByPool(_ByName):
     def wanted_of(self) -> Mapping[str, int]:
         found: Counter[str] = Counter()
         for name, members in self._specs().items():
-            found[self._pool(name)] += len(members)
+            if not members <= self._leaving:
+                found[self._pool(name)] += len(members)
         return found
 
     def pool_of(self, name: str) -> str:

@@ -16,7 +16,10 @@ from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 
 #: A cluster that has fewer workers than it should is asked for them again after so long.
-ASK_AGAIN_S = 10.0
+ASK_AGAIN_S = 2.0
+#: Workers are missed once they take so many times as long to come as workers do, or so many
+#: seconds at least, or where nobody knows how long they take.
+MISSED_AFTER, MISSED_AFTER_S, MISSED_AFTER_UNKNOWN_S = 4, 5.0, 12.0
 
 logger = logging.getLogger("dagsel")
 
@@ -31,6 +34,7 @@ class Workforce:
     n_first: int = 1  # workers to ask for if there is none
     there: set[str] = field(default_factory=set)  # workers that can run units
     leaving: set[str] = field(default_factory=set)
+    _names: dict[str, str] = field(default_factory=dict)  # of workers that can run units
     _retiring: set[str] = field(default_factory=set)  # those of them that the cluster shall close
     _found: frozenset[str] = frozenset()  # workers that were there before the run
     _n_before: int | None = None  # workers that the cluster was to have before we changed it
@@ -38,6 +42,9 @@ class Workforce:
     _n_asked: int | None = None  # workers that were asked for again
     _asked_at: float = -math.inf  # unless one has been lost since
     _requests: deque[float] = field(default_factory=deque)  # of workers that have not come
+    _n_found: int = 0  # workers that the cluster was to have before the run, those to come as well
+    _short_since: float | None = None  # when fewer were there than wanted; None if all are there
+    _has_told: bool = False  # that some have not come, since then
     _bill: Bill = field(default_factory=Bill)
     _writing: threading.Lock = field(default_factory=threading.Lock)  # on bill and capacity
 
@@ -76,20 +83,36 @@ class Workforce:
             self._bill = self._bill.join(worker, at=since, node=place[0], pool=place[1])
         if own_since is not None:
             self._requests.extend([since] * len(names))
-        if driver is not None and driver.pools and names:  # those that are taken back are replaced
-            self._n_wanted = len(names)
+        if driver is not None and driver.can_scale:
+            self._n_found = driver.wanted
+            self._bill = self._bill.ask(driver.wanted_of, at=since)
+            if driver.pools and names:  # those that are taken back are replaced
+                self._n_wanted = len(names)
 
     def miss(self, worker: str) -> None:
         """Note that a worker has gone; nobody may have heard that it was there."""
+        name = self._names.pop(worker, None)
+        if name is not None and self.driver is not None and worker in self.leaving - self._retiring:
+            self.driver.taken.add(name)
         for known in (self.there, self.leaving, self._retiring):
             known.discard(worker)
         self._asked_at = -math.inf
-        self._write(lambda bill, at: bill.leave(worker, at=at))
+
+        def change(bill: Bill, at: float) -> Bill:
+            left = bill.leave(worker, at=at)
+            n_gone = len(bill.nodes) - len(left.nodes)
+            if self._n_wanted is not None or bill.prices or not n_gone:
+                return left
+            # Nobody here asks for another one.
+            return left.ask(max(0, left.asked - n_gone) * left.node_size, at=at)
+
+        self._write(change)
 
     def join(self, worker: str, name: str) -> None:
         """Note that a worker has come and can run units."""
         node, pool = self._node_of(name), self._pool_of(name)
         self._write(lambda bill, at: bill.join(worker, at=at, node=node, pool=pool))
+        self._names[worker] = name
         self.there.add(worker)
         is_own = self.driver is not None and self.driver.own_since is not None
         if self._requests and (is_own or worker not in self._found):
@@ -100,8 +123,9 @@ class Workforce:
         self.leaving.add(worker)
         if retire:
             self._retiring.add(worker)
-        else:
-            self._asked_at = -math.inf
+            return
+        self._asked_at = -math.inf
+        self._write(lambda bill, at: bill.notice(worker, at=at))
 
     def retire(self, worker: str) -> None:
         """Close a worker that holds nothing of the run any more, if the cluster shall do so."""
@@ -144,6 +168,26 @@ class Workforce:
             most = self.capacity.most_in_nodes
             self._n_asked = n if most is None else min(n, most)
             self._grow(self._n_asked)
+
+    def missing(self) -> str:
+        """Say how many workers have not come, once they are overdue; empty otherwise."""
+        n_wanted, n_there = self._n_wanted or self._n_found, len(self.staying)
+        if n_there >= n_wanted:
+            self._short_since, self._has_told = None, False
+            return ""
+        if self._short_since is None:
+            self._short_since = self.now()
+        startup_s = self.capacity.startup_s
+        patience_s = MISSED_AFTER_UNKNOWN_S
+        if startup_s:
+            patience_s = max(MISSED_AFTER_S, MISSED_AFTER * startup_s)
+        if self._has_told or self.now() - self._short_since < patience_s:
+            return ""
+        self._has_told = True
+        return (
+            f"{n_wanted - n_there} of {n_wanted} workers have not come within {patience_s:.3g} s; "
+            f"the search goes on with {n_there}"
+        )
 
     def give_back(self, there: Callable[[], set[str]]) -> None:
         """Leave the cluster as large as it was, without the workers that came for this run.

@@ -3,7 +3,8 @@
 A provider bills a worker from its request to its release, start-up included; many bill whole nodes
 of several workers. A cluster starts the workers that it was asked for and replaces those that are
 lost. So at every moment the billed nodes are those that are there or those that were asked for,
-whichever are more, in each pool of workers.
+whichever are more, in each pool of workers. A node that is taken back with notice is billed until
+it has gone, beside the one that is asked for in its place.
 """
 
 from __future__ import annotations
@@ -29,6 +30,11 @@ class Bill:
     >>> bill.runs_out_at(180)
     120.0
 
+    One is taken back at notice, beside the one that is asked for in its place:
+
+    >>> Bill().ask(1, at=0).join("a", at=0).notice("a", at=10).leave("a", at=15).worker_seconds(20)
+    25.0
+
     Workers of two pools, at 3.60 and 0.36 an hour:
 
     >>> bill = Bill(prices={"demand": 3.6, "spot": 0.36}).ask({"demand": 1, "spot": 10}, at=0)
@@ -46,6 +52,7 @@ class Bill:
     prices: Mapping[str, float] = field(default_factory=dict)
     pools: Mapping[str, str] = field(default_factory=dict)  # of nodes; without one: ""
     paid: float = 0.0  # until the last event
+    taken: frozenset[str] = frozenset()  # workers that go at notice, others are asked for instead
 
     @property
     def asked(self) -> int:
@@ -68,11 +75,16 @@ class Bill:
         """Note that a worker has left; a node is released with its last worker."""
         now = self._until(at)
         nodes = {node: workers - {worker} for node, workers in now.nodes.items()}
-        return replace(now, nodes={node: workers for node, workers in nodes.items() if workers})
+        nodes = {node: workers for node, workers in nodes.items() if workers}
+        return replace(now, nodes=nodes, taken=now.taken - {worker})
+
+    def notice(self, worker: str, *, at: float) -> Bill:
+        """Note that a worker goes soon, and that another one is asked for in its place."""
+        return replace(self._until(at), taken=self.taken | {worker})
 
     def close(self, *, at: float) -> Bill:
         """Bill nothing from now on."""
-        return replace(self._until(at), requests={}, nodes={})
+        return replace(self._until(at), requests={}, nodes={}, taken=frozenset())
 
     def worker_seconds(self, now: float) -> float:
         """Return what is billed until a time, if nothing changes after the last event."""
@@ -101,11 +113,13 @@ class Bill:
     @property
     def billed(self) -> dict[str, int]:
         """Number of nodes that are billed, by pool."""
-        asked = self.requests
+        pool_of, asked = self.pools.get, Counter(self.requests)
+        if self.taken:
+            asked.update(pool_of(node, "") for node, who in self.nodes.items() if who <= self.taken)
         there = Counter({"": len(self.nodes)})  # counted one by one only where there are pools
         if self.pools:
-            there = Counter(self.pools.get(node, "") for node in self.nodes)
-        return {pool: max(there[pool], asked.get(pool, 0)) for pool in {**there, **asked}}
+            there = Counter(pool_of(node, "") for node in self.nodes)
+        return {pool: max(there[pool], asked[pool]) for pool in {**there, **asked}}
 
     @property
     def _per_second(self) -> float:

@@ -254,6 +254,41 @@ def test_a_cluster_of_listed_hosts_scales_nothing() -> None:
             assert "made with" in elastic_for(client).why_not
 
 
+class OnlyANumber:
+    """Takes a number of workers alone, as a gateway does: the scheduler says which ones go."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster, self.scheduler = cluster, cluster.scheduler
+        self.told: list[int] = []
+
+    def scale(self, n_workers: int) -> None:
+        self.told.append(n_workers)
+        self.cluster.sync(self._close, n_workers)
+
+    async def _close(self, n_workers: int) -> None:
+        leaving = self.scheduler.workers_to_close(target=n_workers, attribute="name")
+        await self.scheduler.retire_workers(names=leaving, close_workers=True, remove=True)
+
+
+def test_one_that_comes_though_it_was_given_up_changes_no_number() -> None:
+    with cluster_of(2) as (cluster, client):
+        number = OnlyANumber(cluster)
+        driver = elastic_for(client, number)
+        first = there(client)
+        for n_workers in (4, 2):  # gives up two that have not come
+            driver.grow(n_workers)
+            driver.close()
+        cluster.scale(3)
+        client.wait_for_workers(3, timeout=TIMEOUT_S)
+        (late,) = {*there(client)} - {*first}
+        driver.grow(2)
+        driver.retire([late])
+        driver.close()
+        assert there(client) == first
+        assert driver.wanted == 2
+        assert number.told == [4, 2, 2]
+
+
 class TwoDevices(LocalCluster):
     """Says no to a third worker in the way that dask-cuda's `LocalCUDACluster` does."""
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import optuna
 import psutil
 import pytest
 from gateway import gateway_server
 
-import dagsel
 from dagsel.execution.elastic import elastic_for
-from dagsel.flows import SEER
-from dagsel.storage import ShardedDataset
-from dagsel.testing.synthetic import SyntheticWorkload
 
+from .deployed import (
+    FLOWS,
+    N_MOST,
+    Outcome,
+    check_bill,
+    check_limits,
+    check_model,
+    growing,
+    search,
+)
 from .helpers import processes, there
 
 WHY = "needs the extra dev: a dask-gateway server"
@@ -89,41 +94,59 @@ def test_adapt_stays_in_charge(gateway: Any) -> None:
     assert driver.can_scale
 
 
-def space(trial: optuna.Trial) -> dict[str, Any]:
-    return {"quality": trial.suggest_float("quality", 0.0, 1.0)}
+def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) -> None:
+    cluster, client = gateway
+    one_worker(gateway)
+    outcome = search(growing(patience=60), tmp_path, cluster=cluster, deadline=90, budget=360)
+    sizes = [n for n, _ in itertools.groupby(wanted(tmp_path))]
+    up = sizes.index(N_MOST)
+    assert sizes == sorted(sizes[:up]) + sorted(sizes[up:], reverse=True)
+    assert {1, N_MOST} <= set(sizes)
+    assert sizes[-1] == len(there(client)) == 1  # as it was
+    assert n_created(tmp_path) == N_MOST
+    assert outcome.run.record.notes == []
+    assert outcome.run.timeline().worker.nunique() == N_MOST
+    assert outcome.n_trained_again == 0
+    check_model(outcome)
 
 
-def test_a_search_scales_the_cluster(gateway: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flow", ["seer", "asha"])
+def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
+    cluster, client = gateway
+    one_worker(gateway)
+    if flow == "asha":  # which asks for no worker itself
+        cluster.scale(N_MOST)
+    outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
+    check_limits(outcome)
+    check_model(outcome)
+    check_bill(outcome, cost_of(outcome, client, tmp_path))
+    assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
+
+
+def one_worker(gateway: Any) -> None:
     cluster, client = gateway
     cluster.scale(1)
     client.wait_for_workers(1, timeout=TIMEOUT_S)
-    data = ShardedDataset.write(str(tmp_path / "data.zarr"), {"x": np.arange(64)}, n_shards=4)
-    workload = SyntheticWorkload(
-        seconds=0.1, n_batches=4, value=lambda config, epoch: config["quality"] - 1 / (1 + epoch)
-    )
-    flow = SEER("16 s", 48, reduction_factor=2, max_workers_per_trial=1, min_stage=4, mode="paper")
-    assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
-    run = dagsel.optimize(
-        optuna.create_study(direction="maximize"),
-        workload,
-        data,
-        space=space,
-        metric="value",
-        flow=flow,
-        cluster=cluster,
-        run_dir=str(tmp_path / "run"),
-    )
-    sizes = [n for n, _ in itertools.groupby(wanted(tmp_path))]
-    assert sizes == sorted(sizes[: sizes.index(4)]) + sorted(sizes[sizes.index(4) :], reverse=True)
-    assert {1, 4, 2} <= set(sizes)
-    assert sizes[-1] == len(there(client)) == 1  # as it was
-    assert n_created(tmp_path) == 4
-    assert run.record.notes == []
-    assert run.failures == []
-    assert run.timeline().worker.nunique() == 4
-    assert sorted(trial.state for trial in run.record.trials.values()) == ["complete"] + 3 * [
-        "pruned"
+
+
+def cost_of(outcome: Outcome, client: Any, folder: Path) -> float:
+    """Add up the seconds from each worker's request until it left, or was given up."""
+    log = (folder / "gateway.log").read_text()
+    created, is_running = times(log, r"Created worker (\w+)"), times(log, r"Worker (\w+) is")
+    given_up = [
+        at for name, at in times(log, r"Stopping worker (\w+)").items() if name not in is_running
     ]
+    events = [(at, event["action"]) for at, event in client.get_events("all") if "action" in event]
+    left = [at for at, action in events if action == "remove-worker"]
+    n_there = len(created) - len(given_up) - len(left)
+    ends = [*given_up, *left, *[outcome.end] * n_there]
+    return outcome.within(ends) - outcome.within(created.values())
+
+
+def times(log: str, what: str) -> dict[str, float]:
+    """When a line of this form told of each worker, by name."""
+    lines = re.findall(rf"\[I (\S+ \S+) DaskGateway\]\S* {what}", log)
+    return {name: datetime.fromisoformat(at).timestamp() for at, name in lines}
 
 
 def wanted(folder: Path) -> list[int]:

@@ -126,10 +126,11 @@ def test_workers_are_lost_again_and_again(how: signal.Signals, search: Any) -> N
         with losing(cluster, how, every_s=2.5) as lost:
             run = search(flow, cluster=cluster, deadline="18 s", budget=60)
         arrivals = sum(e.get("action") == "add-worker" for _, e in client.get_events("all"))
-        # With notice the next one may come before the last one has gone.
-        assert 4 <= max(sizes(client)) <= (4 if how == signal.SIGKILL else 5)
-        assert len(lost) >= 4
-        assert arrivals >= 4 + len(lost) - 2  # the last ones may not have come yet
+        # With notice the next one may come before the last one has gone. How many come, and are
+        # lost, before the time is over depends on what else the machine does.
+        assert 2 <= max(sizes(client)) <= (4 if how == signal.SIGKILL else 5)
+        assert len(lost) >= 2
+        assert arrivals >= max(sizes(client)) + len(lost) - 2  # the last ones may be on their way
         client.wait_for_workers(1)
         assert len(cluster.worker_spec) == 1
     assert run.record.seconds <= 18 + OVERSHOOT_S

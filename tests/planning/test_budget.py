@@ -18,7 +18,7 @@ from dagsel.planning.budget import read_budget
 
 WORKERS = [(f"w{k}", f"n{k // 3}") for k in range(7)]
 ASKS = st.tuples(st.just("ask"), st.integers(0, 8))
-MOVES = st.tuples(st.sampled_from(["join", "leave"]), st.sampled_from(WORKERS))
+MOVES = st.tuples(st.sampled_from(["join", "leave", "notice"]), st.sampled_from(WORKERS))
 # Quarters of a second, so that sums are exact.
 EVENTS = st.lists(st.tuples(st.integers(0, 40), ASKS | MOVES), max_size=12)
 SIZES = st.integers(1, 3)
@@ -32,8 +32,10 @@ def bill_of(events, size, n=None):
             bill = bill.ask(about, at=at)
         elif what == "join":
             bill = bill.join(about[0], at=at, node=about[1])
-        else:
+        elif what == "leave":
             bill = bill.leave(about[0], at=at)
+        else:
+            bill = bill.notice(about[0], at=at)
     return bill
 
 
@@ -42,7 +44,7 @@ def integral(events, size, until):
     times = list(itertools.accumulate(quarters for quarters, _ in events))
     total = 0.0
     for quarter in range(int(4 * until)):
-        asked, there = 0, {}
+        asked, there, taken = 0, {}, set()
         for time, (_, (what, about)) in zip(times, events, strict=True):
             if time > quarter:
                 break
@@ -50,9 +52,14 @@ def integral(events, size, until):
                 asked = math.ceil(about / size)
             elif what == "join":
                 there[about[0]] = about[1]
-            else:
+            elif what == "leave":
                 there.pop(about[0], None)
-        total += max(asked, len(set(there.values()))) * size / 4
+                taken.discard(about[0])
+            else:
+                taken.add(about[0])
+        staying = {node for worker, node in there.items() if worker not in taken}
+        n_nodes = len(set(there.values()))
+        total += max(asked + n_nodes - len(staying), n_nodes) * size / 4
     return total
 
 

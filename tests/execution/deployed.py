@@ -1,0 +1,210 @@
+"""Searches for any kind of cluster, what must hold of each, and a driver that can be killed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+
+import dagsel
+from dagsel.execution.workforce import ASK_AGAIN_S
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Flow,
+    Reported,
+    Scale,
+    Stop,
+    Train,
+    WorkersChanged,
+)
+from dagsel.flows import ASHA, SEER
+from dagsel.messages import ENTRIES, Turn
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+from tests.driver.scripted import Scripted
+
+UNIT_S, N_BATCHES, N_SHARDS = 0.25, 5, 4
+N_MOST = 4  # workers that each search wants at most
+#: One batch, 2 s to end and to release a worker, and as much for a machine that does other things.
+RELEASE_S = UNIT_S / N_BATCHES + 2 + 3
+#: Until a lost worker is asked for again, at most.
+REPLACE_S = ASK_AGAIN_S + 1
+LIMITS: dict[str, float] = {"deadline": 12.0, "budget": 36.0}
+
+
+def growing(patience: int = 2) -> Flow:
+    """Four trials until there are four workers; then the best goes on until there is one.
+
+    `patience` is how many epochs they train at most to wait for the workers.
+    """
+
+    def answer(event: Event) -> list[Decision]:
+        nonlocal n_workers, best
+        match event:
+            case WorkersChanged(n):
+                n_workers = n
+            case Asked(trials):
+                return [Train(trial, 1) for trial in trials]
+            case Reported(trial, epoch) if best is None:
+                values[trial] = event.value
+                has_waited = n_workers == N_MOST or epoch >= patience
+                if len(values) < N_MOST or not has_waited:
+                    return [Train(trial, 1)]
+                best = max(values, key=values.__getitem__)
+                stops = [Stop(t, "not the best") for t in values if t != best]
+                return [Scale(1), *stops, *([Train(best, 1)] if trial == best else [])]
+            case Reported(trial, epoch):
+                if n_workers > 1 and epoch < 2 * patience + 2:
+                    return [Train(trial, 1)]
+                return [Stop(trial, "the end", "complete"), Finish()]
+        return []
+
+    n_workers, best = 1, None
+    values: dict[int, float] = {}
+    return Scripted([Scale(N_MOST), Ask(N_MOST)], answer)
+
+
+FLOWS: dict[str, Callable[[], Flow]] = {
+    "seer": lambda: SEER(
+        LIMITS["deadline"], LIMITS["budget"], reduction_factor=2, max_workers_per_trial=1, min_stage=3,
+        mode="paper",
+    ),
+    "asha": lambda: ASHA(max_epochs=4, n_trials=12, reduction_factor=2),
+    "growth": growing,
+}  # fmt: skip
+
+
+def value(config: Mapping[str, Any], epoch: int) -> float:
+    return float(config["quality"]) - 1 / (1 + epoch)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"quality": trial.suggest_float("quality", 0.0, 1.0)}
+
+
+def workload(folder: Path) -> SyntheticWorkload:
+    """Return a workload that writes each batch that begins to a file."""
+    path, n_batches = str(folder / "batches"), N_BATCHES
+
+    class Noting(SyntheticWorkload):
+        def train(self, state: Any, *args: Any, visit: Any, should_stop: Any, **rest: Any) -> Any:
+            last = state.tensors["seen"].numpy()[-1:, 2]
+            batch = (int(last[0]) + 1) % n_batches if len(last) else 0
+
+            def begin() -> None:
+                nonlocal batch
+                line = f"{visit.trial} {visit.epoch} {visit.shard} {batch}\n".encode()
+                file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                os.write(file, line)
+                os.close(file)
+                batch += 1
+
+            def stop() -> bool:
+                if should_stop():
+                    return True
+                begin()
+                return False
+
+            begin()
+            return super().train(state, *args, visit=visit, should_stop=stop, **rest)
+
+    return Noting(UNIT_S, n_batches=N_BATCHES, value=value)
+
+
+def data(folder: Path) -> ShardedDataset:
+    arrays = {"x": np.arange(80)}
+    return ShardedDataset.write(str(folder / "data.zarr"), arrays, n_shards=N_SHARDS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to."""
+
+    run: dagsel.Run
+    called: float  # when, by the clock on the wall
+    wall_s: float  # of the call
+    folder: Path
+
+    @property
+    def began(self) -> float:
+        """When the run's time began, by the clock on the wall."""
+        entries = self.run.run_dir.journal.read()
+        return next(float(entry["at"]) for entry in entries if entry["is"] == "session")
+
+    @property
+    def end(self) -> float:
+        return self.began + self.run.record.seconds
+
+    def within(self, moments: Iterable[float]) -> float:
+        """Add up moments, by the clock on the wall, none of them outside the run."""
+        return sum(min(max(moment, self.called), self.end) for moment in moments)
+
+    @property
+    def n_trained_again(self) -> int:
+        """Batches that were begun more often than once."""
+        counts = Counter((self.folder / "batches").read_text().split("\n")[:-1])
+        return counts.total() - len(counts)
+
+    def wanted(self) -> Iterator[tuple[float, int]]:
+        """Yield when the flow wanted how many workers, by the clock on the wall."""
+        for entry in map(ENTRIES.decode, self.run.run_dir.journal.read()):
+            for decision in entry.decisions if isinstance(entry, Turn) else ():
+                if isinstance(decision, Scale):
+                    yield self.began + entry.seconds, decision.n_workers
+
+
+def search(flow: Flow, folder: Path, **options: Any) -> Outcome:
+    """Search within the limits."""
+    called = time.time()
+    run = dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        workload(folder),
+        data(folder),
+        space=space,
+        flow=flow,
+        metric="value",
+        run_dir=str(folder / "run"),
+        **{**LIMITS, **options},
+    )
+    return Outcome(run, called, time.time() - called, folder)
+
+
+def check_limits(outcome: Outcome, *, release_s: float = RELEASE_S) -> None:
+    """Deadline and budget hold, but for the release of the workers."""
+    assert outcome.run.record.seconds <= LIMITS["deadline"] + RELEASE_S
+    assert outcome.wall_s <= LIMITS["deadline"] + RELEASE_S + release_s
+    assert outcome.run.worker_seconds <= LIMITS["budget"] + N_MOST * release_s
+
+
+def check_bill(outcome: Outcome, again: float, *, n_lost: int = 0) -> None:
+    """The bill is what the cluster's own log says: `again`.
+
+    For a worker that is lost, another one is billed as if it had been asked for at once.
+    """
+    billed = outcome.run.worker_seconds
+    until_begun = N_MOST * (outcome.began - outcome.called)
+    assert 0.99 * again - until_begun <= billed <= 1.01 * again + n_lost * REPLACE_S
+
+
+def check_model(outcome: Outcome) -> None:
+    """There is a model, the best one, and it has seen each batch once."""
+    run = outcome.run
+    assert run.failures == []
+    seen = run.best_model()
+    config = run.record.trials[run.best.trial].config
+    assert run.best_value == value(config, max(epoch for epoch, _, _ in seen))
+    assert set(Counter(seen).values()) == {1}
+    complete = set(product(range(1, run.best.epoch), range(N_SHARDS), range(N_BATCHES)))
+    assert complete <= set(seen)

@@ -1,0 +1,100 @@
+"""Searches on machines that come late, never, or are taken back: what is promised holds on each."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagsel.execution.workforce import MISSED_AFTER_UNKNOWN_S
+
+from .deployed import (
+    FLOWS,
+    N_BATCHES,
+    N_MOST,
+    RELEASE_S,
+    Outcome,
+    check_bill,
+    check_limits,
+    check_model,
+    search,
+)
+from .machines import Loss, Provider, cluster_of
+
+pytestmark = pytest.mark.slow
+
+#: Seeds of the machines that are lost; `make churn` tries more, and each search on each cluster.
+SEEDS = int(os.environ.get("MACHINE_SEEDS", "1"))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What becomes of the machines."""
+
+    provider: dict[str, Any] = field(default_factory=dict)
+    loss: Loss | None = None
+
+    @property
+    def release_s(self) -> float:
+        """How long it may take to give a machine back."""
+        waits = self.provider.get("waits", False)
+        return RELEASE_S + (self.provider["delay_s"] if waits else 0.0)
+
+
+KINDS = {
+    "late": Kind({"delay_s": 2.0}),
+    "late, and waited for": Kind({"delay_s": 2.0, "waits": True}),
+    "too late": Kind({"delay_s": 5.0}),
+    "two never": Kind({"n_coming": 1}),
+    "notice": Kind(loss="notice"),
+    "no notice": Kind(loss="no notice"),
+}
+SHORT = [
+    ("late", "seer"),
+    ("late, and waited for", "asha"),
+    ("too late", "growth"),
+    ("two never", "asha"),
+    ("notice", "growth"),
+    ("no notice", "seer"),
+]
+EACH = [(kind, flow, seed) for kind, flow in product(KINDS, FLOWS) for seed in range(SEEDS)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow", "seed"), EACH if SEEDS > 1 else [(*one, 0) for one in SHORT]
+)
+def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path) -> None:
+    about = KINDS[kind]
+    provider = Provider(tmp_path, **about.provider)
+    lost = provider.losing(about.loss, every_s=2.0, seed=seed) if about.loss else nullcontext([])
+    with cluster_of(provider) as cluster:
+        if flow == "asha":  # which asks for no worker itself
+            cluster.scale(N_MOST)
+        with lost as taken:
+            outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
+        n_before = N_MOST if flow == "asha" else 1
+        assert len(cluster.worker_spec) == n_before
+        assert sum(r.released == math.inf for r in provider.rentals) <= n_before
+    check_limits(outcome, release_s=about.release_s)
+    check_model(outcome)
+    check_bill(outcome, provider.cost(outcome.called, outcome.end), n_lost=len(taken))
+    check_wanted(outcome, provider, about.release_s)
+    n_lost = 1 if about.loss == "notice" else N_BATCHES  # the one or those of a unit
+    assert outcome.n_trained_again <= n_lost * len(taken)
+    if kind == "two never" and outcome.run.record.seconds > MISSED_AFTER_UNKNOWN_S:
+        assert any("2 of 4 workers have not come" in note for note in outcome.run.record.notes)
+
+
+def check_wanted(outcome: Outcome, provider: Provider, release_s: float) -> None:
+    """What is not wanted any more is given back."""
+    wanted = [*outcome.wanted(), (outcome.end, N_MOST)]
+    asked = [rental.asked for rental in provider.rentals]
+    for (at, n_workers), (until, _) in pairwise(wanted):
+        moments = [moment for moment in (at, *asked) if at <= moment < until - release_s]
+        assert all(provider.n_rented(m, m + release_s) <= n_workers for m in moments)
