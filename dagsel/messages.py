@@ -409,6 +409,7 @@ class SessionEnded:
     at: float  # seconds since the epoch
     seconds: float  # since the run began
     worker_seconds: float
+    money: float | None = field(default=None, metadata={LATER: True})
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ class Record:
                 self._began_at = at - seconds
                 self._mark("session")
             case SessionEnded():
-                self.worker_seconds = entry.worker_seconds
+                self.worker_seconds, self.money = entry.worker_seconds, entry.money
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
