@@ -31,7 +31,7 @@ from .helpers import processes
 
 FREE = "127.0.0.1:0"
 UNIT_S, N_BATCHES, N_SHARDS = 0.4, 8, 4
-MAX_EPOCHS, N_TRIALS = 4, 8
+MAX_EPOCHS, N_TRIALS = 3, 6
 N_NEEDED = MAX_EPOCHS * N_TRIALS * N_SHARDS * N_BATCHES
 #: One batch, plus 2 s, plus as much for a machine that does other things as well.
 OVERSHOOT_S = UNIT_S / N_BATCHES + 2 + 3
@@ -130,7 +130,7 @@ class Provider(threading.Thread):
         self.over = threading.Event()
 
     def run(self) -> None:
-        while not self.over.wait(self.drawn.uniform(1.5, 4.0)):
+        while not self.over.wait(self.drawn.uniform(1.0, 3.0)):
             workers = workers_of(self.client).items()
             there = [worker for worker, about in workers if "spot" in str(about["name"])]
             if there:
@@ -194,11 +194,11 @@ def test_machines_that_are_taken_back_again_and_again_lose_nothing(
 def test_a_budget_in_money_bounds_what_all_cost(search: Any) -> None:
     with provider() as (cluster, client):
         with taking_back(client, 0, notice=True):
-            run = search(cluster=cluster, workers=POOLS, budget="20 USD")
+            run = search(cluster=cluster, workers=POOLS, budget="12 USD")
     assert run.record.finished
-    assert 20 * 0.8 < run.money <= 20 + (2 * 1.0 + 2 * 0.2) * OVERSHOOT_S
+    assert 12 * 0.8 < run.money <= 12 + (2 * 1.0 + 2 * 0.2) * OVERSHOOT_S
     # At the price of the dearest it would have been over long before.
-    assert run.worker_seconds > 20
+    assert run.worker_seconds > 12
     assert run.best_value
 
 
