@@ -238,7 +238,8 @@ class Session:
             return None if record.wanted is None else fewer(record.wanted, capacity)
         left = self._left(call)
         capacity.check(*left, n_there)
-        taken = (capacity, record.seconds + call.seconds, record.worker_seconds)
+        spent = record.worker_seconds + n_there * call.seconds  # at most
+        taken = (capacity, record.seconds + call.seconds, spent)
         context = Context(n_there, record.direction, settings.seed, *taken)
         n_wanted = self.flow.workers_to_begin(context)
         if n_wanted is not None:

@@ -48,6 +48,7 @@ class ClusterCapacity:
 
         A worker costs from its request on. So many are worth it as use up the budget just in time,
         and more only if the starts of all that are to come take no more than `STARTUP_SHARE` of it.
+        Starts never take more than half of it, and none begins that would take half of the time.
         How long a start takes on a machine that is busy shows when the first ones have come: until
         then no more are asked for.
 
@@ -70,7 +71,10 @@ class ClusterCapacity:
         in_time = math.ceil(worker_seconds / seconds)
         n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
         cheap = n_there + n_cheap if n_there else 1
-        n_workers = -(-max(1, n_there, in_time, cheap) // self.node_size) * self.node_size
+        is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
+        paid = 0 if is_late else int(worker_seconds / 2 / self.startup_s)
+        n_worth = max(1, n_there, min(max(in_time, cheap), n_there + paid))
+        n_workers = -(-n_worth // self.node_size) * self.node_size
         return n_workers if most is None else min(most, n_workers)
 
     def check(self, seconds: float, worker_seconds: float, n_there: int = 0) -> None:
