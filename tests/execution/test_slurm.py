@@ -189,8 +189,10 @@ END = Finish()
 def test_a_cluster_grows_and_shrinks_as_it_is_told(
     queue: Queue, search: Any, tmp_path: Path
 ) -> None:
+    all_train = [when(4, Scale(4))] * 8
+    flow = on_sizes(4, when(1, Scale(4)), *all_train, when(4, Scale(1)), when(1, END))
     with slurm_cluster(tmp_path) as cluster:
-        run = search(on_sizes(4, when(1, Scale(4)), when(4, Scale(1)), when(1, END)), cluster)
+        run = search(flow, cluster)
         assert cluster.worker_spec == {}  # as it was
     sizes = queue.sizes()
     assert sizes == [1, 2, 3, 4, 3, 2, 1, 0]
@@ -201,15 +203,15 @@ def test_a_cluster_grows_and_shrinks_as_it_is_told(
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=only_long), 2])
 def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path: Path) -> None:
-    flow = SEER("20 s", 56, reduction_factor=2, max_workers_per_trial=1, min_stage=4, mode="paper")
+    flow = SEER("20 s", 50, reduction_factor=2, max_workers_per_trial=1, min_stage=4)
     with slurm_cluster(tmp_path, size=size) as cluster:
-        run = search(flow, cluster)
+        run = search(flow, cluster, max_cluster_workers=4)
         assert cluster.worker_spec == {}
     assert run.record.seconds <= 20 + LATE_S
-    assert run.worker_seconds <= 56 + 4 * LATE_S
+    assert run.worker_seconds <= 50 + 4 * LATE_S
     assert run.failures == []
     assert set(Counter(run.best_model()).values()) == {1}
-    assert max(queue.sizes()) == 4 // size
+    assert max(queue.sizes()) <= 4 // size
     check_bill(run, queue, size)
 
 
@@ -296,9 +298,9 @@ def test_a_job_that_slurm_ends_loses_nothing(
         run = search(flow, cluster)
         assert cluster.worker_spec == {}
     check_whole(run)
-    if how != "its node failed":  # it got notice, and nothing was trained twice
+    if how != "its node failed":  # it got notice, and no batch was trained twice
         assert len(queue.jobs) == 3
-        assert run.timeline().lost_seconds.sum() == 0
+        assert run.timeline().lost_seconds.sum() <= size * UNIT_S / N_BATCHES
 
 
 @pytest.mark.parametrize(
