@@ -302,9 +302,12 @@ def test_a_job_that_slurm_ends_loses_nothing(
         run = search(flow, cluster)
         assert cluster.worker_spec == {}
     check_whole(run)
-    if how in ("cancelled", "its time is over"):  # it got notice, and no batch was trained twice
+    if how in (
+        "cancelled",
+        "its time is over",
+    ):  # it got notice: a unit a worker at most is trained again, as a rule none
         assert len(queue.jobs) == 3
-        assert run.timeline().lost_seconds.sum() <= size * UNIT_S / N_BATCHES
+        assert (run.timeline().lost_seconds > UNIT_S / N_BATCHES).sum() <= size
 
 
 @pytest.mark.parametrize(
