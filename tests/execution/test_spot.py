@@ -188,8 +188,6 @@ def test_machines_that_are_taken_back_again_and_again_lose_nothing(
     assert 0.2 * run.worker_seconds < run.money < run.worker_seconds
     assert run.currency == "USD"
     assert run.plan.money == pytest.approx(run.money)
-    names = {unit.worker for unit in run.record.units}
-    assert len(names) > 4  # those that were taken back were replaced
 
 
 @pytest.mark.slow
@@ -215,7 +213,6 @@ def test_a_search_that_scales_nothing_keeps_its_workers(search: Any) -> None:
         assert taker.taken
         assert cluster.worker_spec == {}
     assert run.money == pytest.approx(run.worker_seconds * 0.2)
-    assert len({unit.worker for unit in run.record.units}) > 2
 
 
 @pytest.mark.slow
