@@ -20,6 +20,7 @@ from dagsel.checks import choice, flag, number, short_traceback, shown, takes, w
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, check_flow
 from dagsel.planning.budget import to_seconds
+from dagsel.planning.pools import check_workers
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.study import BaseSampler, Study, guarded
@@ -296,6 +297,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "study": _study,
     "study_or_url": _study_or_url,
     "unit_timeout": lambda value: to_seconds("unit_timeout", value),
+    "workers": check_workers,
     "within": lambda value: number("within", value, "at least 0 and below 1", _is_share),
     "worker_startup": lambda value: to_seconds("worker_startup", value),
     "worker_timeout": lambda value: to_seconds("worker_timeout", value),

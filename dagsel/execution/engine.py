@@ -184,9 +184,10 @@ class DaskEngine:
             kind = next((k for k in kinds if k.__name__ in refusals[0]), ClusterError)
             raise kind("; ".join(refusals))
         if not self.workers:
+            why = "; ".join(["", *(self.driver.troubles() if self.driver is not None else ())])
             raise NoWorkersError(
                 f"no worker came within {self.worker_timeout_s:g} s; start workers, scale the "
-                "cluster, or raise worker_timeout"
+                f"cluster, or raise worker_timeout{why}"
             )
 
     def _workers_there(self) -> set[str]:
@@ -389,7 +390,7 @@ class DaskEngine:
         if n_workers is not None:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
-            self.tell(Shrink(n_workers, nodes))
+            self.tell(Shrink(n_workers, nodes, self._workforce.prices(nodes)))
 
     def check_alive(self) -> None:
         """Check that there is a cluster to hear from.
@@ -412,6 +413,7 @@ class DaskEngine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Yield what came from the cluster; wait at most so long for the first message."""
+        self._workforce.settle()
         self._workforce.ask_again()
         if missing := self._workforce.missing():
             yield Note(missing)

@@ -24,26 +24,40 @@ CLOSE_TIMEOUT_S = 30.0
 logger = logging.getLogger("dagsel")
 
 
-def add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]) -> None:
+def add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]] | None = None,
+) -> None:
     """Add so many specifications, of which each starts a worker or a job; wait for none.
+
+    `new_spec` returns the next one with its name, by default one of the cluster's own.
 
     If one does not start, `failed` is called with the reason, in another thread. What a cluster
     raises that can have no more is raised, and those start that it could add.
     """
-    cluster.sync(_add_workers, cluster, n_specs, failed)
+    cluster.sync(_add_workers, cluster, n_specs, failed, new_spec or cluster.new_worker_spec)
 
 
-async def _add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]) -> None:
+async def _add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]],
+) -> None:
     added: set[Any] = set()
 
     def read(going: asyncio.Future[None]) -> None:
         error = None if going.cancelled() else going.exception()
         if error is not None and added <= cluster.worker_spec.keys():  # else it was given up
-            failed(f"{type(error).__name__}: {error.__cause__ or error}")
+            # dask-jobqueue says first how it called the batch system, with another file each time.
+            *_, reason = str(error.__cause__ or error).rpartition("stderr:")
+            failed(f"{type(error).__name__}: {reason.strip()}")
 
     try:
         for _ in range(n_specs):
-            spec = cluster.new_worker_spec()
+            spec = new_spec()
             cluster.worker_spec.update(spec)
             added.update(spec)
     finally:
