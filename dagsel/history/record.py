@@ -169,7 +169,8 @@ class Record:
                 self.decide(decisions)
                 if entry.seconds is not None:
                     kinds = {type(decision) for decision in decisions}
-                    self._mark("stage" if {Train, Wake} <= kinds else "")
+                    begins = {Train, Wake} <= kinds and not kinds.isdisjoint({Stop, Plan})
+                    self._mark("stage" if begins else "")
             case StatesFound():
                 self._add_stored(entry)
             case PartFound(trial, share):
