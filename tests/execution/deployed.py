@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -34,6 +36,9 @@ from dagsel.messages import ENTRIES, Turn
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.driver.scripted import Scripted
+
+from .helpers import own_cluster
+from .machines import Provider, cluster_of
 
 UNIT_S, N_BATCHES, N_SHARDS = 0.25, 5, 4
 N_MOST = 4  # workers that each search wants at most
@@ -169,7 +174,7 @@ def search(flow: Flow, folder: Path, **options: Any) -> Outcome:
     """Search within the limits."""
     called = time.time()
     run = dagsel.optimize(
-        optuna.create_study(direction="maximize"),
+        options.pop("study", None) or optuna.create_study(direction="maximize"),
         workload(folder),
         data(folder),
         space=space,
@@ -208,3 +213,38 @@ def check_model(outcome: Outcome) -> None:
     assert set(Counter(seen).values()) == {1}
     complete = set(product(range(1, run.best.epoch), range(N_SHARDS), range(N_BATCHES)))
     assert complete <= set(seen)
+
+
+@contextmanager
+def clusters(kind: str, folder: Path, gateway: str = "") -> Iterator[Any]:
+    """Give a cluster of a kind, with a worker; `gateway` is the address of a server."""
+    match kind:
+        case "local":
+            with own_cluster(1) as cluster:
+                yield cluster
+        case "machines":
+            with cluster_of(Provider(folder)) as cluster:
+                yield cluster
+        case "gateway":
+            from dask_gateway import GatewayCluster
+
+            with GatewayCluster(address=gateway, auth="basic") as cluster:
+                cluster.scale(1)
+                with cluster.get_client(set_as_default=False) as client:
+                    client.wait_for_workers(1, timeout=60)
+                yield cluster
+            del cluster.gateway._loop_runner  # its __del__ asks for a loop that has ended
+
+
+if __name__ == "__main__":
+    # What is sent to the workers must be found there under the name it has here.
+    from tests.execution import deployed
+
+    kind, flow, path, gateway = sys.argv[1:]
+    folder = Path(path)
+    storage = f"sqlite:///{folder}/study.db"
+    study = optuna.create_study(study_name="test", storage=storage, direction="maximize")
+    with deployed.clusters(kind, folder, gateway) as cluster:
+        if flow == "asha":  # which asks for no worker itself
+            cluster.scale(N_MOST)
+        deployed.search(deployed.FLOWS[flow](), folder, study=study, cluster=cluster)
