@@ -13,11 +13,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
+    from dagsel.giving_up import abandon as abandon
     from dagsel.history.result import Run as Run
     from dagsel.planning.pools import Workers as Workers
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
-    from dagsel.run import abandon as abandon
     from dagsel.run import optimize as optimize
     from dagsel.run import replay as replay
     from dagsel.run import resume as resume
@@ -34,7 +34,7 @@ _HOMES = {
     "TorchWorkload": "dagsel.workloads",
     "Workers": "dagsel.planning.pools",
     "Workload": "dagsel.workloads",
-    "abandon": "dagsel.run",
+    "abandon": "dagsel.giving_up",
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",

@@ -285,6 +285,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "epoch_seconds": lambda value: to_seconds("epoch_seconds", value),
     "flow": _flow,
     "into": RunDir,
+    "max_cluster_workers": lambda value: whole("max_cluster_workers", value),
     "n_workers": lambda value: whole("n_workers", value),
     "remeasure": lambda value: flag("remeasure", value),
     "replicas": lambda value: whole("replicas", value),
@@ -296,6 +297,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "study_or_url": _study_or_url,
     "unit_timeout": lambda value: to_seconds("unit_timeout", value),
     "within": lambda value: number("within", value, "at least 0 and below 1", _is_share),
+    "worker_startup": lambda value: to_seconds("worker_startup", value),
     "worker_timeout": lambda value: to_seconds("worker_timeout", value),
     "workload": _workload,
 }

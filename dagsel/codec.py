@@ -75,6 +75,17 @@ def to_json(value: Any) -> Json:
     raise TypeError(f"{value!r} has no form in JSON")
 
 
+def plain_part(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of a configuration has a form in JSON by itself.
+
+    Examples
+    --------
+    >>> plain_part({"lr": 0.1, "activation": abs})
+    {'lr': 0.1}
+    """
+    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}
+
+
 def _is_left_out(field: Field[Any], value: Any) -> bool:
     return LATER in field.metadata and bool(value == _default(field))
 

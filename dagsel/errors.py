@@ -17,7 +17,8 @@
     │   ├── CheckpointNotFoundError  (FileNotFoundError)
     │   └── CheckpointCorruptError
     ├── SearchError               (ValueError) study, space, flow and metric do not fit together
-    │   └── StudyStorageError     the study's storage is gone, damaged, or on an unknown host
+    │   ├── StudyStorageError     the study's storage is gone, damaged, or on an unknown host
+    │   └── TooLittleTimeError    not one epoch ends within deadline and budget
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   ├── WorkloadTransportError   a part of it cannot be sent to a worker
     │   └── AllTrialsFailedError  all trials failed in one way before any had trained
@@ -122,6 +123,10 @@ class SearchError(DagselError, ValueError):
 
 class StudyStorageError(SearchError):
     """The study's storage is gone, damaged, without the study, or on an unknown host."""
+
+
+class TooLittleTimeError(SearchError):
+    """Not one epoch of one trial ends within deadline and budget, as the first units show."""
 
 
 class WorkloadError(DagselError, ValueError):

@@ -356,6 +356,8 @@ class Traits:
     reads_configs
         What it reads in configurations or changes in them, as the rest of a sentence that begins
         with "the flow"; empty if nothing.
+    scores_parts
+        Whether it has trials scored in the middle of an epoch, and so needs none to end.
     """
 
     max_epochs: int | None = None
@@ -366,6 +368,7 @@ class Traits:
     budget: Budget | None = None
     plan: StagePlan | None = None
     reads_configs: str = ""
+    scores_parts: bool = False
 
 
 @runtime_checkable
@@ -396,6 +399,14 @@ class Flow(Protocol):
     def traits(self) -> Traits:
         """What the flow says of itself; the defaults of `Traits` if it says nothing."""
         return Traits()
+
+    def workers_to_begin(self, context: Context) -> int | None:
+        """Return how many workers it wants first; None for those that are there.
+
+        It is asked before anything is started, of a cluster that can grow. Raises a `SearchError`
+        if nothing can be trained within its limits there.
+        """
+        return None
 
     def fresh(self) -> Self:
         """Return a flow of the same configuration in its initial state."""

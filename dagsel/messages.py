@@ -394,6 +394,22 @@ class FailedAlike:
 
 
 @dataclass(frozen=True, slots=True)
+class TooLittleTime:
+    """The run has ended: not one epoch can end within deadline and budget."""
+
+    text: str  # with the numbers, and what would do
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """A driver has ended and its workers are released; what the run has cost with that."""
+
+    at: float  # seconds since the epoch
+    seconds: float  # since the run began
+    worker_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class FlowState:
     """The flow's state at this moment, so that a resume repeats fewer turns."""
 
@@ -435,9 +451,11 @@ class Abandoned:
 
 Entry: TypeAlias = (
     SessionBegun
+    | SessionEnded
     | Abandoned
     | Turn
     | FailedAlike
+    | TooLittleTime
     | FlowState
     | UnitRecord
     | PieceRecord
@@ -455,9 +473,11 @@ ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
 REPORTS: Tagged[Message] = Tagged(*get_args(Message), brief=True)
 ENTRIES: Tagged[Entry] = Tagged(
     session=SessionBegun,
+    ended=SessionEnded,
     abandoned=Abandoned,
     turn=Turn,
     alike=FailedAlike,
+    late=TooLittleTime,
     flow=FlowState,
     unit=UnitRecord,
     piece=PieceRecord,

@@ -1,4 +1,4 @@
-"""The calls that search: begin a run, go on with one, repeat one, give one up."""
+"""The calls that search: begin a run, go on with one, repeat one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from dagsel.arguments import check_goal, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
-from dagsel.errors import AllTrialsFailedError, RunDirError, SearchError, StudyStorageError
+from dagsel.errors import (
+    AllTrialsFailedError,
+    RunDirError,
+    SearchError,
+    TooLittleTimeError,
+)
 from dagsel.execution.cluster import check_cluster
 from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
-from dagsel.messages import ENTRIES, Abandoned, SessionBegun, Turn
+from dagsel.messages import SessionBegun, Turn
 from dagsel.planning.prices import read_price
 from dagsel.planning.small_population import Policy
-from dagsel.reopening import adopt, parts_of, study_of, told
-from dagsel.session import Session, tidy
+from dagsel.reopening import adopt, parts_of, study_of
+from dagsel.session import Call, Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
-from dagsel.study import Callback, Space, StudyDriver, give_up, guarded, home_of, open_study
+from dagsel.study import Callback, Space, StudyDriver, home_of, open_study
 from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
@@ -61,6 +66,8 @@ def optimize(
     replicas: int = 1,
     deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
+    max_cluster_workers: int | None = None,
+    worker_startup: float | str | None = None,
     worker_timeout: float | str = 60.0,
     unit_timeout: float | str | None = None,
 ) -> Run:
@@ -129,6 +136,12 @@ def optimize(
         weights do not depend on the cluster. PyTorch then trains with one thread a worker.
     callbacks
         Called with study and trial after the end of each trial, as Optuna does.
+    max_cluster_workers
+        Workers that the cluster may have, over all trials; None for what it can have: one a core on
+        this machine, those that are there on a cluster that cannot grow.
+    worker_startup
+        Time from the request for a worker to its first unit, such as ``"90 s"``, for a search that
+        plans with it; None for what is known of the kind of cluster. It is measured on the way.
     worker_timeout
         Time to wait for a worker when there is none: seconds, or a text such as ``"2 min"``.
     unit_timeout
@@ -144,7 +157,8 @@ def optimize(
     Raises
     ------
     SearchError
-        If study, space, flow and metric do not fit together.
+        If study, space, flow and metric do not fit together, or nothing can be trained within
+        deadline and budget: `TooLittleTimeError` once a first unit has shown it.
     WorkloadError
         If the workload cannot be trained with the space's configurations or on the data set, or
         cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any has trained.
@@ -155,8 +169,11 @@ def optimize(
     ClusterError
         If the cluster cannot run it.
     """
+    began = time.monotonic()
     check_cluster(client, cluster)
     given = checked(
+        "max_cluster_workers",
+        "worker_startup",
         "unit_timeout",
         "run_dir",
         study=study,
@@ -167,11 +184,15 @@ def optimize(
         seed=seed,
         replicas=replicas,
         deterministic=deterministic,
+        max_cluster_workers=max_cluster_workers,
+        worker_startup=worker_startup,
         worker_timeout=worker_timeout,
         unit_timeout=unit_timeout,
         run_dir=run_dir,
         data_or_pair=data,
     )
+    bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
+    call = Call(client, cluster, *bounds, began)
     deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
     price = cost.price if cost else read_price(price_per_worker_hour)
     check_goal(study, metric, workload)
@@ -214,7 +235,7 @@ def optimize(
         folder.claim(run, settings.to_json())
         record = Record(run, dataset.n_shards, settings.direction)
         session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
-        return session.run(client, cluster, given.worker_timeout, lock)
+        return session.run(call, lock)
 
 
 def resume(
@@ -229,6 +250,8 @@ def resume(
     cluster: Any = None,
     callbacks: Sequence[Callback] = (),
     count_downtime: bool = False,
+    max_cluster_workers: int | None = None,
+    worker_startup: float | str | None = None,
     worker_timeout: float | str = 60.0,
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
@@ -251,7 +274,7 @@ def resume(
     data
         The data set, if its URL has changed, needs credentials, or is on another host than
         ``run_dir``.
-    callbacks, worker_timeout
+    callbacks, max_cluster_workers, worker_startup, worker_timeout
         As for `dagsel.optimize`.
     count_downtime
         Whether the time since the interruption counts against the deadline.
@@ -266,7 +289,7 @@ def resume(
     RunDirError
         If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
         the run. Nothing in it changes.
-    AllTrialsFailedError
+    AllTrialsFailedError, TooLittleTimeError
         If the run has ended by it, or does so now.
     SearchError
         If study, space or flow are not those of the run, or the study cannot be opened.
@@ -275,8 +298,11 @@ def resume(
     ClusterError
         If the cluster cannot run it.
     """
+    began = time.monotonic()
     check_cluster(client, cluster, starts=False)
     given = checked(
+        "max_cluster_workers",
+        "worker_startup",
         "workload",
         "space",
         "study_or_url",
@@ -290,8 +316,12 @@ def resume(
         data=data,
         callbacks=callbacks,
         count_downtime=count_downtime,
+        max_cluster_workers=max_cluster_workers,
+        worker_startup=worker_startup,
         worker_timeout=worker_timeout,
     )
+    bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
+    call = Call(client, cluster, *bounds, began)
     folder = given.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
@@ -323,8 +353,10 @@ def resume(
             tidy(record, folder)  # its driver may have died before it could
             if record.failed_alike:
                 raise AllTrialsFailedError(record.failed_alike)
+            if record.too_little_time:
+                raise TooLittleTimeError(record.too_little_time)
             return session.result
-        return session.run(client, cluster, given.worker_timeout, lock)
+        return session.run(call, lock)
 
 
 def replay(
@@ -412,62 +444,12 @@ def replay(
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())
-        repeated = session.run(client, cluster, given.worker_timeout, lock)
+        repeated = session.run(Call(client, cluster, given.worker_timeout), lock)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
     for note in record.notes:
         logger.warning("replay of %s: %s", then.run, note)
     return repeated
-
-
-def abandon(
-    run_dir: Url, *, study: Study | str | None = None, reason: str = "the run was abandoned"
-) -> None:
-    """Give up a run that was interrupted: its live trials fail, and no resume goes on with it.
-
-    Until then they stay RUNNING in the study, as the run may go on; samplers of other searches in
-    the same study may take that into account. The best model so far is kept: `dagsel.resume` only
-    reads the run from now on. States of other trials are deleted. No cluster and no code of the run
-    is needed.
-
-    If the study's storage is gone, the run is given up all the same, and a warning says so. Call it
-    again with ``study=`` to tell the study.
-
-    Parameters
-    ----------
-    run_dir
-        The run's folder.
-    study
-        The study or the URL of its storage, if the one in ``run_dir`` does not open it.
-    reason
-        Why; written to the run and to each of the trials.
-
-    Raises
-    ------
-    RunDirError
-        If ``run_dir`` holds no run, another driver has it, or it cannot be written.
-    """
-    given = checked("study_or_url", run_dir=run_dir, study_or_url=study)
-    folder = given.run_dir
-    about = folder.about()
-    settings = Settings.from_json(about, folder.url)
-    with folder.lock(about["run"]):
-        _, record = read_history(folder, settings, about["run"])
-        if not record.finished:
-            given_up = Abandoned(time.time(), reason)
-            folder.journal.append([ENTRIES.encode(given_up)])
-            record.add(given_up)
-        try:
-            if study is not None or settings.home is not None:  # one in memory is gone
-                theirs = study_of(settings, folder, given.study_or_url)
-                give_up(guarded(theirs), record.run, told(record))
-        except StudyStorageError as error:
-            logger.warning(
-                "run %s is abandoned, but its trials are still running in the study: %s",
-                record.run,
-                error,
-            )
-        tidy(record, folder)
 
 
 @short_traceback

@@ -6,28 +6,36 @@ A run has one session, and one more each time that it goes on after an interrupt
 from __future__ import annotations
 
 import logging
+import math
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.runner import Runner
-from dagsel.errors import AllTrialsFailedError, DagselError, RunDirLockedError
-from dagsel.execution.cluster import connect, why_no_room
+from dagsel.errors import (
+    AllTrialsFailedError,
+    DagselError,
+    RunDirLockedError,
+    TooLittleTimeError,
+)
+from dagsel.execution.cluster import capacity_here, connect, why_no_room, workers_of
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver, elastic_for
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import RunSpec
-from dagsel.flow import Flow
+from dagsel.flow import Context, Flow
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
-from dagsel.messages import ENTRIES, Entry
+from dagsel.messages import ENTRIES, Entry, SessionEnded
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
@@ -63,6 +71,30 @@ class LockedJournal:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """On what a search is to run, and since when its time counts."""
+
+    client: Client | str | None
+    cluster: Any
+    worker_timeout_s: float
+    max_cluster_workers: int | None = None
+    worker_startup_s: float | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Time since the call."""
+        return time.monotonic() - self.began
+
+    @property
+    def own_capacity(self) -> ClusterCapacity | None:
+        """What a cluster can have that is started for the call; None if there is one."""
+        if self.client is not None or self.cluster not in (None, "cuda"):
+            return None
+        return capacity_here(self.cluster, self.max_cluster_workers, self.worker_startup_s)
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
     """All that one driver's part of a run needs but a cluster."""
 
@@ -92,11 +124,11 @@ class Session:
             return None
         return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
 
-    def run(
-        self, client: Client | str | None, cluster: Any, worker_timeout: float, lock: RunLock
-    ) -> Run:
+    def run(self, call: Call, lock: RunLock) -> Run:
         """Search on a cluster until the run ends; only the holder of the lock may."""
         settings, record = self.settings, self.record
+        own = call.own_capacity
+        n_own = None if own is None else self._workers_to_begin(call, own)
         packed = pack_workload(self.workload)
         # What a dead driver has left on the cluster, if only for a moment, is not this session's.
         name = f"{record.run}.{uuid.uuid4().hex[:4]}"
@@ -113,15 +145,29 @@ class Session:
             self.data.n_shards,
             settings.replicas,
             unit_timeout_s=settings.unit_timeout_s,
-            capacity_timeout_s=worker_timeout,
+            capacity_timeout_s=call.worker_timeout_s,
         )
         journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
             progress = stack.enter_context(SearchProgress(settings.metric))
-            here = stack.enter_context(connect(client, cluster))
-            driver = elastic_for(here, cluster)
-            engine = stack.enter_context(DaskEngine(here, spec, dispatch, worker_timeout, driver))
+            here = stack.enter_context(connect(call.client, call.cluster, n_workers=n_own))
+            driver = elastic_for(here, call.cluster)
+            bounds = call.max_cluster_workers, call.worker_startup_s
+            capacity = own or driver.capacity(*bounds)
+            n_there = len(workers_of(here))
+            n_first = self._workers_to_begin(call, capacity, n_there)
+            engine = DaskEngine(
+                here,
+                spec,
+                dispatch,
+                min(call.worker_timeout_s, max(1.0, self._left(call)[0])),
+                driver,
+                began=call.began,
+                n_first=1 if n_first is None else n_first,
+                known=capacity,
+            )
+            stack.enter_context(engine)
             if self.first:
                 journal.append([ENTRIES.encode(entry) for entry in self.first])
             runner = Runner(
@@ -144,11 +190,46 @@ class Session:
                 deadline_s=settings.deadline_s,
                 budget_s=settings.budget_s,
                 observe=progress.update,
+                lead_s=call.seconds,
             )
+            before = record.seconds, record.worker_seconds
             runner.run()
             self.driver.fail_live("the run ended before the trial did")
+        cost = before[1] + engine.bill.worker_seconds(engine.now())
+        ended = SessionEnded(time.time(), before[0] + call.seconds, cost)
+        journal.append([ENTRIES.encode(ended)])
+        record.add(ended)
         tidy(record, self.folder)
         return self.result
+
+    def _left(self, call: Call) -> tuple[float, float]:
+        """Return the seconds and the worker-seconds that are left of deadline and budget."""
+        settings, record = self.settings, self.record
+        deadline_s, budget_s = settings.deadline_s, settings.budget_s
+        return (
+            math.inf if deadline_s is None else deadline_s - record.seconds - call.seconds,
+            math.inf if budget_s is None else budget_s - record.worker_seconds,
+        )
+
+    def _workers_to_begin(
+        self, call: Call, capacity: ClusterCapacity, n_there: int = 0
+    ) -> int | None:
+        """Return how many workers to start; raise if nothing can be trained in time with them."""
+        record, settings = self.record, self.settings
+        if record.finished:
+            return 1
+        if record.context is not None:
+            return record.wanted
+        left = self._left(call)
+        capacity.check(*left, n_there)
+        taken = (capacity, record.seconds + call.seconds, record.worker_seconds)
+        context = Context(n_there, record.direction, settings.seed, *taken)
+        n_wanted = self.flow.workers_to_begin(context)
+        if n_wanted is not None:
+            return n_wanted
+        # A cluster of the user's is as large as they want, unless they leave it to us.
+        is_ours = call.own_capacity is not None or call.max_cluster_workers is not None
+        return capacity.affordable(*left, n_there) if is_ours else None
 
     @contextmanager
     def _kept(self, journal: LockedJournal) -> Iterator[None]:
@@ -160,7 +241,8 @@ class Session:
             yield
         except BaseException as error:
             # Of a run that has ended, a resume tells the study what it lacks.
-            is_over = isinstance(error, RunDirLockedError | AllTrialsFailedError)
+            over = RunDirLockedError | AllTrialsFailedError | TooLittleTimeError
+            is_over = isinstance(error, over)
             if journal.has_entries and self.visits is None and not is_over:
                 kept = (
                     "the run is kept: go on with  "

@@ -29,6 +29,7 @@ from dagsel.flows.drawing import Drawing
 from dagsel.flows.stages import EPOCHS_AHEAD, LAST_PAUSE, check_staged, end_all
 from dagsel.planning.brackets import n_workers_of
 from dagsel.planning.budget import Budget, read_budget, to_seconds
+from dagsel.planning.capacity import fewer
 
 
 @dataclass(slots=True)
@@ -69,7 +70,7 @@ class HyperSched(Flow):
     2019. The paper leaves the numbers of its policies to the implementation. This one assumes:
 
     - the cluster has as many workers, from beginning to end, as the budget pays for until the
-      deadline;
+      deadline, or as it can have if these are fewer;
     - a new trial begins only while one worker could train it by the deadline as far as the furthest
       trial is now, at the mean time of an epoch so far;
     - then there are no rungs any more: the best trials, as many as there are workers, go on; each
@@ -86,8 +87,8 @@ class HyperSched(Flow):
         Epochs up to the first rung; each next one is at η times as many.
     reduction_factor
         η: the best 1/η of a rung go on.
-    max_workers
-        Workers of a trial, at most; None for no limit.
+    max_workers_per_trial
+        At most; None for no limit.
 
     Raises
     ------
@@ -109,7 +110,7 @@ class HyperSched(Flow):
     _: KW_ONLY
     min_epochs: int = 1
     reduction_factor: int = 4
-    max_workers: int | None = None
+    max_workers_per_trial: int | None = None
     max_epochs: int | None = None
     price_per_worker_hour: str | float | None = None
     state: HyperSchedState = field(
@@ -124,7 +125,7 @@ class HyperSched(Flow):
         check_staged(
             min_epochs=self.min_epochs,
             reduction_factor=self.reduction_factor,
-            max_workers=self.max_workers,
+            max_workers_per_trial=self.max_workers_per_trial,
             max_epochs=self.max_epochs,
         )
         self.deadline_s = to_seconds("deadline", self.deadline)
@@ -134,12 +135,24 @@ class HyperSched(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, deadline_s=self.deadline_s, budget=self.cost)
+        return Traits(
+            self.max_epochs, deadline_s=self.deadline_s, budget=self.cost, scores_parts=True
+        )
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers, and for a trial for each that is there."""
         self.state.context, self.state.n_workers = context, context.n_workers
-        return [Scale(self.n_workers), Wake(self._end_s / 2), *self._explore()]
+        return [Scale(self._n_wanted), Wake(self._end_s / 2), *self._explore()]
+
+    def workers_to_begin(self, context: Context) -> int | None:
+        """Return all workers."""
+        left = (self.deadline_s - context.seconds, self.cost.worker_seconds)
+        context.capacity.check(*left, context.n_workers)
+        return fewer(self.n_workers, context.capacity)
+
+    @property
+    def _n_wanted(self) -> int:
+        return fewer(self.n_workers, self.state.context.capacity)
 
     def handle(self, event: Event) -> list[Decision]:
         """Explore while there is time; then share the workers among fewer and fewer trials."""
@@ -164,9 +177,9 @@ class HyperSched(Flow):
                 del state.trials[trial]
                 return self._go_on_without(trial)
             case WorkersChanged(n_workers):
-                is_lost = n_workers < min(state.n_workers, self.n_workers)
+                is_lost = n_workers < min(state.n_workers, self._n_wanted)
                 state.n_workers = n_workers
-                again: list[Decision] = [Scale(self.n_workers)] if is_lost else []
+                again: list[Decision] = [Scale(self._n_wanted)] if is_lost else []
                 return [*again, *self._go_on()]
             case Tick(seconds) if not state.pausing:
                 is_due = state.pause_s is None or seconds >= self._end_s
@@ -223,7 +236,7 @@ class HyperSched(Flow):
 
     @property
     def _n_usable(self) -> int:
-        return min(max(1, self.state.n_workers), self.n_workers)
+        return min(max(1, self.state.n_workers), self._n_wanted)
 
     @property
     def _end_s(self) -> float:
@@ -279,7 +292,7 @@ class HyperSched(Flow):
         """Stop the worse half, or at first all for which there is no worker; share the workers."""
         state = self.state
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
-        n = self.n_workers if state.explores else math.ceil(len(ranked) / 2)
+        n = self._n_wanted if state.explores else math.ceil(len(ranked) / 2)
         state.explores = False
         stops = [Stop(trial, "its workers go to better trials") for trial in ranked[n:]]
         state.trials = {trial: state.trials[trial] for trial in ranked[:n]}
@@ -296,7 +309,7 @@ class HyperSched(Flow):
         decisions: list[Decision] = []
         for place, trial in enumerate(self.state.trials):
             gang = max(1, n // k + (place < n % k))
-            decisions += self._train_ahead(trial, min(gang, self.max_workers or gang))
+            decisions += self._train_ahead(trial, min(gang, self.max_workers_per_trial or gang))
         return decisions
 
     def _train_ahead(self, trial: int, gang: int) -> list[Decision]:

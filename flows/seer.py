@@ -9,6 +9,7 @@ from dagsel.checks import choice
 from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
+from dagsel.planning.capacity import Limits
 
 
 @dataclass
@@ -32,11 +33,12 @@ class SEER(StagedSearch):
         η.
     parallelism_factor
         ν.
-    min_workers, max_workers
-        p_min and p_max: workers of a trial; None for no limit. A trial has fewer than `min_workers`
-        only while fewer are there.
+    min_workers_per_trial, max_workers_per_trial
+        p_min and p_max; None for no limit. A trial has fewer than p_min only while fewer are there.
+        For the workers of all trials together there is ``dagsel.optimize(max_cluster_workers=)``.
     min_stage
-        t_min: the first stage lasts as long, or longer; None for a 64th of the deadline.
+        t_min: a trial trains as long, or longer, before it is ranked first. None for an epoch or
+        so: a 64th of the time until an epoch is measured, and a 64th to a 16th of it from then on.
     mode
         ``"paper"`` is the paper's arithmetic. ``"fill"`` also spends what its rounding leaves over:
         on more trials of the first bracket, and on a longer last stage.
@@ -58,14 +60,14 @@ class SEER(StagedSearch):
     >>> [stage.n_workers for stage in flow.plan.stages]
     [16, 8, 4]
     >>> flow.start(Context(n_workers=1))  # doctest: +ELLIPSIS
-    [Scale(n_workers=16), Wake(seconds=1.428...), Ask(n=12, sampling='study')]
+    [Plan(...), Scale(n_workers=16), Wake(seconds=1.428...), Ask(n=12, sampling='study')]
     """
 
     _: KW_ONLY
     reduction_factor: int = 4
     parallelism_factor: int = 2
-    min_workers: int = 1
-    max_workers: int | None = None
+    min_workers_per_trial: int = 1
+    max_workers_per_trial: int | None = None
     min_stage: float | str | None = None
     mode: SeerMode = "fill"
 
@@ -74,27 +76,38 @@ class SEER(StagedSearch):
         check_staged(
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
-            min_workers=self.min_workers,
-            max_workers=self.max_workers,
+            min_workers_per_trial=self.min_workers_per_trial,
+            max_workers_per_trial=self.max_workers_per_trial,
         )
         super().__post_init__()
 
     @property
     def brackets(self) -> Brackets:
         """The paper's quantities: Algorithms 1 and 2."""
+        return self._brackets(Limits(self.deadline_s, self.cost.worker_seconds))
+
+    @property
+    def measures(self) -> bool:
+        """Whether t_min is to be measured."""
+        return self.min_stage is None
+
+    def make_plan(self, limits: Limits) -> StagePlan:
+        """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
+        found = self._brackets(limits)
+        return seer_plan(found, limits.seconds, limits.worker_seconds, self.mode)
+
+    def _brackets(self, limits: Limits) -> Brackets:
         return solve_brackets(
-            self.deadline_s,
-            self.cost.worker_seconds,
+            limits.seconds,
+            limits.worker_seconds,
             reduction_factor=self.reduction_factor,
             parallelism_factor=self.parallelism_factor,
-            min_workers=self.min_workers,
-            max_workers=self.max_workers,
-            min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
+            min_workers_per_trial=self.min_workers_per_trial,
+            max_workers_per_trial=self.max_workers_per_trial,
+            min_stage_s=min_stage_of(self.min_stage, limits, self.min_workers_per_trial),
+            most_workers=limits.most_workers,
+            node_size=limits.node_size,
         )
-
-    def make_plan(self) -> StagePlan:
-        """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
-        return seer_plan(self.brackets, self.deadline_s, self.cost.worker_seconds, self.mode)
 
     def is_ranked(self, bracket: int) -> bool:
         """Return True: all trials are ranked after each stage."""
@@ -105,14 +118,21 @@ class SEER(StagedSearch):
         return dict(zip(survivors, self.places(), strict=False))
 
 
-def min_stage_of(min_stage: float | str | None, deadline_s: float) -> float:
-    """Read t_min in seconds; None is a 64th of the deadline.
+def min_stage_of(min_stage: float | str | None, limits: Limits, n_workers: int = 1) -> float:
+    """Return t_min in seconds; None is an epoch, within bounds.
 
-    That makes three stages where one of four trials goes on.
+    It is at least a 64th of the time, so that there are three stages where one of four trials goes
+    on, and at most a 16th, so that there are two. The time ends when the budget of a trial on so
+    many workers does, if that is before the deadline.
 
     Examples
     --------
-    >>> min_stage_of("1 min", 640.0), min_stage_of(None, 640.0)
+    >>> min_stage_of("1 min", Limits(640.0, 640.0)), min_stage_of(None, Limits(640.0, 640.0))
     (60.0, 10.0)
+    >>> min_stage_of(None, Limits(640.0, 640.0, epoch_s=20.0))
+    20.0
     """
-    return deadline_s / 64 if min_stage is None else to_seconds("min_stage", min_stage)
+    if min_stage is not None:
+        return to_seconds("min_stage", min_stage)
+    seconds = min(limits.seconds, limits.worker_seconds / n_workers)
+    return min(max(seconds / 64, limits.epoch_s or 0.0), seconds / 16)

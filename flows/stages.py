@@ -6,7 +6,7 @@ import math
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -33,14 +33,18 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.drawing import check_counts
-from dagsel.planning.brackets import Stage, StagePlan
+from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget, read_budget, to_seconds
+from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
 
 #: Epochs that a trial is given ahead, so that none waits for the answer to its last report.
 EPOCHS_AHEAD = 2
 #: Share of the deadline that is kept free for the last pause; without it the deadline would come
 #: before the last evaluation.
 LAST_PAUSE = 0.001
+#: Share of the time after which a search first pauses if it is to measure what an epoch takes. So
+#: its first scores come well within a quarter of the deadline.
+FIRST_PAUSE = 1 / 16
 
 
 @dataclass(slots=True)
@@ -50,6 +54,7 @@ class StagedTrial:
     bracket: int
     gang: int = 0  # workers that it was given
     epochs: int = 0
+    trained: float = 0.0  # epochs, with a part of one, when it paused last
     n_given: int = 0
     loss: float = math.inf
     has_value: bool = False  # it was scored, after an epoch or at a pause
@@ -64,7 +69,12 @@ class StagedState:
     context: Context = field(default_factory=lambda: Context(n_workers=1))
     n_workers: int = 0  # that are there
     n_wanted: int = 0  # that were asked for
+    plan: Plan | None = None  # what is done
     stage: int = 0
+    measures_at: float | None = None  # when to pause to measure what an epoch takes
+    # Epochs that were trained in the first pause, and when it was over: what workers do for the
+    # first time takes longer, and is not counted.
+    since: tuple[float, float] | None = None
     trials: dict[int, StagedTrial] = field(default_factory=dict)
     pausing: set[int] = field(default_factory=set)
     n_pausing: int = 0  # trials of the last pause
@@ -82,11 +92,16 @@ class StagedState:
 class StagedSearch(Flow):
     """A search whose trials are ranked at fixed times.
 
-    A subclass makes the plan. The ends of the stages are counted from the beginning of the run, and
-    a pause begins earlier by the time that the longest one took so far (longer if there are more
-    trials on a worker now): if something is slower than planned, the stage is shorter, but its end
-    does not move. A search of one stage pauses halfway to see how long a pause takes. A trial that
-    has reached `max_epochs` is complete; it stays in the rankings.
+    A subclass makes the plan: for any cluster when the search is made, and again for the cluster
+    and for what is left of deadline and budget when it starts. Where trials take turns it begins
+    with one for each worker, pauses soon to measure what an epoch takes, and makes the plan once
+    more before it draws the others.
+
+    The ends of the stages are counted from the beginning of the run, and a pause begins earlier by
+    the time that the longest one took so far (longer if there are more trials on a worker now): if
+    something is slower than planned, the stage is shorter, but its end does not move. A search of
+    one stage pauses halfway to see how long a pause takes. A trial that has reached `max_epochs` is
+    complete; it stays in the rankings.
     """
 
     deadline: float | str
@@ -97,7 +112,7 @@ class StagedSearch(Flow):
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
     deadline_s: float = field(init=False, repr=False, compare=False)
     cost: Budget = field(init=False, repr=False, compare=False)
-    #: What is done if nothing fails and every worker comes at once.
+    #: What is done if nothing fails and every worker comes at once, however many they are.
     plan: StagePlan = field(init=False, repr=False, compare=False)
     sampling: Sampling = field(default="study", init=False, repr=False)
 
@@ -105,7 +120,7 @@ class StagedSearch(Flow):
         check_staged(max_epochs=self.max_epochs)
         self.deadline_s = to_seconds("deadline", self.deadline)
         self.cost = read_budget(self.budget, self.price_per_worker_hour)
-        self.plan = self.make_plan()
+        self.plan = self.make_plan(Limits(self.deadline_s, self.cost.worker_seconds))
 
     @property
     def traits(self) -> Traits:
@@ -116,11 +131,37 @@ class StagedSearch(Flow):
             deadline_s=self.deadline_s,
             budget=self.cost,
             plan=self.plan,
+            scores_parts=True,
         )
 
     @abstractmethod
-    def make_plan(self) -> StagePlan:
+    def make_plan(self, limits: Limits) -> StagePlan:
         """Return the stages; raise if there is no room for one."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether the plan depends on what an epoch takes."""
+        return False
+
+    def workers_to_begin(self, context: Context) -> int | None:
+        """Return the workers of the first stage; raise if there is no room for one."""
+        return max(1, self._planned(context).stages[0].n_workers)
+
+    def _planned(self, context: Context) -> Plan:
+        """Plan for a cluster; the starts of workers take time and money."""
+        capacity, n_there = context.capacity, context.n_workers
+        left_s = self.deadline_s - context.seconds
+        left = self.cost.worker_seconds - context.worker_seconds
+        capacity.check(left_s, left, n_there)
+        most = capacity.affordable(left_s, left, n_there)
+        limits = Limits(left_s, left, most, capacity.node_size)
+        plan, startup_s = self.make_plan(limits), 0.0
+        n_new = plan.stages[0].n_workers - n_there
+        if n_new > 0 and capacity.startup_s:
+            startup_s = capacity.startup_s
+            left -= n_new * startup_s
+            plan = self.make_plan(replace(limits, seconds=left_s - startup_s, worker_seconds=left))
+        return dated(plan, context.seconds + startup_s, startup_s, "the search begins")
 
     def is_ranked(self, bracket: int) -> bool:
         """Whether the trials of a bracket are ranked after this stage; if not, they train on."""
@@ -132,27 +173,42 @@ class StagedSearch(Flow):
         return {trial: self.state.trials[trial].bracket for trial in survivors}
 
     @property
-    def stage(self) -> Stage:
-        """The present stage."""
-        return self.plan.stages[self.state.stage]
+    def now(self) -> Plan:
+        """The plan that is followed."""
+        assert self.state.plan is not None, "the search has begun"
+        return self.state.plan
 
     @property
-    def next_stage(self) -> Stage | None:
+    def stage(self) -> PlannedStage:
+        """The present stage."""
+        return self.now.stages[self.state.stage]
+
+    @property
+    def next_stage(self) -> PlannedStage | None:
         """The stage after it, if it is not the last one."""
-        return next(iter(self.plan.stages[self.state.stage + 1 :]), None)
+        return next(iter(self.now.stages[self.state.stage + 1 :]), None)
 
     def places(self) -> list[int]:
         """Return the bracket of each place of the stage, those with the most workers first."""
-        workers, n_trials = self.plan.workers, self.stage.n_trials
+        workers, n_trials = self.now.workers, self.stage.n_trials
         order = sorted(range(len(workers)), key=lambda bracket: -workers[bracket])
         return [bracket for bracket in order for _ in range(n_trials[bracket])]
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers and the trials of the first stage."""
-        state, stage = self.state, self.stage
+        state = self.state
         state.context, state.n_workers = context, context.n_workers
-        ask = Ask(sum(stage.n_trials), self.sampling)
-        return [*self._scale(stage.n_workers), Wake(self._end()), ask]
+        state.seconds, state.spent = context.seconds, context.worker_seconds
+        plan = state.plan = self._planned(context)
+        stage, n_trials = self.stage, sum(self.stage.n_trials)
+        first_s = FIRST_PAUSE * (self.deadline_s - context.seconds)
+        if self.measures and stage.seconds > 2 * first_s:
+            state.measures_at = stage.begins_s + first_s
+            n_trials = min(n_trials, max(1, stage.n_workers))
+        return [plan, *self._scale(stage.n_workers), Wake(self._end()), self._ask(n_trials)]
+
+    def _ask(self, n_trials: int) -> Ask:
+        return Ask(n_trials, self.sampling)
 
     def handle(self, event: Event) -> list[Decision]:
         """Train until the stage is over, then rank and give the best their new workers."""
@@ -171,9 +227,10 @@ class StagedSearch(Flow):
         state = self.state
         match event:
             case Asked(trials):
-                places = zip(trials, self.places(), strict=False)
-                state.trials |= {trial: StagedTrial(bracket) for trial, bracket in places}
-                if not trials:
+                places = self.places()[len(state.trials) :]
+                drawn = zip(trials, places, strict=False)
+                state.trials |= {trial: StagedTrial(bracket) for trial, bracket in drawn}
+                if not state.trials:
                     return self._finish("no trial can be drawn")
                 return [*self._release(), *self._train()]
             case Reported(trial) if trial in state.trials:
@@ -204,7 +261,9 @@ class StagedSearch(Flow):
     def _end(self) -> float:
         """Return when the trials of this stage have to pause."""
         state = self.state
-        end, n_trials = self.plan.ends[state.stage], len(self._training())
+        if state.measures_at is not None:
+            return state.measures_at
+        end, n_trials = self.now.ends[state.stage], len(self._training())
         pause_s = max(state.pause_s, state.trial_s * n_trials / max(1, state.n_wanted))
         if self.next_stage is None:  # the last stage pays for what the others cost too much
             left = self.cost.worker_seconds - state.spent
@@ -223,18 +282,18 @@ class StagedSearch(Flow):
         return [Scale(n_workers)]
 
     def _release(self) -> list[Decision]:
-        wanted = sum(self.plan.workers[one.bracket] for one in self._training().values())
+        wanted = sum(self.now.workers[one.bracket] for one in self._training().values())
         return self._scale(min(self.stage.n_workers, wanted))
 
     def _train(self) -> list[Decision]:
         """Divide the workers that are there among all that train, the first ones first."""
         training = self._training()
         n_workers = max(1, self.state.n_workers)
-        least = min(self.plan.workers[0], n_workers)
+        least = min(self.now.workers[0], n_workers)
         free = max(0, n_workers - least * len(training))
         decisions: list[Decision] = []
         for trial, one in training.items():
-            more = min(free, self.plan.workers[one.bracket] - least)
+            more = min(free, self.now.workers[one.bracket] - least)
             free -= more
             decisions += self._train_on(trial, least + more)
         return decisions
@@ -279,16 +338,19 @@ class StagedSearch(Flow):
     def _pause(self) -> list[Decision]:
         """Evaluate the trials of the brackets that are to be ranked."""
         state, training = self.state, self._training()
-        state.is_halfway = self.next_stage is None and state.paused_at is None
+        is_first = state.paused_at is None and state.measures_at is None
+        state.is_halfway = self.next_stage is None and is_first
         state.paused_at = state.seconds
-        state.pausing = {trial for trial, one in training.items() if self.is_ranked(one.bracket)}
+        measures = state.measures_at is not None
+        ranked = {trial for trial, one in training.items() if self.is_ranked(one.bracket)}
+        state.pausing = set(training) if measures else ranked
         state.n_pausing = len(state.pausing)
         pauses: list[Decision] = [Pause(trial, evaluate=True) for trial in sorted(state.pausing)]
         return pauses or self._rank()
 
     def _note_pause(self, event: Paused) -> list[Decision]:
         one = self.state.trials[event.trial]
-        one.is_paused = True
+        one.is_paused, one.trained = True, event.epochs
         if event.value is not None:
             one.loss, one.has_value = self.state.context.loss(event.value), True
         is_complete = one.epochs == self.max_epochs
@@ -299,6 +361,8 @@ class StagedSearch(Flow):
         """End a stage; begin the next one with the best of each bracket."""
         state, later = self.state, self.next_stage
         self._time_pause()
+        if state.measures_at is not None:
+            return self._plan_again()
         if state.is_halfway and self._training() and self._end() > state.seconds:
             return [*self._train(), Wake(self._end())]
         if later is None:
@@ -325,6 +389,51 @@ class StagedSearch(Flow):
         if not self._training():
             return [*decisions, *self._finish("no trial is left to train")]
         return [*decisions, *self._release(), *self._train(), Wake(self._end())]
+
+    def _plan_again(self) -> list[Decision]:
+        """Plan with what an epoch takes, and draw the trials that there is time for."""
+        state = self.state
+        assert state.paused_at is not None, "it has paused to measure"
+        trials, since = state.trials, state.since
+        trained = sum(one.trained for one in trials.values())
+        left_s, left = self.deadline_s - state.seconds, self.cost.worker_seconds - state.spent
+        if since is None or trained <= since[0]:
+            if trained:
+                state.since = (trained, state.seconds)
+            waits_s = max(FIRST_PAUSE * left_s, state.paused_at - state.context.seconds)
+            if waits_s < left_s / 4:  # until then they may still load
+                state.measures_at = state.seconds + waits_s
+                return [*self._train(), Wake(state.measures_at)]
+        state.measures_at = None
+        if since is None or trained <= since[0] or min(left_s, left) <= 0:
+            return self._rest_of_stage()
+        n_busy = min(len(trials), max(1, state.n_workers))
+        epoch_s = n_busy * (state.paused_at - since[1]) / (trained - since[0])
+        # A score shall not cost more than a part of the training before it.
+        epoch_s = max(epoch_s, 4 * state.trial_s)
+        capacity = state.context.capacity
+        most = capacity.affordable(left_s, left, state.n_workers)
+        plan = self.make_plan(Limits(left_s, left, most, capacity.node_size, epoch_s))
+        told = f"an epoch takes about {epoch_s:.3g} worker-seconds"
+        state.plan, state.stage = dated(plan, state.seconds, 0.0, told), 0
+        ranked = sorted(trials, key=lambda trial: (trials[trial].loss, trial))
+        places = dict(zip(ranked, self.places(), strict=False))
+        stops = [
+            Stop(trial, "there is no time for so many trials")
+            for trial in ranked[len(places) :]
+            if not trials[trial].is_done
+        ]
+        state.trials = {trial: trials[trial] for trial in places}
+        for trial, bracket in places.items():
+            trials[trial].bracket = bracket
+        return [state.plan, *stops, *self._rest_of_stage()]
+
+    def _rest_of_stage(self) -> list[Decision]:
+        """Train those that are there, and draw the others of the stage."""
+        n_more = sum(self.stage.n_trials) - len(self.state.trials)
+        more: list[Decision] = [self._ask(n_more)] if n_more > 0 else []
+        scale = self._scale(self.stage.n_workers)
+        return [*scale, *self._train(), Wake(self._end()), *more]
 
     def _time_pause(self) -> None:
         state = self.state

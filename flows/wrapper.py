@@ -55,6 +55,10 @@ class Wrapper(Flow):
         """All that the inner flow says of itself."""
         return self.flow.traits
 
+    def workers_to_begin(self, context: Context) -> int | None:
+        """Return what the inner flow wants."""
+        return self.flow.workers_to_begin(context)
+
     def fresh(self) -> Self:
         """Return a flow of the same configuration around a fresh inner flow."""
         return replace(self, flow=self.flow.fresh())

@@ -23,9 +23,12 @@ class RunClock:
     _money_before: float = 0.0
     _told: float = inf  # the end that the engine was told, by its clock
 
-    def begin(self, record: Record) -> None:
-        """Go on where earlier sessions, if there were any, have ended."""
-        self._began = self.engine.now() - record.seconds
+    def begin(self, record: Record, lead_s: float = 0.0) -> None:
+        """Go on where earlier sessions, if there were any, have ended.
+
+        `lead_s` are the seconds that this session has taken before.
+        """
+        self._began = self.engine.now() - record.seconds - lead_s
         self._cost_before = record.worker_seconds
         self._money_before = record.money or 0.0
 
@@ -56,6 +59,11 @@ class RunClock:
             end = self.engine.bill.money_runs_out_at(self.budget_money - self._money_before)
             ends.append(end - self._began)
         return min(ends, default=inf)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then."""
+        return self.end_s - self.seconds
 
     @property
     def are_over(self) -> bool:

@@ -14,6 +14,7 @@ from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
 from dagsel.messages import Message, StatePlace
 from dagsel.planning.bill import Bill
+from dagsel.planning.capacity import ClusterCapacity
 
 
 class Engine(Protocol):
@@ -27,6 +28,11 @@ class Engine(Protocol):
     @property
     def most_workers(self) -> int | None:
         """Workers that there can ever be; None if nobody knows."""
+        ...
+
+    @property
+    def capacity(self) -> ClusterCapacity:
+        """What the cluster can have, as far as it is known now."""
         ...
 
     @property

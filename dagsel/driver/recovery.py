@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
-from dagsel.dispatch.units import Begun
+from dagsel.dispatch.units import Begun, Chain
 from dagsel.driver.protocols import States
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
 from dagsel.flow import DECISIONS, Flow, load_state
@@ -19,6 +19,9 @@ from dagsel.messages import Entry, FlowState, StoredState, Turn
 from dagsel.storage.disk import retry_while_full
 
 logger = logging.getLogger("dagsel")
+
+#: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
+Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
 
 
 @dataclass(slots=True)
@@ -206,6 +209,15 @@ class Continuation:
     trial: int  # its number
     epochs: range  # which; none if nothing is left
     begun: tuple[Begun, ...] = ()  # what is done of the first ones
+
+    def chain(self, record: Record, orders: Orders) -> Chain:
+        """Return the units to be sent; `orders` says in which order shards are visited."""
+        order = tuple(
+            # What was scored was scored after these visits in this order.
+            orders(self.trial, epoch) or record.order(self.trial, epoch)
+            for epoch in self.epochs
+        )
+        return Chain(self.trial, self.epochs, record.n_shards, order=order, begun=self.begun)
 
 
 def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> Continuation | None:

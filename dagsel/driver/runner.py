@@ -4,8 +4,7 @@ In each turn the events that came in are put to the flow, events and decisions a
 journal together, and only then are the decisions performed. So after an interruption the journal
 says all that was decided, and the next session performs again what may not have been performed.
 
-Time and cost are in `dagsel.driver.clock`, the allowances of trials in
-`dagsel.driver.trial_limits`, their states in `dagsel.driver.recovery`.
+Time and cost are in `clock`, the allowances of trials in `trial_limits`, states in `recovery`.
 """
 
 from __future__ import annotations
@@ -16,16 +15,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
-from dagsel.codec import Json
+from dagsel.codec import Json, plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
-from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.dispatch.units import Round, Unit
 from dagsel.driver.clock import RunClock
+from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
-from dagsel.driver.recovery import Continuation, StoredStates, reconcile
+from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
-from dagsel.errors import AllTrialsFailedError, ClusterError
+from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -60,6 +60,7 @@ from dagsel.messages import (
     RoundSent,
     SessionBegun,
     StatesFound,
+    TooLittleTime,
     TrialReport,
     Turn,
     UnitRecord,
@@ -72,9 +73,6 @@ from dagsel.workloads.raised import raised
 TURNS_PER_SNAPSHOT = 500
 
 Observer: TypeAlias = Callable[[Record], None]
-#: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
-Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
-
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
@@ -82,8 +80,7 @@ Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 class Runner:
     """One search on one engine."""
 
-    # The search procedure. It has begun if the record has a context.
-    flow: Flow
+    flow: Flow  # the search procedure; it has begun if the record has a context
     study: StudyDriver  # where trials come from and are told
     engine: Engine  # where units run, entered
     states: States  # where states are stored
@@ -104,6 +101,7 @@ class Runner:
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     budget_money: float | None = None  # and in money, if they differ in their price
     observe: Observer = lambda record: None  # called with the record whenever something has changed
+    lead_s: float = 0.0  # seconds that this session has taken before: they count
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
@@ -115,6 +113,7 @@ class Runner:
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
     _troubles: Troubles = field(init=False)
+    _first_epoch: FirstEpoch = field(init=False)
 
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
@@ -122,6 +121,7 @@ class Runner:
         about = (self.engine, self.record, clock, self.idle_workers, self.metric)
         self._limits = TrialLimits(*about)
         self._troubles = Troubles(self.record)
+        self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
         self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
@@ -135,9 +135,11 @@ class Runner:
             If the flow decides what cannot be done.
         AllTrialsFailedError
             If all trials fail in one way before any has trained.
+        TooLittleTimeError
+            If not one epoch can end within deadline and budget.
         """
-        self._clock.begin(self.record)
-        self._note(SessionBegun(self.engine.wall(), self.record.seconds, self.about))
+        self._clock.begin(self.record, self.lead_s)
+        self._note(SessionBegun(self.engine.wall() - self.lead_s, self.record.seconds, self.about))
         self._clock.tell()
         if self.record.context is None:
             self._begin()
@@ -159,7 +161,14 @@ class Runner:
     # ---- how a session begins
 
     def _begin(self) -> None:
-        context = Context(self.engine.n_workers, self.record.direction, self.seed)
+        context = Context(
+            self.engine.n_workers,
+            self.record.direction,
+            self.seed,
+            self.engine.capacity,
+            self._clock.seconds,
+            self._clock.worker_seconds,
+        )
         decisions = self.flow.start(context)
         self._take(Turn(None, tuple(decisions), context=context))
         self._do(decisions)
@@ -205,7 +214,7 @@ class Runner:
         """Put what has happened to the flow, write it down, do what was decided."""
         while self._events or self._entries:
             steps: list[Decision | Event] = []
-            self._n_passes += 1
+            self._n_passes += bool(self._events)
             while self._events:
                 turn = self._events.popleft()
                 event = turn.event
@@ -221,17 +230,22 @@ class Runner:
                         self._report_if_complete(self.record.trials[trial])
                 steps += [event, *decisions]
             self._do(steps)
-        self._end_if_alike()
+        self._end_if_hopeless()
 
-    def _end_if_alike(self) -> None:
-        """End the run if its trials fail in one way and none has trained."""
-        verdict = self._troubles.verdict
-        if verdict is not None:
-            self._note(verdict)
-            self._do([])
-            for trial in self.study.live:
-                self._end(trial)
-            raise AllTrialsFailedError(verdict.text) from self._troubles.cause
+    def _end_if_hopeless(self) -> None:
+        """End the run if its trials fail in one way and none has trained, or none can in time."""
+        verdict = self._troubles.verdict or self._first_epoch.verdict
+        if verdict is None:
+            return
+        self._note(verdict)
+        self._do([])
+        if isinstance(verdict, Note):
+            return
+        for trial in self.study.live:
+            self._end(trial)
+        if isinstance(verdict, TooLittleTime):
+            raise TooLittleTimeError(verdict.text)
+        raise AllTrialsFailedError(verdict.text) from self._troubles.cause
 
     def _is_stale(self, event: Event) -> bool:
         match event:
@@ -316,7 +330,7 @@ class Runner:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
         self._configs |= configs
         params = {trial: self.study.params(trial) for trial in configs}
-        told = tuple(_json_part(config) for config in configs.values())
+        told = tuple(plain_part(config) for config in configs.values())
         self._events.append(Turn(Asked(tuple(configs), exhausted, told), (), params=params))
 
     def _train(self, *trains: Train | None) -> None:
@@ -358,7 +372,7 @@ class Runner:
         return True
 
     def _submit(self, plans: Sequence[Continuation]) -> None:
-        chains = tuple(self._chain(plan) for plan in plans if plan.epochs)
+        chains = tuple(plan.chain(self.record, self.orders) for plan in plans if plan.epochs)
         if not chains:
             return
         number = len(self.record.rounds) + 1
@@ -366,15 +380,6 @@ class Runner:
         self._note(RoundSent(number, self.engine.wall(), epochs))
         configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
         self.engine.submit(Round(number, chains), configs)
-
-    def _chain(self, plan: Continuation) -> Chain:
-        order = tuple(
-            # What was scored was scored after these visits in this order.
-            self.orders(plan.trial, epoch) or self.record.order(plan.trial, epoch)
-            for epoch in plan.epochs
-        )
-        n_shards = self.record.n_shards
-        return Chain(plan.trial, plan.epochs, n_shards, order=order, begun=plan.begun)
 
     def _end(self, number: int) -> None:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
@@ -493,8 +498,3 @@ class Runner:
             self._troubles.fails(self.engine.raised(trial.number))
         failed = TrialFailed(trial.number, report.reason)
         self._put(Turn(failed, (), traceback=report.traceback, raised=report.raised))
-
-
-def _json_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what has no form in JSON."""
-    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}

@@ -200,7 +200,7 @@ class DaskEngine:
         if not self._connection.is_there:  # each of these would wait for it
             if self.driver is not None:
                 self.driver.close(timeout_s=0.0)
-            self._workforce.end()
+            self._end_bill()
             return
         for leave in (
             partial(self.tell, EndRun()),
@@ -214,7 +214,12 @@ class DaskEngine:
                 leave()
             except Exception:  # the cluster may be gone; leave the rest too
                 logger.debug("leaving the cluster", exc_info=True)
-        self._workforce.end()
+        self._end_bill()
+
+    def _end_bill(self) -> None:
+        """End the bill, unless the cluster is ours: its workers cost until it is closed."""
+        if self.driver is None or self.driver.own_since is None:
+            self._workforce.end()
 
     def _hear(self, event: tuple[float, Json]) -> None:
         """Take a message of the dispatcher; runs in the client's event loop."""
@@ -283,7 +288,10 @@ class DaskEngine:
 
     @property
     def bill(self) -> Bill:
-        """What the workers have cost since `began`; nothing is billed after the ``with`` block."""
+        """What the workers have cost since `began`.
+
+        After the ``with`` block nothing is billed, but for a cluster of our own that is still open.
+        """
         return self._workforce.bill
 
     @property

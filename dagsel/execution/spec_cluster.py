@@ -15,8 +15,9 @@ from typing import Any
 
 from distributed import LocalCluster, Nanny, Status
 
-#: Seconds that a worker process has to end by itself; a unit's batch may hold it up.
-END_S = 2.0
+#: Seconds that a worker process has to end by itself, on our own cluster and on somebody else's; a
+#: unit's batch may hold it up.
+OWN_END_S, END_S = 2.0, 4.0
 #: Seconds that a cluster may take to close workers by itself before nobody waits any more.
 CLOSE_TIMEOUT_S = 30.0
 
@@ -53,20 +54,19 @@ async def _add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]
 def withdraw(cluster: Any, names: Collection[Any]) -> None:
     """Take back the specifications of these names; wait a while until their workers have gone.
 
-    Dask waits until all workers have started before it closes one, so those that are still starting
-    on this machine are ended here. Whatever else is still to start is closed when it has.
+    Dask waits until all workers have started before it closes one, and then until it has trained.
+    Processes on this machine are ended here; whatever else is to start is closed when it has.
     """
     if names:
         cluster.sync(_withdraw, cluster, set(names))
 
 
 async def _withdraw(cluster: Any, names: set[Any]) -> None:
-    there = cluster.workers.values()
-    starting = [w for w in cluster._created if w not in there and getattr(w, "name", "") in names]
+    leaving = [worker for worker in cluster._created if getattr(worker, "name", "") in names]
     going = asyncio.ensure_future(cluster.scale_down(names))
     going.add_done_callback(_read)
     await asyncio.sleep(0)  # so that the specifications are gone when the processes end
-    await _end_processes(starting)
+    await _end_processes(leaving, END_S)
     await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
 
 
@@ -84,19 +84,19 @@ def end_workers(cluster: LocalCluster) -> None:
 
 async def _end_workers(cluster: LocalCluster) -> None:
     cluster.worker_spec.clear()  # so that none is started again
-    await _end_processes(cluster._created)
+    await _end_processes(cluster._created, OWN_END_S)
 
 
-async def _end_processes(workers: Iterable[Any]) -> None:
-    """End those of the workers of a `LocalCluster` that are processes."""
+async def _end_processes(workers: Iterable[Any], patience_s: float) -> None:
+    """End those of the workers that are processes on this machine."""
     nannies = [worker for worker in workers if isinstance(worker, Nanny)]
-    ends = asyncio.gather(*map(_end_process, nannies), return_exceptions=True)
-    await asyncio.wait([ends], timeout=2 * END_S)
+    ends = [_end_process(nanny, patience_s) for nanny in nannies]
+    await asyncio.wait([asyncio.gather(*ends, return_exceptions=True)], timeout=2 * patience_s)
 
 
-async def _end_process(nanny: Nanny) -> None:
+async def _end_process(nanny: Nanny, patience_s: float) -> None:
     """End a worker's process: at once if it is still starting."""
-    patience_ends = time.monotonic() + END_S
+    patience_ends = time.monotonic() + patience_s
     while nanny.process is None and nanny.status in (Status.init, Status.starting):
         if time.monotonic() > patience_ends:
             return  # closed now it would start nevertheless, and stay: Dask closes it when it can
@@ -105,4 +105,4 @@ async def _end_process(nanny: Nanny) -> None:
     if process is not None and process.status == Status.starting and process.process is not None:
         with suppress(ValueError):  # it has ended
             await process.process.kill()  # Dask would wait until it has started
-    await nanny.close(timeout=END_S)
+    await nanny.close(timeout=patience_s)

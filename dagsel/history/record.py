@@ -51,8 +51,10 @@ from dagsel.messages import (
     PieceRecord,
     RoundSent,
     SessionBegun,
+    SessionEnded,
     StatePlace,
     StatesFound,
+    TooLittleTime,
     Turn,
     UnitRecord,
 )
@@ -118,6 +120,7 @@ class Record:
     abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
+    too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
     # When the run would have begun without the time that it lay dead: seconds since the epoch.
     _began_at: float = 0.0
 
@@ -138,6 +141,8 @@ class Record:
                 self.n_sessions += 1
                 self._began_at = at - seconds
                 self._mark("session")
+            case SessionEnded():
+                self.worker_seconds = entry.worker_seconds
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
@@ -179,6 +184,10 @@ class Record:
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
                     self._end(trial, "failed", "all trials before it failed alike")
                 self.failed_alike, self.finished = text, True
+            case TooLittleTime(text):
+                for trial in [t.number for t in self.trials.values() if t.is_live]:
+                    self._end(trial, "pruned", "there is too little time for one epoch")
+                self.too_little_time, self.finished = text, True
             case FlowState():
                 pass
             case _:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from dagsel.errors import SearchError
+from dagsel.planning.brackets import StagePlan
+
+#: Share of a budget that may go into the starts of workers that the search could do without.
+STARTUP_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,88 @@ class ClusterCapacity:
         whole = self.most_workers // self.node_size * self.node_size
         return max(1, whole or self.most_workers)
 
+    def affordable(self, seconds: float, worker_seconds: float, n_there: int = 0) -> int | None:
+        """Return how many workers are worth their starts; None for no bound.
+
+        A worker costs from its request on. So many are worth it as use up the budget just in time,
+        and more only if the starts of all that are to come take no more than `STARTUP_SHARE` of it.
+
+        Parameters
+        ----------
+        seconds, worker_seconds
+            Time and budget that are left; infinity for no limit.
+        n_there
+            Workers that are there.
+
+        Examples
+        --------
+        >>> ClusterCapacity(most_workers=16, startup_s=3.0).affordable(60.0, 120.0)
+        4
+        >>> ClusterCapacity(most_workers=16, startup_s=8.0).affordable(60.0, 120.0)
+        2
+        """
+        most = self.most_in_nodes
+        if not self.startup_s or math.isinf(worker_seconds):
+            return most
+        in_time = math.ceil(worker_seconds / seconds)
+        cheap = n_there + int(STARTUP_SHARE * worker_seconds / self.startup_s)
+        n_workers = -(-max(1, n_there, in_time, cheap) // self.node_size) * self.node_size
+        return n_workers if most is None else min(most, n_workers)
+
+    def check(self, seconds: float, worker_seconds: float, n_there: int = 0) -> None:
+        """Raise a `SearchError` if no worker can be there within deadline and budget.
+
+        Examples
+        --------
+        >>> ClusterCapacity(startup_s=90.0).check(60.0, math.inf)
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.SearchError: the first worker takes 90 s to come, and the deadline is ...
+        """
+        startup_s = self.startup_s
+        if n_there:
+            return
+        if seconds <= startup_s:
+            raise SearchError(
+                f"the first worker takes {startup_s:.3g} s to come, and the deadline is "
+                f"{seconds:.3g} s: give more than {startup_s:.3g} s, or start workers beforehand"
+            )
+        least = startup_s * self.node_size
+        if worker_seconds <= least:
+            first = f"a job of {self.node_size} workers" if self.node_size > 1 else "one worker"
+            raise SearchError(
+                f"the start of {first} costs {least:.3g} worker-seconds, and the budget is "
+                f"{worker_seconds:.3g}: give more than {least:.3g}, or start workers beforehand"
+            )
+
+
+def fewer(n_workers: int, capacity: ClusterCapacity) -> int:
+    """Return a number of workers, or what a cluster can have if that is less."""
+    return min(n_workers, capacity.most_in_nodes or n_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan has to keep to.
+
+    Parameters
+    ----------
+    seconds, worker_seconds
+        Time and budget that are left.
+    most_workers
+        Workers of all trials together; None for no bound.
+    node_size
+        Workers that come and go together.
+    epoch_s
+        Worker-seconds of an epoch of a trial; None before they are measured.
+    """
+
+    seconds: float
+    worker_seconds: float
+    most_workers: int | None = None
+    node_size: int = 1
+    epoch_s: float | None = None
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
@@ -67,3 +156,28 @@ class Plan:
     workers: tuple[int, ...]
     startup_s: float = 0.0
     reason: str = ""
+
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """When each stage ends, in seconds since the run began."""
+        later = [stage.begins_s for stage in self.stages[1:]]
+        return (*later, self.stages[-1].begins_s + self.stages[-1].seconds)
+
+
+def dated(plan: StagePlan, begins_s: float, startup_s: float, reason: str) -> Plan:
+    """Return a plan whose first stage begins at a time of the run.
+
+    Examples
+    --------
+    >>> from fractions import Fraction
+    >>> from dagsel.planning.brackets import Stage, StagePlan
+    >>> stages = (Stage(Fraction(2), (4,), 4), Stage(Fraction(8), (1,), 1))
+    >>> dated(StagePlan((1,), stages), 3.0, 3.0, "why").ends
+    (5.0, 13.0)
+    """
+    begins = (begins_s, *(begins_s + end for end in plan.ends))
+    stages = (
+        PlannedStage(begin, float(stage.seconds), stage.n_workers, stage.n_trials)
+        for begin, stage in zip(begins, plan.stages, strict=False)
+    )
+    return Plan(tuple(stages), plan.workers, startup_s, reason)

@@ -33,6 +33,7 @@ from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Reported, TrialFailed, WorkersChanged
 from dagsel.messages import Message, PieceRecord, StatePlace, TrialReport, UnitRecord
 from dagsel.planning.bill import Bill
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.planning.hiring import share_out
 from dagsel.planning.pools import most_of
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
@@ -96,6 +97,7 @@ class VirtualEngine:
         self._n_failed = 0
         self._speeds = cluster.worker_speeds
         self._is_over = False
+        self._has_reported = False
         self._is_news = False  # whether the runner has something to act on
         self._told_workers = cluster.n_workers  # what the flow is told of workers in a kept order
         self._keeps_order = bool(order)
@@ -204,6 +206,11 @@ class VirtualEngine:
     def most_workers(self) -> int | None:
         """Workers that there can ever be."""
         return self._most
+
+    @property
+    def capacity(self) -> ClusterCapacity:
+        """What the cluster can have."""
+        return ClusterCapacity(self.most_workers, self._startup_s)
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
@@ -346,7 +353,9 @@ class VirtualEngine:
             if ran.unit.position == self._n_shards - 1 and not self._curves.evaluation_share:
                 for shard in range(self._n_shards):
                     self._score(_scored_at_once(ran, shard))
-        self._is_news |= len(outcome.rests) > n_rests
+        # Before an epoch has ended the runner looks whether one can.
+        is_first = not self._has_reported and (n_units, n_pieces) != tuple(self._n_read[::2])
+        self._is_news |= len(outcome.rests) > n_rests or is_first
         self._heard += outcome.rests[n_rests:]
         for trial in list(outcome.failed)[self._n_failed :]:
             self._n_failed += 1
@@ -430,6 +439,7 @@ class VirtualEngine:
 
     def _report(self, trial: int, epoch: int) -> None:
         del self._complete[trial, epoch]
+        self._has_reported = True
         scored = self._scored.pop((trial, epoch))
         try:
             value = self._curves.value(self._configs[trial], epoch, trial=trial)

@@ -38,6 +38,7 @@ from dagsel.flow import (
 from dagsel.flows.wrapper import Wrapper
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.planning.prices import Price
 from dagsel.testing.world import Tape, World, replay
 
@@ -276,7 +277,10 @@ class FlowSuite:
         _for_all(law)
 
     def _context(self, tape: Tape) -> Context:
-        return Context(self.n_workers, self.direction, seed=tape.choose(256))
+        most = (None, self.n_workers, 2 * self.n_workers)[tape.choose(3)]
+        startup_s = 0.5 * tape.choose(2)
+        capacity = ClusterCapacity(most, startup_s)
+        return Context(self.n_workers, self.direction, tape.choose(256), capacity, startup_s)
 
     def _play(
         self,
@@ -305,6 +309,7 @@ _TOLD = Traits(
     budget=Budget(120.0, Price(2.5, "USD")),
     plan=StagePlan((), ()),
     reads_configs="reads them",
+    scores_parts=True,
 )
 
 

@@ -35,6 +35,7 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
+from dagsel.planning.capacity import Plan, fewer
 
 #: A search as small as in a suite should have ended after so many events.
 MAX_EVENTS = 2000
@@ -218,10 +219,12 @@ class World:
                 taker.value = None
             case Scale(n_workers):
                 assert n_workers >= 1, f"{decision} leaves no worker to train on"
-                self.n_wanted = n_workers
+                self.n_wanted = fewer(n_workers, self.context.capacity)
             case Wake(seconds):
                 assert math.isfinite(seconds), f"{decision} is at no time"
                 self.wake_s = seconds
+            case Plan():
+                pass
             case Finish():
                 self.finished = True
             case _:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dagsel.flow import Sampling
 from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
+from dagsel.planning.capacity import Limits
 
 
 @dataclass
@@ -42,11 +43,13 @@ class ElasticGrid(StagedSearch):
     n_trials: int | None = field(default=None, kw_only=True)
     sampling: Sampling = field(default="grid", kw_only=True)
 
-    def make_plan(self) -> StagePlan:
+    def make_plan(self, limits: Limits) -> StagePlan:
         """Return one stage."""
         check_staged(n_trials=self.n_trials)
-        n_workers = n_workers_of(self.deadline_s, self.cost.worker_seconds)
+        n_workers = n_workers_of(limits.seconds, limits.worker_seconds)
+        if limits.most_workers is not None:
+            n_workers = min(n_workers, limits.most_workers)
         n_trials = self.n_trials or n_workers
         gang = max(1, n_workers // n_trials)
-        stage = Stage(exactly(self.deadline_s), (n_trials,), min(n_workers, gang * n_trials))
+        stage = Stage(exactly(limits.seconds), (n_trials,), min(n_workers, gang * n_trials))
         return StagePlan((gang,), (stage,))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from dagsel.flows.seer import min_stage_of
 from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import StagePlan, hyperband_plan
+from dagsel.planning.capacity import Limits
 
 
 @dataclass
@@ -43,12 +44,14 @@ class ElasticHyperband(StagedSearch):
     reduction_factor: int = field(default=4, kw_only=True)
     min_stage: float | str | None = field(default=None, kw_only=True)
 
-    def make_plan(self) -> StagePlan:
+    def make_plan(self, limits: Limits) -> StagePlan:
         """Return the stages of all brackets."""
         check_staged(reduction_factor=self.reduction_factor)
         return hyperband_plan(
-            self.deadline_s,
-            self.cost.worker_seconds,
+            limits.seconds,
+            limits.worker_seconds,
             reduction_factor=self.reduction_factor,
-            min_stage_s=min_stage_of(self.min_stage, self.deadline_s),
+            min_stage_s=min_stage_of(self.min_stage, limits),
+            most_workers=limits.most_workers,
+            node_size=limits.node_size,
         )

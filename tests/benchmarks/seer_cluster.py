@@ -33,7 +33,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
 FLOW = SEER(
-    "60 s", 240, reduction_factor=2, parallelism_factor=3, max_workers=4, min_stage="4 s"
+    "60 s", 240, reduction_factor=2, parallelism_factor=3, max_workers_per_trial=4, min_stage="4 s"
 )  # 13, 6 and 1 workers
 MOST_WORKERS = 16
 N_SHARDS, UNIT_S, N_BATCHES = 4, 1.0, 20  # of one worker
@@ -149,6 +149,8 @@ def search(folder: str, seed: int) -> Outcome:
             flow=FLOW,
             metric="value",
             cluster=cluster,
+            max_cluster_workers=MOST_WORKERS,
+            worker_startup=1.0,
             run_dir=f"{folder}/run",
             seed=seed,
             deadline=FLOW.deadline,

@@ -113,10 +113,10 @@ def elastic(flow: Callable[..., Flow], **options: Any) -> Contestant:
 
 
 CONTESTANTS = {
-    "SEER": elastic(SEER, max_workers=MAX_GANG, min_stage=EPOCH_S),
-    "SEER, paper": elastic(SEER, max_workers=MAX_GANG, min_stage=EPOCH_S, mode="paper"),
-    "SEER, T/64": elastic(SEER, max_workers=MAX_GANG),
-    "HyperSched": elastic(HyperSched, max_workers=MAX_GANG),
+    "SEER": elastic(SEER, max_workers_per_trial=MAX_GANG, min_stage=EPOCH_S),
+    "SEER, paper": elastic(SEER, max_workers_per_trial=MAX_GANG, min_stage=EPOCH_S, mode="paper"),
+    "SEER, T/64": elastic(SEER, max_workers_per_trial=MAX_GANG),
+    "HyperSched": elastic(HyperSched, max_workers_per_trial=MAX_GANG),
     "E-Hyperband": elastic(ElasticHyperband, min_stage=EPOCH_S),
     "E-Hyperband, T/64": elastic(ElasticHyperband),
     "E-Grid": elastic(ElasticGrid, sampling="random"),

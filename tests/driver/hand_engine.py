@@ -16,6 +16,7 @@ from dagsel.flow import DeadlineReached, Decision, Event, Finish
 from dagsel.history.record import Record
 from dagsel.messages import Message, StatePlace, UnitRecord
 from dagsel.planning.bill import Bill
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.study import StudyDriver
 
 #: What happens between two turns of the runner: messages, or a change of the engine and none.
@@ -29,6 +30,7 @@ class HandEngine:
     happens: Sequence[Happens]
     n_workers: int = 2
     most_workers: int | None = None
+    capacity: ClusterCapacity = field(default_factory=ClusterCapacity)
     bill: Bill = field(default_factory=Bill)
     seconds: float = 0.0
     told: list[tuple[str, Any]] = field(default_factory=list)  # in order

@@ -83,7 +83,7 @@ def growing(patience: int = 2) -> Flow:
 
 FLOWS: dict[str, Callable[[], Flow]] = {
     "seer": lambda: SEER(
-        LIMITS["deadline"], LIMITS["budget"], reduction_factor=2, max_workers=1, min_stage=3,
+        LIMITS["deadline"], LIMITS["budget"], reduction_factor=2, max_workers_per_trial=1, min_stage=3,
         mode="paper",
     ),
     "asha": lambda: ASHA(max_epochs=4, n_trials=12, reduction_factor=2),

@@ -34,7 +34,7 @@ if __name__ == "__main__":
         workload(),
         f"{folder}/data.zarr",
         space=space,
-        flow=SEER(DEADLINE_S, BUDGET, reduction_factor=2, min_stage=2, max_workers=2),
+        flow=SEER(DEADLINE_S, BUDGET, reduction_factor=2, min_stage=2, max_workers_per_trial=2),
         metric="value",
         client=address,
         run_dir=f"{folder}/run",

@@ -96,6 +96,28 @@ def test_workers_that_start_are_given_up_at_once(busy: Any, digits: ShardedDatas
         assert processes() <= before
 
 
+def test_one_that_trains_a_long_batch_is_given_back_at_once(
+    tmp_path: Path, digits: ShardedDataset, run_dir: str
+) -> None:
+    def seconds(config: Mapping[str, Any]) -> float:
+        (tmp_path / str(config["trial"])).touch()
+        return 600.0
+
+    with own_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+        old, before = there(client), processes()
+        workload, driver = SyntheticWorkload(seconds=seconds), elastic_for(client)
+        with ExitStack() as ending:
+            with engine_for(client, digits, workload, run_dir, driver=driver) as engine:
+                engine.scale(2)
+                chains = tuple(Chain(trial, range(1, 2), digits.n_shards) for trial in (0, 1))
+                engine.submit(Round(1, chains), {trial: {"trial": trial} for trial in (0, 1)})
+                wait_for(tmp_path / "0")
+                wait_for(tmp_path / "1")
+                ending.enter_context(back_at_once())
+        assert there(client) == old
+        assert processes() <= before
+
+
 def test_workers_that_are_not_wanted_any_more_are_let_go_at_once(busy: Any) -> None:
     with own_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
         before = processes()

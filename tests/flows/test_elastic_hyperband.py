@@ -56,7 +56,7 @@ def stops(decisions: Sequence[Decision]) -> list[int]:
 def test_brackets_halve_at_their_own_times_and_their_workers_go() -> None:
     flow = ElasticHyperband(16, 160, min_stage=1)
     assert [stage.n_trials for stage in flow.plan.stages] == [(21, 7, 3), (5, 7, 3), (1, 1, 3)]
-    assert flow.start(Context(31)) == [Scale(31), Wake(1.0), Ask(31)]
+    assert flow.start(Context(31))[1:] == [Scale(31), Wake(1.0), Ask(31)]
     assert flow.handle(Asked(tuple(range(31)))) == [Train(trial, 2) for trial in range(31)]
 
     # Only the first bracket, trials 0 to 20, has to pause; the others train on.
@@ -78,7 +78,7 @@ def test_brackets_halve_at_their_own_times_and_their_workers_go() -> None:
 
 def test_a_grid_gives_back_the_workers_of_a_trial_that_ends() -> None:
     flow = ElasticGrid(20, 160, n_trials=4, max_epochs=1)
-    assert flow.start(Context(8)) == [Scale(8), Wake(10.0), Ask(4, "grid")]
+    assert flow.start(Context(8))[1:] == [Scale(8), Wake(10.0), Ask(4, "grid")]
     assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1, gang=2) for trial in range(4)]
     stop, scale = flow.handle(Reported(2, 1, 0.5, {}, 3.0))
     assert (stop, scale) == (Stop(2, "trained to the end, 1 epochs", "complete"), Scale(6))
@@ -86,7 +86,7 @@ def test_a_grid_gives_back_the_workers_of_a_trial_that_ends() -> None:
 
 def test_a_large_grid_keeps_to_the_workers_that_the_budget_pays_for() -> None:
     flow = ElasticGrid(20, 80, n_trials=7)
-    assert flow.start(Context(4)) == [Scale(4), Wake(10.0), Ask(7, "grid")]
+    assert flow.start(Context(4))[1:] == [Scale(4), Wake(10.0), Ask(7, "grid")]
     assert flow.handle(Asked(tuple(range(7)))) == [Train(trial, 2) for trial in range(7)]
 
 

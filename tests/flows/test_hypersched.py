@@ -34,11 +34,13 @@ class TestHyperSched(FlowSuite):
 
 class TestToTheEnd(FlowSuite):
     def make_flow(self) -> HyperSched:
-        return HyperSched(30, 90, min_epochs=2, reduction_factor=2, max_workers=2, max_epochs=5)
+        return HyperSched(
+            30, 90, min_epochs=2, reduction_factor=2, max_workers_per_trial=2, max_epochs=5
+        )
 
 
 def begun(max_workers: int | None = None) -> HyperSched:
-    flow = HyperSched(100, 400, reduction_factor=2, max_workers=max_workers)
+    flow = HyperSched(100, 400, reduction_factor=2, max_workers_per_trial=max_workers)
     assert flow.start(Context(4)) == [Scale(4), Wake(49.95), Ask(4)]
     assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1) for trial in range(4)]
     return flow

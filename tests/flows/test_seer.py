@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagsel.errors import SearchError
 from dagsel.flow import (
@@ -27,7 +30,10 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
+from dagsel.flows import HyperSched
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.flows.seer import SEER
+from dagsel.planning.capacity import ClusterCapacity, Plan
 from dagsel.testing import FlowSuite
 
 
@@ -41,9 +47,21 @@ class TestFill(FlowSuite):
         return SEER(20, 80, reduction_factor=2, min_stage=2, max_epochs=4)
 
 
+class TestMeasured(FlowSuite):
+    def make_flow(self) -> SEER:
+        return SEER(40, 80, reduction_factor=2)
+
+
 class TestWideTrials(FlowSuite):
     def make_flow(self) -> SEER:
-        return SEER(20, 160, reduction_factor=2, min_stage=4, min_workers=2, max_workers=4)
+        return SEER(
+            20,
+            160,
+            reduction_factor=2,
+            min_stage=4,
+            min_workers_per_trial=2,
+            max_workers_per_trial=4,
+        )
 
 
 @pytest.mark.parametrize(
@@ -51,8 +69,8 @@ class TestWideTrials(FlowSuite):
     [
         ({}, (1, 2, 4), 6),
         ({"parallelism_factor": 3}, (1, 3, 9), 6),  # p_min·ν^k workers a trial
-        ({"min_workers": 2}, (2, 4, 8), 6),
-        ({"max_workers": 2}, (1, 2), 6),
+        ({"min_workers_per_trial": 2}, (2, 4, 8), 6),
+        ({"max_workers_per_trial": 2}, (1, 2), 6),
         ({"reduction_factor": 3}, (1, 2, 4), 4),  # fewer, shorter stages
         ({"min_stage": 5}, (1, 2, 4, 8), 4),
     ],
@@ -94,7 +112,7 @@ def end_stage(
 
 def test_the_worked_example_is_done_as_it_is_planned() -> None:
     flow = SEER(10, 80, reduction_factor=2, min_stage=1, mode="paper")
-    assert flow.start(Context(16)) == [Scale(16), Wake(10 / 7), Ask(12)]
+    assert flow.start(Context(16))[1:] == [Scale(16), Wake(10 / 7), Ask(12)]
     begun = flow.handle(Asked(tuple(range(12))))
     assert begun == [Train(trial, 2, gang=2 if trial < 4 else 1) for trial in range(12)]
 
@@ -225,7 +243,10 @@ def test_bad_input_is_refused() -> None:
         ({"budget": "5 USD"}, "price"),
         ({"min_stage": 20}, "no room for one stage of min_stage=20 s"),
         ({"budget": 0.5, "min_stage": 1}, "the smallest that works is 1 worker-seconds"),
-        ({"min_workers": 4, "max_workers": 2}, "max_workers=2 is below min_workers=4"),
+        (
+            {"min_workers_per_trial": 4, "max_workers_per_trial": 2},
+            "max_workers_per_trial=2 is below min_workers_per_trial=4",
+        ),
         ({"reduction_factor": 1}, "reduction_factor must be 2 or more"),
         ({"mode": "greedy"}, "mode must be one of 'fill', 'paper'"),
         ({"max_epochs": 0}, "max_epochs must be a whole number of 1 or more"),
@@ -234,3 +255,140 @@ def test_bad_input_is_refused() -> None:
     for bad, words in cases:
         with pytest.raises(SearchError, match=words):
             SEER(**{"deadline": 10, "budget": 80, **bad})
+
+
+TWO = ClusterCapacity(most_workers=2)
+
+
+def pause(flow: SEER, at: float, trained: dict[int, float]) -> list[Decision]:
+    """Pause all trials for their scores; the lower a number, the better it is."""
+    asked = flow.handle(Tick(at))
+    assert asked == [Pause(trial, evaluate=True) for trial in sorted(trained)]
+    for trial, epochs in trained.items():
+        decisions = flow.handle(Paused(trial, epochs, at, value=trial / 100))
+    return decisions
+
+
+def of(kind: type[Any], decisions: Sequence[Decision]) -> list[Any]:
+    return [decision for decision in decisions if isinstance(decision, kind)]
+
+
+def test_on_two_workers_it_measures_an_epoch_before_it_draws_many() -> None:
+    flow = SEER("64 s", 128)
+    plan, scale, wake, ask = flow.start(Context(2, capacity=TWO))
+    assert isinstance(plan, Plan)
+    assert [stage.n_workers for stage in plan.stages] == [2, 2, 1]
+    assert (scale, wake, ask) == (Scale(2), Wake(4.0), Ask(2))  # a 16th of the time
+    flow.handle(Asked((0, 1)))
+    # What comes first takes longer, and does not count.
+    assert of(Wake, pause(flow, 4.0, {0: 0.5, 1: 0.5})) == [Wake(8.0)]
+    decisions = pause(flow, 8.0, {0: 8.5, 1: 8.5})  # an epoch takes half a second
+    (again,) = of(Plan, decisions)
+    assert "0.5 worker-seconds" in again.reason
+    assert again.stages[0].begins_s == 8.0
+    assert again.ends[-1] == pytest.approx(64.0)
+    assert of(Ask, decisions) == [Ask(sum(again.stages[0].n_trials) - 2)]
+    assert gangs(decisions) == {0: 1, 1: 1}
+    begun = flow.handle(Asked(tuple(range(2, sum(again.stages[0].n_trials)))))
+    assert set(gangs(begun)) == set(range(2, sum(again.stages[0].n_trials)))
+
+
+def test_slow_epochs_make_fewer_trials_and_fewer_stages() -> None:
+    stages = {}
+    for epoch_s in (0.1, 2.0, 10.0):
+        flow = SEER("64 s", 128)
+        flow.start(Context(2, capacity=TWO))
+        flow.handle(Asked((0, 1)))
+        pause(flow, 4.0, {0: 0.1, 1: 0.1})
+        decisions = pause(flow, 8.0, dict.fromkeys((0, 1), 0.1 + 4.0 / epoch_s))
+        (again,) = of(Plan, decisions)
+        stages[epoch_s] = [sum(stage.n_trials) for stage in again.stages]
+    assert len(stages[0.1]) == 3
+    assert len(stages[2.0]) == len(stages[10.0]) == 2
+    assert stages[0.1][0] > stages[2.0][0] >= stages[10.0][0] >= 2
+
+
+def test_trials_that_still_load_are_waited_for() -> None:
+    flow = SEER("64 s", 128)
+    flow.start(Context(2, capacity=TWO))
+    flow.handle(Asked((0, 1)))
+    wakes, at = [], 4.0
+    while of(Wake, decisions := pause(flow, at, {0: 0.0, 1: 0.0})) and not of(Ask, decisions):
+        (wake,) = of(Wake, decisions)
+        wakes.append(at := wake.seconds)
+    assert wakes == sorted(wakes)
+    assert len(wakes) < 5
+    assert wakes[-1] < 64.0 / 2
+    assert of(Ask, decisions) == [Ask(24 - 2)]  # the first plan holds
+
+
+def test_the_first_score_comes_within_a_quarter_of_the_deadline() -> None:
+    for seconds, budget in product((15, 60, 600), (15, 120, 1200)):
+        for most in (1, 2, 4):
+            flow = SEER(seconds, budget)
+            context = Context(most, capacity=ClusterCapacity(most, 3.0), seconds=3.0)
+            (wake,) = of(Wake, flow.start(context))
+            assert wake.seconds <= 3.0 + (seconds - 3.0) / 4
+
+
+def test_what_has_passed_before_counts() -> None:
+    flow = SEER("64 s", 128)
+    context = Context(2, capacity=ClusterCapacity(2, 3.0), seconds=14.0, worker_seconds=28.0)
+    (plan,) = of(Plan, flow.start(context))
+    assert plan.stages[0].begins_s == 14.0
+    assert plan.ends[-1] == pytest.approx(64.0)
+    assert 28.0 + sum(stage.seconds * stage.n_workers for stage in plan.stages) <= 128
+
+
+@pytest.mark.parametrize(("startup_s", "n_workers"), [(0.0, 16), (1.0, 12), (3.0, 4), (9.0, 2)])
+def test_dear_starts_make_a_narrow_search(startup_s: float, n_workers: int) -> None:
+    """No more than a tenth of the budget goes into starts that the search can do without."""
+    flow = SEER("60 s", 120)
+    context = Context(0, capacity=ClusterCapacity(16, startup_s))
+    assert flow.workers_to_begin(context) == n_workers
+    (plan,) = of(Plan, flow.start(context))
+    cost = sum(stage.seconds * stage.n_workers for stage in plan.stages)
+    assert n_workers * startup_s + cost <= 120 + 1e-9
+    assert plan.stages[0].begins_s == startup_s
+    assert plan.ends[-1] <= 60 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("capacity", "words"),
+    [
+        (ClusterCapacity(4, 60.0), "60 s to come, and the deadline is 60 s: give more than 60 s"),
+        (ClusterCapacity(4, 30.0, 4), "a job of 4 workers costs 120 worker-seconds"),
+    ],
+)
+def test_what_no_worker_can_be_there_for_is_refused(capacity: ClusterCapacity, words: str) -> None:
+    with pytest.raises(SearchError, match=words):
+        SEER("60 s", 120).workers_to_begin(Context(0, capacity=capacity))
+
+
+def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
+    flow = SEER("60 s", 1200, min_workers_per_trial=4)
+    with pytest.raises(SearchError, match="min_workers_per_trial=4, and the cluster can have 2"):
+        flow.start(Context(2, capacity=TWO))
+
+
+@given(
+    flow=st.sampled_from(
+        [
+            SEER(60, 600),
+            SEER(60, 600, mode="paper", min_stage=2),
+            ElasticHyperband(60, 600),
+            ElasticGrid(60, 600, sampling="random"),
+            HyperSched(60, 600),
+        ]
+    ),
+    most=st.integers(1, 20),
+    startup_s=st.sampled_from([0.0, 1.0, 5.0]),
+    n_there=st.integers(0, 20),
+)
+def test_no_search_asks_for_more_than_there_can_be(
+    flow: Any, most: int, startup_s: float, n_there: int
+) -> None:
+    context = Context(min(n_there, most), capacity=ClusterCapacity(most, startup_s))
+    assert 1 <= flow.workers_to_begin(context) <= most
+    for scale in of(Scale, flow.fresh().start(context)):
+        assert 1 <= scale.n_workers <= most

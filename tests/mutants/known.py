@@ -89,10 +89,8 @@ FAULTS = (
     Fault(
         "seer: parallelism_factor is ignored",
         "flows/seer.py",
-        "parallelism_factor=self.parallelism_factor,\n            min_workers=self.min_workers,\n"
-        "            max_workers=self.max_workers,\n            min_stage_s",
-        "parallelism_factor=2,\n            min_workers=self.min_workers,\n"
-        "            max_workers=self.max_workers,\n            min_stage_s",
+        "parallelism_factor=self.parallelism_factor,\n            min_workers_per_trial=self.min",
+        "parallelism_factor=2,\n            min_workers_per_trial=self.min",
         "flows/test_seer.py",
     ),
     Fault(

@@ -35,10 +35,21 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "budget": max(budget, round(p_min * min_stage_s, 9)),
         "reduction_factor": draw(st.integers(2, 5)),
         "parallelism_factor": draw(st.integers(2, 4)),
-        "min_workers": p_min,
-        "max_workers": draw(st.one_of(st.none(), st.integers(p_min, 20))),
+        "min_workers_per_trial": p_min,
+        "max_workers_per_trial": draw(st.one_of(st.none(), st.integers(p_min, 20))),
         "min_stage_s": min_stage_s,
     }
+
+
+@st.composite
+def bounded(draw: st.DrawFn) -> dict[str, Any]:
+    """A problem on a cluster that cannot have more than so many workers."""
+    problem = draw(problems())
+    node_size = draw(st.sampled_from([1, 1, 2, 4]))
+    most = draw(st.integers(1, 40)) * node_size + problem["min_workers_per_trial"]
+    least = -(-problem["min_workers_per_trial"] // node_size) * node_size
+    problem["budget"] = max(problem["budget"], round(least * problem["min_stage_s"], 9))
+    return {**problem, "most_workers": most // node_size * node_size, "node_size": node_size}
 
 
 def solve(problem: dict[str, Any], mode: Any = "paper") -> tuple[Brackets, StagePlan]:
@@ -54,7 +65,7 @@ def is_feasible(R: Fraction, problem: dict[str, Any]) -> bool:
     eta, t_min = problem["reduction_factor"], exactly(problem["min_stage_s"])
     K = n_stages(R, eta)
     stages = [t_min * R / eta ** (K - 1) * eta**k for k in range(K)]
-    cost = t_min * problem["min_workers"] * R * K
+    cost = t_min * problem["min_workers_per_trial"] * R * K
     return sum(stages) <= exactly(problem["deadline_s"]) and bool(
         cost <= exactly(problem["budget"])
     )
@@ -85,6 +96,76 @@ def test_no_plan_passes_the_deadline_or_the_budget(problem: dict[str, Any]) -> N
         assert plan.ends[-1] <= problem["deadline_s"]
         assert all(sum(stage.n_trials) >= 1 for stage in plan.stages)
     assert fill.cost >= paper.cost
+
+
+@given(problem=bounded(), mode=st.sampled_from(["paper", "fill"]))
+def test_no_plan_has_more_workers_than_there_can_be(problem: dict[str, Any], mode: Any) -> None:
+    _, plan = solve(problem, mode)
+    T, B = exactly(problem["deadline_s"]), exactly(problem["budget"])
+    assert plan.seconds <= T
+    assert plan.cost <= B
+    for k, stage in enumerate(plan.stages):
+        assert sum(stage.n_trials) >= 1
+        assert 0 < stage.n_workers <= problem["most_workers"]
+        assert stage.n_workers % problem["node_size"] == 0
+        needed = sum(n * p for n, p in zip(stage.n_trials, plan.workers, strict=True))
+        if k + 1 < len(plan.stages):  # the last one may last longer
+            trained = problem["reduction_factor"] ** k * plan.stages[0].seconds
+            first = (
+                sum(n * p for n, p in zip(plan.stages[0].n_trials, plan.workers, strict=True)) or 1
+            )
+            trained *= min(1, Fraction(problem["most_workers"], first))
+            # What each trial is trained is the paper's, whether they take turns or not.
+            assert stage.seconds * min(problem["most_workers"], needed) == trained * needed
+
+
+@given(problem=problems(), spare=st.integers(0, 5))
+def test_a_bound_that_no_stage_reaches_changes_nothing(problem: dict[str, Any], spare: int) -> None:
+    found, plan = solve(problem, "fill")
+    widest = max(stage.n_workers for stage in plan.stages)
+    # As many as the budget could ever pay for at once, and as a trial may have.
+    most = max(widest, -(-exactly(problem["budget"]) // found.first_stage_s), *found.workers)
+    assert solve({**problem, "most_workers": int(most) + spare}, "fill")[1] == plan
+
+
+@given(problem=bounded())
+def test_under_a_bound_r_is_the_largest(problem: dict[str, Any]) -> None:
+    found = solve_brackets(**problem)
+    T, W = exactly(problem["deadline_s"]), problem["most_workers"]
+    eta, t_min = problem["reduction_factor"], exactly(problem["min_stage_s"])
+    B = min(exactly(problem["budget"]), W * T)
+
+    def fits(R: Fraction) -> bool:
+        K = n_stages(R, eta)
+        lengths = [t_min * R / eta**j for j in range(K)]
+        in_time = sum(max(t, B / K / W) for t in lengths) <= T
+        node_size = problem["node_size"]
+        least = -(-problem["min_workers_per_trial"] // node_size) * node_size
+        return bool(in_time and t_min * least * R * K <= B)
+
+    assert fits(found.resource)
+    for step in (Fraction(1, 10**9), Fraction(1, 100), Fraction(1)):
+        assert not fits(found.resource * (1 + step))
+
+
+@given(
+    T=st.integers(1, 100),
+    B=st.integers(1, 4000),
+    most=st.one_of(st.none(), st.integers(1, 60)),
+    node_size=st.sampled_from([1, 2, 4]),
+)
+def test_hyperband_keeps_to_what_there_can_be(
+    T: int, B: int, most: int | None, node_size: int
+) -> None:
+    if T * node_size > B:
+        return
+    most = None if most is None else most * node_size
+    plan = hyperband_plan(T, B, most_workers=most, node_size=node_size)
+    assert plan.cost <= B
+    assert plan.seconds == T
+    for stage in plan.stages:
+        assert stage.n_workers % node_size == 0
+        assert most is None or stage.n_workers <= most
 
 
 @given(problem=problems())
@@ -121,10 +202,11 @@ def test_a_budget_that_just_pays_for_a_full_bracket_does(q: int, nu: int) -> Non
 def test_brackets_are_as_algorithm_2_says(problem: dict[str, Any]) -> None:
     found, plan = solve(problem)
     eta, nu, p_max = (
-        problem[name] for name in ("reduction_factor", "parallelism_factor", "max_workers")
+        problem[name]
+        for name in ("reduction_factor", "parallelism_factor", "max_workers_per_trial")
     )
     B, P = exactly(problem["budget"]), found.workers
-    assert P[0] == problem["min_workers"]
+    assert P[0] == problem["min_workers_per_trial"]
     assert all(a < b and b <= a * nu for a, b in pairwise(P))
     assert p_max is None or P[-1] <= p_max
     assert sum(found.budgets) == B
@@ -186,17 +268,17 @@ def test_hyperband_uses_what_the_budget_pays_for(
         ({"budget": -1.0}, "budget must be above 0, got -1.0"),
         ({"budget": 1.5}, "the smallest that works is 2 worker-seconds"),
         ({"deadline_s": 0.5}, "a deadline of 0.5 s has no room for one stage of min_stage=1 s"),
-        ({"max_workers": 1}, "max_workers=1 is below min_workers=2"),
+        ({"max_workers_per_trial": 1}, "max_workers_per_trial=1 is below min_workers_per_trial=2"),
     ],
 )
 def test_bad_input_is_refused(change: dict[str, Any], words: str) -> None:
-    problem = {"deadline_s": 10.0, "budget": 80.0, "min_workers": 2, **change}
+    problem = {"deadline_s": 10.0, "budget": 80.0, "min_workers_per_trial": 2, **change}
     with pytest.raises(SearchError, match=words):
         solve_brackets(**problem)
 
 
 def test_the_smallest_budget_works() -> None:
-    found = solve_brackets(10, 2, min_workers=2)
+    found = solve_brackets(10, 2, min_workers_per_trial=2)
     assert found.resource == found.n_stages == 1
     assert found.n_trials == (1, 0)
     plan = hyperband_plan(10, 10)

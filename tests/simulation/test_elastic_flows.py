@@ -28,9 +28,9 @@ from tests.driver.scripted import Scripted
 
 DEADLINE_S, BUDGET = 600.0, 4800.0
 FLOWS: dict[str, Flow] = {
-    "SEER": SEER(DEADLINE_S, BUDGET, max_workers=8),
-    "SEER, paper": SEER(DEADLINE_S, BUDGET, max_workers=8, mode="paper"),
-    "HyperSched": HyperSched(DEADLINE_S, BUDGET, max_workers=8),
+    "SEER": SEER(DEADLINE_S, BUDGET, max_workers_per_trial=8),
+    "SEER, paper": SEER(DEADLINE_S, BUDGET, max_workers_per_trial=8, mode="paper"),
+    "HyperSched": HyperSched(DEADLINE_S, BUDGET, max_workers_per_trial=8),
     "E-Hyperband": ElasticHyperband(DEADLINE_S, BUDGET),
     "E-Grid": ElasticGrid(DEADLINE_S, BUDGET, sampling="study"),
 }

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dagsel
-from dagsel.errors import SearchError
+from dagsel.errors import SearchError, TooLittleTimeError
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, SEER, RandomSearch
 from dagsel.planning.pools import Workers
@@ -74,7 +74,10 @@ def test_money_is_bounded_and_between_the_prices(
 ) -> None:
     price = {} if cluster.workers else {"price_per_worker_hour": "1 USD"}
     flow = ASHA(max_epochs=9, n_trials=40)
-    run = searched(cluster, flow, seed=seed, budget=f"{money} USD", **price)
+    try:
+        run = searched(cluster, flow, seed=seed, budget=f"{money} USD", **price)
+    except TooLittleTimeError:
+        return  # it is said before an epoch has ended
     assert run.money is not None
     assert run.money <= money * (1 + 1e-9)
     low, high = (0.5, 2.5) if cluster.workers else (1.0, 1.0)

@@ -1,0 +1,128 @@
+"""Whether an epoch of one trial fits into deadline and budget, as the first units show."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, field
+
+from dagsel.dispatch.units import Unit
+from dagsel.driver.clock import RunClock
+from dagsel.history.record import Record
+from dagsel.messages import Note, TooLittleTime, UnitWork
+
+logger = logging.getLogger("dagsel")
+
+#: The first unit on a worker takes longer than the next ones, by so many seconds at most.
+WARM_UP_S = 10.0
+
+
+@dataclass(slots=True)
+class FirstEpoch:
+    """Watches whether the first epoch of any trial can end in time.
+
+    A run of which no epoch can end is over, unless its flow scores trials in the middle of one;
+    then it is only said. It counts with the fastest unit so far, for the trial that has the least
+    left, so that what it says is true of all of them.
+    """
+
+    record: Record  # what has happened
+    clock: RunClock  # time and cost of the run
+    scores_parts: bool = False  # whether the flow needs no epoch to end
+    _is_said: bool = False
+    _n_units: int = 0  # of the record, that were looked at
+    _n_pieces: int = 0
+    _warm: set[str] = field(default_factory=set)  # workers that have trained
+    _begun: dict[Unit, float] = field(default_factory=dict)  # the share that is done
+    _cold_s: float = math.inf  # the fastest unit of those that were a worker's first
+    _cold_least_s: float = math.inf  # without the warming up that may be in it
+    _warm_s: float = math.inf  # the fastest of the others
+
+    @property
+    def verdict(self) -> TooLittleTime | Note | None:
+        """What ends the run, or is to be said of it; None if it goes on, or has ended otherwise."""
+        record, clock = self.record, self.clock
+        if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
+            return None
+        if record.finished:
+            is_vain = record.trials and not (record.best or record.failures) and clock.are_over
+            return TooLittleTime(self._say_at_end()) if is_vain else None
+        if self._is_said or not self._look():
+            return None
+        live = [trial for trial in record.trials.values() if trial.is_live]
+        n_left = min((1.0 - trial.progress(record.n_shards) for trial in live), default=0.0)
+        widest = max((gang for _, plan in record.plans[-1:] for gang in plan.workers), default=1)
+        n_units = (n_left * record.n_shards - 1) / widest  # the one that runs may be at its end
+        is_warm = self._warm_s < math.inf
+        if n_units * (self._warm_s if is_warm else self._cold_least_s) <= clock.left_s:
+            return None
+        self._is_said = True
+        told = self._say(n_left * self._epoch_s(widest), self._epoch_s(widest))
+        if not self.scores_parts:
+            return TooLittleTime(told)
+        logger.warning("trials are ranked in the middle of their first epoch: %s", told)
+        return Note(f"trials are ranked in the middle of their first epoch: {told}")
+
+    def _epoch_s(self, n_workers: int = 1) -> float:
+        return self.record.n_shards * min(self._warm_s, self._cold_s) / n_workers
+
+    def _look(self) -> bool:
+        """Take in what is new of the record; return whether there is anything to go by."""
+        record = self.record
+        done: list[UnitWork] = [*record.pieces[self._n_pieces :], *record.units[self._n_units :]]
+        self._n_units, self._n_pieces = len(record.units), len(record.pieces)
+        for work in done:
+            if work.unit.kind != "train" or work.recovered or not work.share:
+                continue
+            begun = self._begun.pop(work.unit, 0.0)  # by the piece before this one
+            took_s, share = work.stop - work.start, work.share - begun
+            if share > 0 and work.worker in self._warm:
+                self._warm_s = min(self._warm_s, took_s / share)
+            elif share > 0:
+                self._cold_s = min(self._cold_s, took_s / share)
+                least_s = max(0.0, took_s - WARM_UP_S) / share
+                self._cold_least_s = min(self._cold_least_s, least_s)
+            if work.share < 1.0:
+                self._begun[work.unit] = work.share
+            self._warm.add(work.worker)
+        return bool(self._warm)
+
+    def _say_at_end(self) -> str:
+        if self._look():
+            return self._say(self._epoch_s(), self._epoch_s())
+        return (
+            f"after {self.clock.seconds:.3g} s the time is over, and no unit of training has "
+            "ended: give it more time, or more budget"
+        )
+
+    def _say(self, need_s: float, epoch_s: float) -> str:
+        clock = self.clock
+        told = f"an epoch of a trial takes about {epoch_s:.3g} s"
+        over_s = need_s - clock.left_s
+        if clock.deadline_s is not None and clock.end_s == clock.deadline_s:
+            return (
+                f"{told}, and of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are "
+                f"over: the least that would do is about deadline={upwards(clock.end_s + over_s)}"
+            )
+        if clock.budget_s is None:
+            assert clock.budget_money is not None, "the run has an end"
+            return f"{told}, and a budget of {clock.budget_money:g} pays for less: give it more"
+        rate = (clock.budget_s - clock.worker_seconds) / max(1e-9, clock.left_s)
+        return (
+            f"{told}, and of the budget of {clock.budget_s:g} worker-seconds "
+            f"{clock.worker_seconds:.3g} are spent: the least that would do is about "
+            f"budget={upwards(clock.budget_s + rate * over_s)}, or fewer workers"
+        )
+
+
+def upwards(seconds: float) -> int:
+    """Round a time up to two digits, and by a tenth more: what is measured varies.
+
+    Examples
+    --------
+    >>> upwards(312.4), upwards(8.2)
+    (350, 10)
+    """
+    more = 1.1 * seconds
+    unit: int = 10 ** max(0, math.floor(math.log10(more)) - 1)
+    return math.ceil(more / unit) * unit

@@ -1,0 +1,61 @@
+"""A search of which no epoch can end in time is told so as soon as its units show it."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagsel import simulate
+from dagsel.errors import TooLittleTimeError
+from dagsel.flows import ASHA, SEER, RandomSearch
+from dagsel.simulation import PowerLaw, SimulatedCluster
+from dagsel.simulation.run import SimulatedRun
+
+TWO = SimulatedCluster(n_workers=2, n_shards=4)
+
+
+def search(flow: object, epoch_s: float, **limits: object) -> SimulatedRun:
+    def space(trial: object) -> dict[str, float]:
+        return {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}  # type: ignore[attr-defined]
+
+    return simulate(flow, PowerLaw(epoch_s=epoch_s), TWO, space=space, **limits)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"deadline": "60 s"}, "of the deadline of 60 s .* are over.*about deadline=140$"),
+        (
+            {"budget": 150},
+            "of the budget of 150 worker-seconds .* are spent.*about budget=280, or fewer workers$",
+        ),
+    ],
+)
+@pytest.mark.parametrize("flow", [RandomSearch(3, 8), ASHA(9, 8)])
+def test_an_epoch_that_cannot_end_ends_the_run_with_what_would_do(
+    flow: object, limits: dict[str, object], words: str
+) -> None:
+    # An epoch takes 100 s, a unit 25 s: both workers have trained one, and some seconds of warming
+    # up are taken off the first. The second one shows it.
+    with pytest.raises(TooLittleTimeError, match="an epoch of a trial takes about 100 s") as raised:
+        search(flow, 100.0, **limits)
+    assert raised.match(words)
+
+
+@pytest.mark.parametrize("limits", [{}, {"deadline": 210}, {"budget": 420}])
+def test_an_epoch_that_can_end_ends_nothing(limits: dict[str, object]) -> None:
+    run = search(RandomSearch(1, 4), 100.0, **limits)
+    assert run.best.epoch == 1
+
+
+def test_what_would_do_does() -> None:
+    with pytest.raises(TooLittleTimeError) as raised:
+        search(RandomSearch(1, 2), 100.0, deadline=60)
+    least = float(str(raised.value).rpartition("=")[2])
+    assert search(RandomSearch(1, 2), 100.0, deadline=least).best.epoch == 1
+
+
+def test_a_search_that_ranks_parts_of_epochs_goes_on_and_says_so() -> None:
+    run = search(SEER("60 s", 120), 400.0)
+    assert run.best.value
+    (note,) = [note for note in run.record.notes if "middle of their first epoch" in note]
+    assert "about 200 s" in note  # on two workers
