@@ -37,9 +37,6 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.driver.scripted import Scripted
 
-from .helpers import own_cluster
-from .machines import Provider, cluster_of
-
 UNIT_S, N_BATCHES, N_SHARDS = 0.25, 5, 4
 N_MOST = 4  # workers that each search wants at most
 #: One batch, 2 s to end and to release a worker, and as much for a machine that does other things.
@@ -83,8 +80,8 @@ def growing(patience: int = 2) -> Flow:
 
 FLOWS: dict[str, Callable[[], Flow]] = {
     "seer": lambda: SEER(
-        LIMITS["deadline"], LIMITS["budget"], reduction_factor=2, max_workers_per_trial=1, min_stage=3,
-        mode="paper",
+        LIMITS["deadline"], LIMITS["budget"], reduction_factor=2, max_workers_per_trial=1,
+        min_stage=3, mode="paper",
     ),
     "asha": lambda: ASHA(max_epochs=4, n_trials=12, reduction_factor=2),
     "growth": growing,
@@ -217,23 +214,33 @@ def check_model(outcome: Outcome) -> None:
 
 @contextmanager
 def clusters(kind: str, folder: Path, gateway: str = "") -> Iterator[Any]:
-    """Give a cluster of a kind, with a worker; `gateway` is the address of a server."""
+    """Give a cluster of a kind, with a worker; `gateway` is the address of a server.
+
+    Workers import this module, and need nothing of what a cluster is made with.
+    """
     match kind:
         case "local":
+            from .helpers import own_cluster
+
             with own_cluster(1) as cluster:
                 yield cluster
         case "machines":
+            from .machines import Provider, cluster_of
+
             with cluster_of(Provider(folder)) as cluster:
                 yield cluster
         case "gateway":
             from dask_gateway import GatewayCluster
 
-            with GatewayCluster(address=gateway, auth="basic") as cluster:
-                cluster.scale(1)
-                with cluster.get_client(set_as_default=False) as client:
-                    client.wait_for_workers(1, timeout=60)
-                yield cluster
-            del cluster.gateway._loop_runner  # its __del__ asks for a loop that has ended
+            cluster = GatewayCluster(address=gateway, auth="basic")
+            try:
+                with cluster:
+                    cluster.scale(1)
+                    with cluster.get_client(set_as_default=False) as client:
+                        client.wait_for_workers(1, timeout=60)
+                    yield cluster
+            finally:
+                del cluster.gateway._loop_runner  # its __del__ asks for a loop that has ended
 
 
 if __name__ == "__main__":
