@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults clean
+.PHONY: help demo test lint types imports doctest tests slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -13,7 +13,8 @@ help:
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
-	@echo "make churn           the churn test with the oldest and the newest distributed"
+	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
+	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
@@ -49,8 +50,15 @@ imports: $(VENV)/.dev
 doctest: $(VENV)/.dev
 	$(BIN)/python -m pytest --doctest-modules -q dagsel
 
+# A batch system for tests/execution/test_slurm.py, which is skipped where it cannot be had.
+slurm:
+	@PATH="$$PATH:/usr/sbin"; command -v slurmctld >/dev/null && command -v munged >/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && apt-get update -q \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
+		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
+
 # What has a cluster of its own wants the cores for itself; the rest goes side by side.
-tests: $(VENV)/.dev
+tests: $(VENV)/.dev slurm
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
 	$(BIN)/python -m pytest -q -m alone tests
 
@@ -87,7 +95,7 @@ newest-short: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
-	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_gangs.py tests/execution/test_machines.py
+	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_gangs.py tests/execution/test_machines.py tests/execution/test_slurm.py
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md

@@ -33,6 +33,7 @@ from dagsel.execution.cluster import (
     own_since,
     workers_of,
 )
+from dagsel.execution.jobs import jobs_of
 from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
 from dagsel.planning.capacity import ClusterCapacity
 
@@ -268,6 +269,10 @@ class _ByName(ClusterDriver):
     Dask restarts a worker that closes while its specification is there.
     """
 
+    def __init__(self, client: Client, cluster: Any) -> None:
+        super().__init__(client, cluster)
+        self._jobs = jobs_of(cluster)
+
     @property
     def node_size(self) -> int:
         return len(_members("", self.cluster.new_spec))
@@ -302,7 +307,9 @@ class _ByName(ClusterDriver):
         jobs = (
             job for job, spec in specs.items() if "group" in spec and name in _members(job, spec)
         )
-        return str(next(jobs, name))
+        node = str(next(jobs, name))
+        self._jobs.meet(node)
+        return node
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         self._forget_closed()
@@ -343,10 +350,12 @@ class _ByName(ClusterDriver):
         return {name: _members(name, spec) for name, spec in specs.items()}
 
     def _give_up(self, n_workers: int) -> None:
-        """Withdraw the newest specifications of which no worker has started."""
-        there = {*_workers(self.client).values()}
+        """Withdraw the newest specifications of which no worker has started; first lost jobs."""
+        there, specs = {*_workers(self.client).values()}, self._specs()
+        self._jobs.look(specs, there)
         unmet = []
-        for name, members in reversed(self._specs().items()):
+        newest = reversed(specs.items())
+        for name, members in sorted(newest, key=lambda spec: spec[0] not in self._jobs.alone):
             if len(members) <= n_workers and not members & there:
                 unmet.append(name)
                 n_workers -= len(members)
@@ -358,13 +367,13 @@ class _ByName(ClusterDriver):
         Dask would leave their places empty for a while, and then start them again unasked.
         """
         there, specs = {*_workers(self.client).values()}, self._specs()
-        self._withdraw(
-            name
-            for name, machine in list(self.cluster.workers.items())
-            if name in specs
-            and not specs[name] & there
-            and (machine.status in GONE or specs[name] <= self.taken)
-        )
+        self._jobs.look(specs, there)
+        machines = dict(self.cluster.workers)
+        self._jobs.find_refused(machines.values())
+        gone = {name for name, machine in machines.items() if machine.status in GONE}
+        gone |= {name for name, members in specs.items() if members <= self.taken}
+        gone |= self._jobs.ended()
+        self._withdraw(name for name in gone & specs.keys() if not specs[name] & there)
 
     def _withdraw(self, names: Iterable[Any]) -> None:
         withdraw(self.cluster, set(names))

@@ -184,9 +184,10 @@ class DaskEngine:
             kind = next((k for k in kinds if k.__name__ in refusals[0]), ClusterError)
             raise kind("; ".join(refusals))
         if not self.workers:
+            why = "; ".join(["", *(self.driver.troubles() if self.driver is not None else ())])
             raise NoWorkersError(
                 f"no worker came within {self.worker_timeout_s:g} s; start workers, scale the "
-                "cluster, or raise worker_timeout"
+                f"cluster, or raise worker_timeout{why}"
             )
 
     def _workers_there(self) -> set[str]:

@@ -39,7 +39,9 @@ async def _add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]
     def read(going: asyncio.Future[None]) -> None:
         error = None if going.cancelled() else going.exception()
         if error is not None and added <= cluster.worker_spec.keys():  # else it was given up
-            failed(f"{type(error).__name__}: {error.__cause__ or error}")
+            # dask-jobqueue says first how it called the batch system, with another file each time.
+            *_, reason = str(error.__cause__ or error).rpartition("stderr:")
+            failed(f"{type(error).__name__}: {reason.strip()}")
 
     try:
         for _ in range(n_specs):

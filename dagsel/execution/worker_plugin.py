@@ -85,7 +85,7 @@ class TrainingPlugin(WorkerPlugin):
         self._worker = worker
         try:
             self._check_versions()
-            workload = await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
+            workload = await self._load_workload()
             check_gpu_resource(worker.state.total_resources, gpus_seen())
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
@@ -153,6 +153,15 @@ class TrainingPlugin(WorkerPlugin):
                 "workers more memory or write the data set with more shards"
             )
         return max_shards
+
+    async def _load_workload(self) -> Any:
+        try:
+            return await asyncio.to_thread(cloudpickle.loads, self.spec.workload)
+        except ValueError as error:
+            # A module that is imported with it sets a signal's handler, as dask_jobqueue does.
+            if "main thread" not in str(error):
+                raise
+            return cloudpickle.loads(self.spec.workload)
 
     def _check_versions(self) -> None:
         for package, version in self.spec.versions.items():

@@ -141,8 +141,9 @@ class Record:
                 self.n_sessions += 1
                 self._began_at = at - seconds
                 self._mark("session")
-            case SessionEnded():
-                self.worker_seconds = entry.worker_seconds
+            case SessionEnded(_, seconds, worker_seconds):
+                self.worker_seconds = worker_seconds
+                self._mark("end", seconds)
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
@@ -221,8 +222,11 @@ class Record:
                 begin = max(0.0, end - (entry.stop - entry.start))
                 self.trained.append(TrainedSpan(entry.unit.trial, begin, end))
 
-    def _mark(self, mark: Mark = "") -> None:
-        spent = (self.seconds, self.worker_seconds)
+    def _mark(self, mark: Mark = "", seconds: float | None = None) -> None:
+        now = self.seconds if seconds is None else seconds
+        if self.course:  # a session goes on from the last turn, before the release of its workers
+            now = max(now, self.course[-1].seconds)
+        spent = (now, self.worker_seconds)
         self.course.append(Moment(*spent, self.n_workers, self.wanted, mark, self.money))
 
     def _add_stored(self, found: StatesFound) -> None:

@@ -53,7 +53,11 @@ def test_a_killed_driver_is_resumed_on_another_cluster(
         with clusters(after, tmp_path, address) as cluster:
             called = time.time()
             run = dagsel.resume(
-                str(tmp_path / "run"), cluster=cluster, workload=workload(tmp_path), space=space
+                str(tmp_path / "run"),
+                cluster=cluster,
+                workload=workload(tmp_path),
+                space=space,
+                max_cluster_workers=N_MOST,
             )
             outcome = Outcome(run, called, time.time() - called, tmp_path)
     assert run.record.n_sessions == 2

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from dagsel.dispatch.units import Unit
 from dagsel.flow import Asked, Context, Finish, Scale, Stop, Train, Wake, WorkersChanged
 from dagsel.flows import ASHA
-from dagsel.history.course import Moment
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.plan_rows import planned_stages
 from dagsel.history.record import Record
-from dagsel.messages import SessionBegun, Turn, UnitRecord
+from dagsel.messages import SessionBegun, SessionEnded, Turn, UnitRecord
 from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import Plan, PlannedStage
 from dagsel.planning.prices import Price
@@ -58,9 +57,7 @@ class Story:
 
     def ended(self, seconds: float, billed: float) -> Story:
         self.wait(seconds, billed)
-        told = (self.seconds, self.cost, self.record.n_workers, self.record.wanted)
-        self.record.worker_seconds = self.cost
-        self.record.course.append(Moment(*told, "end"))
+        self.record.add(SessionEnded(BEGAN_AT + seconds, seconds, self.cost))
         return self
 
     def report(self, deadline_s: float | None = None, budget: Budget | None = None) -> PlanReport:
@@ -186,6 +183,18 @@ def test_a_lost_worker_that_is_replaced_is_billed_on() -> None:
     )
 
 
+def test_what_is_released_later_was_no_place_of_the_lost() -> None:
+    story = Story().begin(2, Scale(2), plan((0.0, 10.0, 2, 2), startup_s=0.0), n_workers=2)
+    story.wait(4.0, 2).turn(WorkersChanged(1)).wait(6.0, 2).turn(WorkersChanged(2)).wait(8.0, 2)
+    story.turn(None, Scale(1)).turn(WorkersChanged(1)).wait(10.0, 1)
+    story.trained(0, 10.0).trained(1, 10.0).turn(None, Finish())
+    assert story.report().differences == (
+        "Stage 1 had 1 to 2 workers, not 2: one was lost at 4 s and its place was billed on; "
+        "another one was there at 6 s; only 1 was wanted from 8 s on.",
+        "Stage 1 was billed 18 worker-seconds, 20 were planned.",
+    )
+
+
 def test_workers_that_never_came_are_told() -> None:
     story = Story().begin(2, Scale(3), plan((0.0, 10.0, 3, 2), startup_s=1.0), n_workers=1)
     story.wait(2.0, 3).turn(WorkersChanged(2)).wait(10.0, 3)
@@ -261,6 +270,16 @@ def test_time_and_cost_that_are_not_read_at_once_make_no_workers() -> None:
     report = story.trained(0, story.seconds).report()
     assert [row.name for row in report.rows] == [f"part {n}" for n in range(1, 5)]
     assert all(n == pytest.approx(4, abs=0.1) for _, _, n in report.billed)
+
+
+def test_a_session_that_goes_on_before_the_release_of_the_last_one_takes_no_time_back() -> None:
+    story = Story().begin(1).wait(5.0, 1).trained(0, 5.0).ended(6.0, 1)
+    story.record.add(SessionBegun(BEGAN_AT + 100.0, 5.0))
+    story.wait(9.0, 1).turn(None, Finish())
+    report = story.report()
+    assert [one.mark for one in story.record.course if one.mark] == ["session", "end", "session"]
+    assert (report.seconds, report.worker_seconds) == (9.0, 9.0)
+    assert report.rows[-1].name != "release"
 
 
 # ---- laws, for any run

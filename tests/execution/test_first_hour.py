@@ -1,0 +1,91 @@
+"""A deadline and a budget are named and nothing else: in a script, a pipe and a notebook."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+DEADLINE_S, BUDGET_S = 20.0, 60.0
+#: The prompt is back so soon after the deadline, on a local cluster: `docs/elastic.md`.
+RETURN_S = 5.0
+#: How long the release of a worker may take, for each of them.
+RELEASE_S = 5.0
+
+TASK = """\
+import json, time
+import dagsel, optuna, torch
+from dagsel.flows import SEER
+from sklearn.datasets import make_classification
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 1e-4, 0.1, log=True)}
+
+x, y = make_classification(20_000, 16, n_informative=8, n_classes=4, class_sep=2.0, random_state=0)
+workload = dagsel.TorchWorkload(
+    model=lambda config: torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4)),
+    loss=torch.nn.functional.cross_entropy, optimizer=torch.optim.Adam, batch_size=64,
+    metrics=["accuracy"])
+"""
+SEARCH = """\
+study, began = optuna.create_study(direction="maximize"), time.monotonic()
+run = dagsel.optimize(study, workload, (x.astype("float32"), y), space=space, metric="accuracy",
+                      flow=SEER(deadline="20 s", budget="1 worker-minute"))
+told = {"wall_s": time.monotonic() - began, "value": run.best_value, "bill": run.worker_seconds,
+        "workers": max(moment.n_workers for moment in run.record.course),
+        "classes": run.best_model()(torch.zeros(1, 16)).shape[1]}
+print("told", json.dumps(told))
+"""
+
+
+def check(printed: str) -> None:
+    (line,) = (line for line in printed.splitlines() if line.startswith("told "))
+    told: dict[str, Any] = json.loads(line.removeprefix("told "))
+    assert told["value"] > 0.3  # there are four classes; a busy machine trains little in 20 s
+    assert told["classes"] == 4
+    assert told["wall_s"] < DEADLINE_S + RETURN_S
+    assert told["bill"] < BUDGET_S + RELEASE_S * told["workers"]
+
+
+def run(folder: Path, *command: str, program: str | None = None) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        input=program,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_script_names_both_and_nothing_else(tmp_path: Path) -> None:
+    body = "".join(f"    {line}\n" for line in SEARCH.splitlines())
+    (tmp_path / "search.py").write_text(f'{TASK}\nif __name__ == "__main__":\n{body}')
+    check(run(tmp_path, "search.py"))
+
+
+def test_a_program_that_is_piped_in_names_both_and_nothing_else(tmp_path: Path) -> None:
+    check(run(tmp_path, "-", program=TASK + SEARCH))
+
+
+def test_a_notebook_names_both_and_nothing_else(tmp_path: Path) -> None:
+    pytest.importorskip("ipykernel", reason="needs ipykernel and nbclient")
+    nbclient = pytest.importorskip("nbclient", reason="needs ipykernel and nbclient")
+    import nbformat
+
+    cells = [nbformat.v4.new_code_cell(source) for source in (TASK, SEARCH, "run.plan")]
+    book = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(book, timeout=200, resources={"metadata": {"path": tmp_path}}).execute()
+    outputs = [output for cell in book.cells for output in cell.outputs]
+    check("".join(output.text for output in outputs if output.output_type == "stream"))
+    assert "<svg" in outputs[-1].data["text/html"]
