@@ -83,8 +83,6 @@ def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path)
         assert sum(m.status == Status.running for m in provider.machines) <= n_before
     check_limits(outcome, release_s=about.release_s)
     check_model(outcome)
-        outcome.run.record.seconds, outcome.wall_s, list(outcome.wanted()), outcome.run.record.notes
-    )
     check_bill(
         outcome,
         provider.cost(outcome.called, outcome.end),
