@@ -169,6 +169,8 @@ class Shrink:
 
     n_workers: int  # how many stay
     nodes: Mapping[str, str]  # the node that each worker is on; only whole nodes are released
+    # What an hour of each worker costs, if they differ.
+    prices: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,6 +409,7 @@ class SessionEnded:
     at: float  # seconds since the epoch
     seconds: float  # since the run began
     worker_seconds: float
+    money: float | None = field(default=None, metadata={LATER: True})
 
 
 @dataclass(frozen=True, slots=True)

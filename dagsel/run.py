@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.arguments import check_goal, checked
+from dagsel.arguments import check_goal, check_limits, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
@@ -22,12 +22,15 @@ from dagsel.errors import (
     TooLittleTimeError,
 )
 from dagsel.execution.cluster import check_cluster
+from dagsel.execution.pools import check_pools
 from dagsel.flow import Asked, Flow, limits_of
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.messages import SessionBegun, Turn
+from dagsel.planning.budget import price_for
+from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
 from dagsel.planning.small_population import Policy
 from dagsel.reopening import adopt, parts_of, study_of
@@ -68,6 +71,7 @@ def optimize(
     callbacks: Sequence[Callback] = (),
     max_cluster_workers: int | None = None,
     worker_startup: float | str | None = None,
+    workers: Sequence[Workers] | None = None,
     worker_timeout: float | str = 60.0,
     unit_timeout: float | str | None = None,
 ) -> Run:
@@ -142,6 +146,11 @@ def optimize(
     worker_startup
         Time from the request for a worker to its first unit, such as ``"90 s"``, for a search that
         plans with it; None for what is known of the kind of cluster. It is measured on the way.
+    workers
+        Pools of workers that the cluster may have, each with its price, such as on-demand and spot
+        machines (`dagsel.Workers`). The cheapest that has room is asked first; those that are lost
+        are replaced. A budget in money then bounds the sum of what each worker costs, and a search
+        plans with the price of the dearest.
     worker_timeout
         Time to wait for a worker when there is none: seconds, or a text such as ``"2 min"``.
     unit_timeout
@@ -174,6 +183,7 @@ def optimize(
     given = checked(
         "max_cluster_workers",
         "worker_startup",
+        "workers",
         "unit_timeout",
         "run_dir",
         study=study,
@@ -186,15 +196,19 @@ def optimize(
         deterministic=deterministic,
         max_cluster_workers=max_cluster_workers,
         worker_startup=worker_startup,
+        workers=workers,
         worker_timeout=worker_timeout,
         unit_timeout=unit_timeout,
         run_dir=run_dir,
         data_or_pair=data,
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    call = Call(client, cluster, *bounds, began)
-    deadline_s, cost = limits_of(flow.traits, deadline, budget, price_per_worker_hour)
-    price = cost.price if cost else read_price(price_per_worker_hour)
+    call = Call(client, cluster, *bounds, began, given.workers or ())
+    check_pools(client, cluster, call.workers)
+    limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)
+    deadline_s, cost = limits_of(*limits)
+    check_limits(flow.traits, deadline_s, cost)
+    price = cost.price if cost else price_for(price_per_worker_hour, call.workers)
     check_goal(study, metric, workload)
     policy = _idle_policy(small_population, given.deterministic, workload)
     run = uuid.uuid4().hex[:8]
@@ -230,6 +244,8 @@ def optimize(
             budget_s=None if cost is None else cost.worker_seconds,
             price_per_worker_hour=None if price is None else price.per_hour,
             currency="" if price is None else price.currency,
+            pools={pool.name: str(pool.cost) for pool in call.workers},
+            budget_money=cost.amount if cost and call.workers else None,
             small_population=policy,
         )
         folder.claim(run, settings.to_json())
@@ -252,6 +268,7 @@ def resume(
     count_downtime: bool = False,
     max_cluster_workers: int | None = None,
     worker_startup: float | str | None = None,
+    workers: Sequence[Workers] | None = None,
     worker_timeout: float | str = 60.0,
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
@@ -276,6 +293,9 @@ def resume(
         ``run_dir``.
     callbacks, max_cluster_workers, worker_startup, worker_timeout
         As for `dagsel.optimize`.
+    workers
+        As for `dagsel.optimize`. Where a run that had pools has none any more, each worker costs as
+        much as the dearest did.
     count_downtime
         Whether the time since the interruption counts against the deadline.
 
@@ -303,6 +323,7 @@ def resume(
     given = checked(
         "max_cluster_workers",
         "worker_startup",
+        "workers",
         "workload",
         "space",
         "study_or_url",
@@ -318,13 +339,17 @@ def resume(
         count_downtime=count_downtime,
         max_cluster_workers=max_cluster_workers,
         worker_startup=worker_startup,
+        workers=workers,
         worker_timeout=worker_timeout,
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    call = Call(client, cluster, *bounds, began)
+    call = Call(client, cluster, *bounds, began, given.workers or ())
+    check_pools(client, cluster, call.workers)
     folder = given.run_dir
     about = folder.about()
     settings = Settings.from_json(about, folder.url)
+    if call.workers:
+        read_price(dearest(call.workers), settings.currency, name="the dearest of workers=")
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
         check_cluster(client, cluster, starts=not record.finished)
@@ -424,6 +449,7 @@ def replay(
         raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
     # The script ends when the recorded run did, however long that takes here.
     free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
+    free |= {"budget_money": None, "pools": {}}
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)

@@ -26,8 +26,9 @@ from dagsel.errors import (
 )
 from dagsel.execution.cluster import capacity_here, connect, why_no_room, workers_of
 from dagsel.execution.compatibility import pack_workload, versions_here
-from dagsel.execution.elastic import ClusterDriver, elastic_for
+from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.engine import DaskEngine
+from dagsel.execution.pools import driver_for
 from dagsel.execution.run_spec import RunSpec
 from dagsel.flow import Context, Flow
 from dagsel.history.record import Record
@@ -35,7 +36,8 @@ from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, SessionEnded
-from dagsel.planning.capacity import ClusterCapacity
+from dagsel.planning.capacity import ClusterCapacity, fewer
+from dagsel.planning.pools import Workers
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
@@ -80,6 +82,7 @@ class Call:
     max_cluster_workers: int | None = None
     worker_startup_s: float | None = None
     began: float = field(default_factory=time.monotonic)
+    workers: tuple[Workers, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -152,7 +155,9 @@ class Session:
             stack.enter_context(self._kept(journal))
             progress = stack.enter_context(SearchProgress(settings.metric))
             here = stack.enter_context(connect(call.client, call.cluster, n_workers=n_own))
-            driver = elastic_for(here, call.cluster)
+            driver = driver_for(here, call.cluster, call.workers)
+            if settings.pools and not call.workers:  # none is dearer than these were
+                driver.prices = {"": settings.price_per_worker_hour or 0.0}
             bounds = call.max_cluster_workers, call.worker_startup_s
             capacity = own or driver.capacity(*bounds)
             n_there = len(workers_of(here))
@@ -188,15 +193,22 @@ class Session:
                     driver, why_no_room(here, self.data, share=spec.shard_share)
                 ),
                 deadline_s=settings.deadline_s,
-                budget_s=settings.budget_s,
+                budget_s=settings.budget_s if settings.budget_money is None else None,
+                budget_money=settings.budget_money,
                 observe=progress.update,
                 lead_s=call.seconds,
             )
-            before = record.seconds, record.worker_seconds
+            before = record.seconds, record.worker_seconds, record.money or 0.0
             runner.run()
             self.driver.fail_live("the run ended before the trial did")
-        cost = before[1] + engine.bill.worker_seconds(engine.now())
-        ended = SessionEnded(time.time(), before[0] + call.seconds, cost)
+        bill, now = engine.bill, engine.now()
+        paid = bill.money(now)
+        ended = SessionEnded(
+            time.time(),
+            before[0] + call.seconds,
+            before[1] + bill.worker_seconds(now),
+            None if paid is None else before[2] + paid,
+        )
         journal.append([ENTRIES.encode(ended)])
         record.add(ended)
         tidy(record, self.folder)
@@ -206,6 +218,10 @@ class Session:
         """Return the seconds and the worker-seconds that are left of deadline and budget."""
         settings, record = self.settings, self.record
         deadline_s, budget_s = settings.deadline_s, settings.budget_s
+        price = settings.price_per_worker_hour
+        if settings.budget_money is not None and price is not None:
+            budget_s = record.worker_seconds
+            budget_s += (settings.budget_money - (record.money or 0.0)) / price * 3600
         return (
             math.inf if deadline_s is None else deadline_s - record.seconds - call.seconds,
             math.inf if budget_s is None else budget_s - record.worker_seconds,
@@ -218,11 +234,12 @@ class Session:
         record, settings = self.record, self.settings
         if record.finished:
             return 1
-        if record.context is not None:
-            return record.wanted
+        if record.context is not None:  # the cluster may be another one than before
+            return None if record.wanted is None else fewer(record.wanted, capacity)
         left = self._left(call)
         capacity.check(*left, n_there)
-        taken = (capacity, record.seconds + call.seconds, record.worker_seconds)
+        spent = record.worker_seconds + n_there * call.seconds  # at most
+        taken = (capacity, record.seconds + call.seconds, spent)
         context = Context(n_there, record.direction, settings.seed, *taken)
         n_wanted = self.flow.workers_to_begin(context)
         if n_wanted is not None:

@@ -19,7 +19,8 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from distributed import Client, LocalCluster, SchedulerPlugin, Status
@@ -36,6 +37,7 @@ from dagsel.execution.cluster import (
 from dagsel.execution.jobs import jobs_of
 from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
 from dagsel.planning.capacity import ClusterCapacity
+from dagsel.planning.pools import Workers
 
 logger = logging.getLogger("dagsel")
 
@@ -71,6 +73,9 @@ class ClusterDriver(ABC):
 
     #: Workers that the cluster has refused to exceed; None until it has refused some.
     most: int | None = None
+    #: Pools of workers, and what an hour of one costs; empty if they are all alike.
+    pools: tuple[Workers, ...] = ()
+    prices: Mapping[str, float] = MappingProxyType({})
 
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
@@ -103,6 +108,15 @@ class ClusterDriver(ABC):
     @abstractmethod
     def close_workers(self, workers: Collection[str]) -> None:
         """Do what `retire` asks for."""
+
+    @property
+    def wanted_of(self) -> Mapping[str, int]:
+        """The same by pool."""
+        return {"": self.wanted}
+
+    def pool_of(self, name: str) -> str:
+        """Return the pool of the worker of this name."""
+        return ""
 
     @property
     def can_scale(self) -> bool:
@@ -349,12 +363,15 @@ class _ByName(ClusterDriver):
         specs = dict(self.cluster.worker_spec)
         return {name: _members(name, spec) for name, spec in specs.items()}
 
+    def _newest(self) -> list[tuple[Any, set[str]]]:
+        return list(reversed(self._specs().items()))
+
     def _give_up(self, n_workers: int) -> None:
         """Withdraw the newest specifications of which no worker has started; first lost jobs."""
         there, specs = {*_workers(self.client).values()}, self._specs()
         self._jobs.look(specs, there)
         unmet = []
-        newest = reversed(specs.items())
+        newest = self._newest()
         for name, members in sorted(newest, key=lambda spec: spec[0] not in self._jobs.alone):
             if len(members) <= n_workers and not members & there:
                 unmet.append(name)

@@ -390,7 +390,7 @@ class DaskEngine:
         if n_workers is not None:
             billed = self.bill.nodes.items()
             nodes = {worker: node for node, workers in billed for worker in workers}
-            self.tell(Shrink(n_workers, nodes))
+            self.tell(Shrink(n_workers, nodes, self._workforce.prices(nodes)))
 
     def check_alive(self) -> None:
         """Check that there is a cluster to hear from.
@@ -413,6 +413,7 @@ class DaskEngine:
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Yield what came from the cluster; wait at most so long for the first message."""
+        self._workforce.settle()
         self._workforce.ask_again()
         if missing := self._workforce.missing():
             yield Note(missing)

@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -281,8 +281,8 @@ class DispatchPlugin(SchedulerPlugin):
                         self._preempt(unit, binding.worker)
             case messages.LimitTime(seconds):
                 self._push(events.HorizonSet(time.monotonic() + seconds))
-            case messages.Shrink(n_workers, nodes):
-                self._shrink(n_workers, nodes)
+            case messages.Shrink():
+                self._shrink(command)
             case messages.EndRun():
                 self.end()
             case _:  # what the dispatcher knows
@@ -296,10 +296,11 @@ class DispatchPlugin(SchedulerPlugin):
                     unit = Unit("train", chain.trial, epoch, len(begun.visits))
                     self._attempts.setdefault(unit, 1)
 
-    def _shrink(self, n_workers: int, nodes: Mapping[str, str]) -> None:
+    def _shrink(self, command: messages.Shrink) -> None:
         """Drain the nodes whose loss costs least, down to no fewer than so many workers."""
         dispatcher = self.dispatcher
-        for worker in dispatcher.cheapest(dispatcher.n_staying - n_workers, nodes=nodes):
+        n_over = dispatcher.n_staying - command.n_workers
+        for worker in dispatcher.cheapest(n_over, nodes=command.nodes, prices=command.prices):
             self._report(messages.WorkerDrains(worker, retire=True))
             self._push(events.DrainRequested(worker))
 

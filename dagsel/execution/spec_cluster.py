@@ -24,16 +24,28 @@ CLOSE_TIMEOUT_S = 30.0
 logger = logging.getLogger("dagsel")
 
 
-def add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]) -> None:
+def add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]] | None = None,
+) -> None:
     """Add so many specifications, of which each starts a worker or a job; wait for none.
+
+    `new_spec` returns the next one with its name, by default one of the cluster's own.
 
     If one does not start, `failed` is called with the reason, in another thread. What a cluster
     raises that can have no more is raised, and those start that it could add.
     """
-    cluster.sync(_add_workers, cluster, n_specs, failed)
+    cluster.sync(_add_workers, cluster, n_specs, failed, new_spec or cluster.new_worker_spec)
 
 
-async def _add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]) -> None:
+async def _add_workers(
+    cluster: Any,
+    n_specs: int,
+    failed: Callable[[str], None],
+    new_spec: Callable[[], dict[Any, Any]],
+) -> None:
     added: set[Any] = set()
 
     def read(going: asyncio.Future[None]) -> None:
@@ -45,7 +57,7 @@ async def _add_workers(cluster: Any, n_specs: int, failed: Callable[[str], None]
 
     try:
         for _ in range(n_specs):
-            spec = cluster.new_worker_spec()
+            spec = new_spec()
             cluster.worker_spec.update(spec)
             added.update(spec)
     finally:

@@ -65,20 +65,29 @@ class Workforce:
         n = self._n_wanted
         return n if n is not None and len(self.staying) > n else None
 
+    def prices(self, nodes: Mapping[str, str]) -> dict[str, float]:
+        """Return what an hour of each worker costs, of those on nodes of pools."""
+        prices, pools = self.bill.prices, self.bill.pools
+        return {w: prices[pools[node]] for w, node in nodes.items() if node in pools}
+
     def begin(self, names: Mapping[str, str], began: float) -> None:
         """Begin with the workers that are there; `names` has their names by address."""
-        node_size = 1 if self.driver is None else self.driver.node_size
-        own_since = None if self.driver is None else self.driver.own_since
+        driver = self.driver
+        node_size = 1 if driver is None else driver.node_size
+        own_since = None if driver is None else driver.own_since
         self._found = frozenset(names)
-        self._bill = Bill(node_size, at=began)
+        self._bill = Bill(node_size, at=began, prices={} if driver is None else driver.prices)
         since = began if own_since is None else max(began, own_since)
         for worker, name in names.items():
-            self._bill = self._bill.join(worker, at=since, node=self._node_of(name))
+            place = (self._node_of(name), self._pool_of(name))
+            self._bill = self._bill.join(worker, at=since, node=place[0], pool=place[1])
         if own_since is not None:
             self._requests.extend([since] * len(names))
-        if self.driver is not None and self.driver.can_scale:
-            self._n_found = self.driver.wanted
-            self._bill = self._bill.ask(self._n_found, at=since)
+        if driver is not None and driver.can_scale:
+            self._n_found = driver.wanted
+            self._bill = self._bill.ask(driver.wanted_of, at=since)
+            if driver.pools and names:  # those that are taken back are replaced
+                self._n_wanted = len(names)
 
     def miss(self, worker: str) -> None:
         """Note that a worker has gone; nobody may have heard that it was there."""
@@ -92,7 +101,7 @@ class Workforce:
         def change(bill: Bill, at: float) -> Bill:
             left = bill.leave(worker, at=at)
             n_gone = len(bill.nodes) - len(left.nodes)
-            if self._n_wanted is not None or not n_gone:
+            if self._n_wanted is not None or bill.prices or not n_gone:
                 return left
             # Nobody here asks for another one.
             return left.ask(max(0, left.asked - n_gone) * left.node_size, at=at)
@@ -101,8 +110,8 @@ class Workforce:
 
     def join(self, worker: str, name: str) -> None:
         """Note that a worker has come and can run units."""
-        node = self._node_of(name)
-        self._write(lambda bill, at: bill.join(worker, at=at, node=node))
+        node, pool = self._node_of(name), self._pool_of(name)
+        self._write(lambda bill, at: bill.join(worker, at=at, node=node, pool=pool))
         self._names[worker] = name
         self.there.add(worker)
         is_own = self.driver is not None and self.driver.own_since is not None
@@ -134,6 +143,14 @@ class Workforce:
         if self._n_wanted < n_workers:
             return f"{n_workers} workers were wanted, and the cluster can have {most}"
         return ""
+
+    def settle(self) -> None:
+        """Keep as many workers of pools as were asked for, if nobody wants a number.
+
+        Those that are taken back are replaced then.
+        """
+        if self._n_wanted is None and self.driver is not None and self.driver.pools:
+            self.want(max(1, len(self.staying), self._n_asked or 0))
 
     def ask_again(self) -> None:
         """Ask for workers in the place of those that were lost, or if there is none.
@@ -198,10 +215,13 @@ class Workforce:
 
     def end(self) -> None:
         """Bill nothing from now on."""
-        self._write(lambda bill, at: replace(bill.ask(0, at=at), nodes={}))
+        self._write(lambda bill, at: bill.close(at=at))
 
     def _node_of(self, name: str) -> str:
         return name if self.driver is None else self.driver.node_of(name)
+
+    def _pool_of(self, name: str) -> str:
+        return "" if self.driver is None else self.driver.pool_of(name)
 
     def _stays(self, worker: str) -> tuple[bool, bool, str]:
         """Rank a worker: those that leave anyway go first, those that were there before last."""
@@ -216,12 +236,14 @@ class Workforce:
 
         def on_grown() -> None:  # a cluster may have taken fewer
             n_taken = min(n_workers, driver.wanted)
-            self._write(lambda bill, at: bill.ask(n_taken, at=at))
+            taken = driver.wanted_of if driver.pools else {"": n_taken}
+            self._write(lambda bill, at: bill.ask(taken, at=at))
             if driver.most is not None:
                 self._learn(most=driver.most)
 
         self._expect(n_workers - len(self.staying))
-        self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
+        if not driver.pools:  # which of them is asked is known once it is
+            self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
         driver.on_grown = on_grown
         driver.grow(n_workers, besides=self.leaving)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
-#: What happened at a moment: a session began, a flow let trials train and asked to be woken, as it
-#: does when a stage begins, or the workers were released.
+#: What happened at a moment: a session began; a stage did, for which a flow ends trials or plans
+#: again, lets others train, and asks to be woken; or the workers were released.
 Mark: TypeAlias = Literal["", "session", "stage", "end"]
 #: If there are more spans, neighbours are shown as one.
 MOST_SPANS = 12

@@ -32,6 +32,10 @@ def differences(
     told = [*_plans(record), *_sessions(record, course)]
     told += _growth(record, course) if record.plans else ()
     for row in rows:
+        if row.planned is None and row.done is not None and row.name == "start" and record.plans:
+            cost = _count(row.done.worker_seconds, "worker-second")
+            took = f"the start took {span(row.done.lasts_s)} and {cost}"
+            told.append((row.done.begins_s, f"{took}; the plan was made for what was left"))
         if row.planned is not None:
             at = row.planned.ends_s if row.name == "start" else row.planned.begins_s
             told += [(at, sentence) for sentence in _row(record, course, row, row.planned)]

@@ -156,7 +156,7 @@ def _planned(stage: PlannedStage) -> PlanSpan:
 
 
 def _planned_start(first: PlannedStage, startup_s: float) -> PlanSpan | None:
-    if first.begins_s <= 0:
+    if min(first.begins_s, startup_s) <= 0:  # the workers were there before the plan was made
         return None
     cost = min(startup_s, first.begins_s) * first.n_workers
     return PlanSpan(0.0, first.begins_s, 0, cost)

@@ -141,8 +141,8 @@ class Record:
                 self.n_sessions += 1
                 self._began_at = at - seconds
                 self._mark("session")
-            case SessionEnded(_, seconds, worker_seconds):
-                self.worker_seconds = worker_seconds
+            case SessionEnded(_, seconds, worker_seconds, money):
+                self.worker_seconds, self.money = worker_seconds, money
                 self._mark("end", seconds)
             case Abandoned(_, reason):
                 self.abandoned, self.finished = reason, True
@@ -169,7 +169,8 @@ class Record:
                 self.decide(decisions)
                 if entry.seconds is not None:
                     kinds = {type(decision) for decision in decisions}
-                    self._mark("stage" if {Train, Wake} <= kinds else "")
+                    begins = {Train, Wake} <= kinds and not kinds.isdisjoint({Stop, Plan})
+                    self._mark("stage" if begins else "")
             case StatesFound():
                 self._add_stored(entry)
             case PartFound(trial, share):

@@ -195,7 +195,9 @@ class Run(Result):
 
     @property
     def money(self) -> float | None:
-        """What the workers have cost, by the price that the run was given; None without one."""
+        """What the workers have cost, each at its own price; None if no price was given."""
+        if self.record.money is not None:
+            return self.record.money
         price = self.run_dir.about().get("price_per_worker_hour")
         return None if price is None else self.worker_seconds / 3600 * price
 
@@ -208,6 +210,8 @@ class Run(Result):
     def _limits(self) -> tuple[float | None, Budget | None]:
         about = self.run_dir.about()
         budget_s, per_hour = about.get("budget_s"), about.get("price_per_worker_hour")
+        if about.get("budget_money") is not None:  # which bounds no worker-seconds
+            budget_s = math.inf
         price = None if per_hour is None else Price(per_hour, self.currency)
         is_known = budget_s is not None or price is not None
         budget = Budget(math.inf if budget_s is None else budget_s, price) if is_known else None

@@ -47,6 +47,10 @@ class Settings:
     budget_s: float | None = None  # in worker-seconds
     price_per_worker_hour: float | None = None
     currency: str = field(default="", metadata={LATER: True})  # of the price
+    # Of pools of workers, the price of each; the price above is that of the dearest.
+    pools: Mapping[str, str] = field(default_factory=dict, metadata={LATER: True})
+    # A budget in money that bounds what the workers of pools cost, each at its own price.
+    budget_money: float | None = field(default=None, metadata={LATER: True})
     small_population: Policy = "auto"
     dagsel: str = version("dagsel")  # that began the run
 

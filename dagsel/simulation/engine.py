@@ -272,11 +272,11 @@ class VirtualEngine:
             self._model.take_back(worker, comes_at + lifetime_s, notice_s=self._cluster.notice_s)
 
     def _ask(self, n_workers: int, *, at: float) -> None:
-        """Write on the bill who was asked for; with pools, each of those there or to come."""
+        """Write on the bill who was asked for; with pools, who stays or is to come."""
         if not self._cluster.workers:
             self._bill = self._bill.ask(n_workers, at=at)
             return
-        asked = {*self._model.workers, *self._coming}
+        asked = {*self._model.workers, *self._coming} - self._leaving
         self._bill = self._bill.ask(Counter(self._pool[worker] for worker in asked), at=at)
 
     def check_alive(self) -> None:
@@ -336,6 +336,8 @@ class VirtualEngine:
         if len(outcome.timeline) > n_units:
             self._n_in_vain = 0
         self._count_workers()
+        for worker in set(noticed) & set(self._there):
+            self._bill = self._bill.notice(worker, at=self.now())
         if noticed:  # another one is asked for at once
             self._resize(self._n_wanted)
         self._heard += [ShardLoaded(*loaded) for loaded in outcome.loaded[n_loads:]]

@@ -229,6 +229,25 @@ def test_trials_that_did_not_train_before_a_plan_was_made_again_are_told() -> No
     )
 
 
+def test_a_pause_in_a_stage_begins_no_stage() -> None:
+    story = Story().begin(2, plan((0.0, 6.0, 1, 2), (6.0, 4.0, 1, 1), startup_s=0.0))
+    story.wait(4.5, 1).trained(0, 4.0).turn(None, Train(0, 1), Wake(6.0))  # to measure something
+    story.wait(6.5, 1).trained(1, 2.0).turn(None, Stop(1, "stage 1"), Train(0, 1), Wake(10.0))
+    story.wait(10.0, 1).trained(0, 3.5).turn(None, Finish())
+    done = [row.done.begins_s for row in story.report().rows if row.done and row.planned]
+    assert done == [0.5, 6.5]
+
+
+def test_the_start_is_not_planned_by_a_plan_that_is_made_after_it() -> None:
+    story = Story().wait(5.0, 2).begin(1, plan((5.0, 5.0, 2, 1), startup_s=0.0), n_workers=2)
+    story.wait(10.0, 2).trained(0, 5.0).turn(None, Finish())
+    report = story.report()
+    assert report.rows[0].planned is None
+    assert report.differences == (
+        "The start took 5 s and 10 worker-seconds; the plan was made for what was left.",
+    )
+
+
 def test_a_stage_that_did_not_begin_is_told() -> None:
     story = Story().begin(1, plan((0.0, 4.0, 1, 1), (6.0, 4.0, 1, 1), startup_s=0.0))
     story.wait(4.0, 1).trained(0, 4.0).turn(None, Finish())
