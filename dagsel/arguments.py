@@ -18,8 +18,8 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
-from dagsel.flow import Direction, Flow, check_flow
-from dagsel.planning.budget import to_seconds
+from dagsel.flow import Direction, Flow, Traits, check_flow
+from dagsel.planning.budget import Budget, to_seconds
 from dagsel.planning.pools import check_workers
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
@@ -63,6 +63,31 @@ def checked(*may_be_none: str, **given: Any) -> Any:
         name: None if value is None and name in may_be_none else _CHECKS[name](value)
         for name, value in given.items()
     })  # fmt: skip
+
+
+@short_traceback
+def check_limits(traits: Traits, deadline_s: float | None, budget: Budget | None) -> None:
+    """Raise a `SearchError` if a search is to end before its flow has planned to.
+
+    Examples
+    --------
+    >>> check_limits(Traits(deadline_s=60.0), 30.0, None)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: deadline is 30 s, and the flow has planned with 60 s: give one of ...
+    """
+    own_s = traits.deadline_s
+    if deadline_s is not None and own_s is not None and deadline_s < own_s:
+        raise SearchError(
+            f"deadline is {deadline_s:g} s, and the flow has planned with {own_s:g} s: give one of "
+            "them only, best to the flow"
+        )
+    own = traits.budget
+    if budget is not None and own is not None and budget.worker_seconds < own.worker_seconds:
+        raise SearchError(
+            f"budget is {budget.worker_seconds:g} worker-seconds, and the flow has planned with "
+            f"{own.worker_seconds:g}: give one of them only, best to the flow"
+        )
 
 
 @short_traceback

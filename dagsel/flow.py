@@ -408,6 +408,10 @@ class Flow(Protocol):
         """
         return None
 
+    def plan_for(self, context: Context) -> Plan | None:
+        """Return the stages on such a cluster, if they are known beforehand; raise as above."""
+        return None
+
     def fresh(self) -> Self:
         """Return a flow of the same configuration in its initial state."""
         return replace(self)  # type: ignore[type-var]  # subclasses are dataclasses

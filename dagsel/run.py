@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.arguments import check_goal, checked
+from dagsel.arguments import check_goal, check_limits, checked
 from dagsel.checks import choice, short_traceback
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
@@ -207,6 +207,7 @@ def optimize(
     check_pools(client, cluster, call.workers)
     limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)
     deadline_s, cost = limits_of(*limits)
+    check_limits(flow.traits, deadline_s, cost)
     price = cost.price if cost else price_for(price_per_worker_hour, call.workers)
     check_goal(study, metric, workload)
     policy = _idle_policy(small_population, given.deterministic, workload)

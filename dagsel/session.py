@@ -36,7 +36,7 @@ from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, SessionEnded
-from dagsel.planning.capacity import ClusterCapacity
+from dagsel.planning.capacity import ClusterCapacity, fewer
 from dagsel.planning.pools import Workers
 from dagsel.profiling import stored_scaling
 from dagsel.state import State
@@ -234,11 +234,12 @@ class Session:
         record, settings = self.record, self.settings
         if record.finished:
             return 1
-        if record.context is not None:
-            return record.wanted
+        if record.context is not None:  # the cluster may be another one than before
+            return None if record.wanted is None else fewer(record.wanted, capacity)
         left = self._left(call)
         capacity.check(*left, n_there)
-        taken = (capacity, record.seconds + call.seconds, record.worker_seconds)
+        spent = record.worker_seconds + n_there * call.seconds  # at most
+        taken = (capacity, record.seconds + call.seconds, spent)
         context = Context(n_there, record.direction, settings.seed, *taken)
         n_wanted = self.flow.workers_to_begin(context)
         if n_wanted is not None:

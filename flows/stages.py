@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
-from dagsel.errors import SearchError
+from dagsel.errors import SearchError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -145,14 +145,21 @@ class StagedSearch(Flow):
 
     def workers_to_begin(self, context: Context) -> int | None:
         """Return the workers of the first stage; raise if there is no room for one."""
-        return max(1, self._planned(context).stages[0].n_workers)
+        return max(1, self.plan_for(context).stages[0].n_workers)
 
-    def _planned(self, context: Context) -> Plan:
-        """Plan for a cluster; the starts of workers take time and money."""
+    def plan_for(self, context: Context) -> Plan:
+        """Return the stages on a cluster; the starts of workers take time and money."""
         capacity, n_there = context.capacity, context.n_workers
         left_s = self.deadline_s - context.seconds
         left = self.cost.worker_seconds - context.worker_seconds
         capacity.check(left_s, left, n_there)
+        if min(left_s, left) <= 0:
+            raise TooLittleTimeError(
+                f"the first workers came after {context.seconds:.3g} s and have cost "
+                f"{context.worker_seconds:.3g} worker-seconds, so nothing is left of deadline="
+                f"{self.deadline_s:g} and budget={self.cost.worker_seconds:g}: give more, or start "
+                "workers beforehand"
+            )
         most = capacity.affordable(left_s, left, n_there)
         limits = Limits(left_s, left, most, capacity.node_size)
         plan, startup_s = self.make_plan(limits), 0.0
@@ -199,7 +206,7 @@ class StagedSearch(Flow):
         state = self.state
         state.context, state.n_workers = context, context.n_workers
         state.seconds, state.spent = context.seconds, context.worker_seconds
-        plan = state.plan = self._planned(context)
+        plan = state.plan = self.plan_for(context)
         stage, n_trials = self.stage, sum(self.stage.n_trials)
         first_s = FIRST_PAUSE * (self.deadline_s - context.seconds)
         if self.measures and stage.seconds > 2 * first_s:

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from dagsel.errors import SearchError
 from dagsel.flow import Context, Decision, Event, Flow, Traits
+from dagsel.planning.capacity import Plan
 
 
 @dataclass
@@ -58,6 +59,10 @@ class Wrapper(Flow):
     def workers_to_begin(self, context: Context) -> int | None:
         """Return what the inner flow wants."""
         return self.flow.workers_to_begin(context)
+
+    def plan_for(self, context: Context) -> Plan | None:
+        """Return the plan of the inner flow."""
+        return self.flow.plan_for(context)
 
     def fresh(self) -> Self:
         """Return a flow of the same configuration around a fresh inner flow."""

@@ -48,6 +48,9 @@ class ClusterCapacity:
 
         A worker costs from its request on. So many are worth it as use up the budget just in time,
         and more only if the starts of all that are to come take no more than `STARTUP_SHARE` of it.
+        Starts never take more than half of it, and none begins that would take half of the time.
+        How long a start takes on a machine that is busy shows when the first ones have come: until
+        then no more are asked for.
 
         Parameters
         ----------
@@ -58,17 +61,20 @@ class ClusterCapacity:
 
         Examples
         --------
-        >>> ClusterCapacity(most_workers=16, startup_s=3.0).affordable(60.0, 120.0)
-        4
-        >>> ClusterCapacity(most_workers=16, startup_s=8.0).affordable(60.0, 120.0)
-        2
+        >>> cluster = ClusterCapacity(most_workers=16, startup_s=3.0)
+        >>> cluster.affordable(60.0, 120.0), cluster.affordable(57.0, 114.0, n_there=2)
+        (2, 5)
         """
         most = self.most_in_nodes
         if not self.startup_s or math.isinf(worker_seconds):
             return most
         in_time = math.ceil(worker_seconds / seconds)
-        cheap = n_there + int(STARTUP_SHARE * worker_seconds / self.startup_s)
-        n_workers = -(-max(1, n_there, in_time, cheap) // self.node_size) * self.node_size
+        n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
+        cheap = n_there + n_cheap if n_there else 1
+        is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
+        paid = 0 if is_late else int(worker_seconds / 2 / self.startup_s)
+        n_worth = max(1, n_there, min(max(in_time, cheap), n_there + paid))
+        n_workers = -(-n_worth // self.node_size) * self.node_size
         return n_workers if most is None else min(most, n_workers)
 
     def check(self, seconds: float, worker_seconds: float, n_there: int = 0) -> None:

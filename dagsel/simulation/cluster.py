@@ -27,8 +27,8 @@ class SimulatedCluster:
     replicas
         How many workers hold each shard; None for enough copies to give each worker a shard.
     startup_s
-        Time from the request for a worker to its arrival. The search begins when the first workers
-        have arrived, as on a real cluster.
+        Time from the request for a worker to its arrival. The time of the search counts from the
+        request for the first ones, as on a real cluster; its flow begins when they are there.
     load_s, hop_s, switch_s
         Time to load a shard, to move a state to another worker, and to go on with a unit that was
         stopped, or with a gang of another size.

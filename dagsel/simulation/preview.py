@@ -12,11 +12,12 @@ from typing import Any
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
-from dagsel.flow import Direction, Flow, limits_of
+from dagsel.flow import Context, Direction, Flow, limits_of
 from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
-from dagsel.planning.brackets import StagePlan
+from dagsel.planning.brackets import Stage, StagePlan
 from dagsel.planning.budget import price_for, to_seconds
+from dagsel.planning.capacity import ClusterCapacity, Plan, PlannedStage
 from dagsel.simulation import Curves, PowerLaw, SimulatedCluster, SimulatedRun, simulate
 from dagsel.simulation.run import check_curves, check_simulated
 from dagsel.study import Space
@@ -33,6 +34,8 @@ def preview(
     curves: Curves | None = None,
     epoch_seconds: float | str | None = None,
     n_workers: int | None = None,
+    max_cluster_workers: int | None = None,
+    worker_startup: float | str | None = None,
     space: Space | None = None,
     direction: Direction = "minimize",
     deadline: float | str | None = None,
@@ -43,7 +46,8 @@ def preview(
     """Return what a search will take: trials, workers, time and cost. Nothing is trained.
 
     A search in stages (`SEER`, `ElasticHyperband`, `ElasticGrid`) has a plan of its own and needs
-    nothing but the flow. Any other search is simulated, which needs the time of an epoch and the
+    nothing but the flow; it plans for a given cluster if `max_cluster_workers` or `worker_startup`
+    say what that can have. Any other search is simulated, which needs the time of an epoch and the
     number of workers. If one of these is given, a search in stages is simulated too.
 
     Parameters
@@ -59,7 +63,10 @@ def preview(
     epoch_seconds
         Time of a trial's epoch on one worker: seconds, or a text like ``"2 min"``.
     n_workers
-        Number of workers of a cluster that does not change.
+        Number of workers of a cluster, at its beginning if it can have more.
+    max_cluster_workers, worker_startup
+        As for `dagsel.optimize`. None for a cluster that does not change, or for one of which a
+        search in stages may have as many workers as it wants, at once.
     space
         As for `dagsel.optimize`. It may be left out if `epoch_seconds` is given and the flow does
         not read parameters.
@@ -104,11 +111,15 @@ def preview(
     given = checked(
         "space",
         "n_workers",
+        "max_cluster_workers",
+        "worker_startup",
         "epoch_seconds",
         flow=flow,
         seed=seed,
         space=space,
         n_workers=n_workers,
+        max_cluster_workers=max_cluster_workers,
+        worker_startup=worker_startup,
         direction=direction,
         epoch_seconds=epoch_seconds,
     )
@@ -121,10 +132,19 @@ def preview(
     name, plan = type(flow).__name__, flow.traits.plan
     told = (cluster, curves, epoch_seconds, n_workers)
     if plan is not None and all(value is None for value in told):
-        rows, ends_early = _planned(plan, deadline_s, budget_s)
+        most, startup_s = given.max_cluster_workers, given.worker_startup
+        if most is not None or startup_s is not None:
+            capacity = ClusterCapacity(most, startup_s or 0.0)
+            dated = flow.plan_for(Context(0, direction, capacity=capacity))
+            assert dated is not None, "a flow with a plan has one for each cluster"
+            spans = [Row(0.0, dated.startup_s, (), dated.stages[0].n_workers, 0.0)]
+            spans += [_row(dated, stage) for stage in dated.stages]
+        else:
+            spans = _rows(plan)
+        rows, ends_early = _until(spans, deadline_s, budget_s)
         _check_any(rows)
         return Preview(name, "arithmetic", rows, rows[0].n_trials, ends_early, price)
-    cluster = _cluster(cluster, n_workers)
+    cluster = _cluster(cluster, n_workers, given.max_cluster_workers, given.worker_startup)
     space = _space(flow, curves, space)
     curves = _curves(curves, given.epoch_seconds)
     if cluster.n_workers * cluster.startup_s >= budget_s:
@@ -148,7 +168,7 @@ def preview(
 
 def _interval(runs: Sequence[SimulatedRun]) -> Interval:
     """Return from where to where the same search goes, with its workers taken back otherwise."""
-    seconds = sorted(run.seconds + run.cluster.startup_s for run in runs)
+    seconds = sorted(run.seconds for run in runs)
     costs = sorted(run.cost for run in runs)
     money = sorted(run.money for run in runs if run.money is not None)
     ends = (money[0], money[-1]) if money else None
@@ -160,33 +180,56 @@ def _check_any(rows: Sequence[Row]) -> None:
         raise SearchError("there is nothing to show: the search ends as soon as it begins")
 
 
-def _planned(plan: StagePlan, deadline_s: float, budget_s: float) -> tuple[tuple[Row, ...], bool]:
-    """Return the stages of a plan until deadline or budget end it."""
+def _rows(plan: StagePlan) -> list[Row]:
+    """Return the stages of a plan for any cluster."""
+    return [_row(plan, stage) for stage in plan.stages]
+
+
+def _row(plan: StagePlan | Plan, stage: Stage | PlannedStage) -> Row:
+    gangs = [(gang, n) for gang, n in zip(plan.workers, stage.n_trials, strict=True) if n]
+    return Row(0.0, float(stage.seconds), tuple(gangs), max(1, stage.n_workers), 0.0)
+
+
+def _until(
+    stages: Sequence[Row], deadline_s: float, budget_s: float
+) -> tuple[tuple[Row, ...], bool]:
+    """Return stages until deadline or budget end them, with their times and costs."""
     rows: list[Row] = []
     seconds = cost = 0.0
-    nothing_s = 1e-9 * float(plan.seconds)  # what rounding may leave over
-    for stage in plan.stages:
-        n_workers = max(1, stage.n_workers)
-        left = min(deadline_s - seconds, (budget_s - cost) / n_workers)
-        lasts = min(float(stage.seconds), left)
-        if lasts <= nothing_s:
-            break
-        gangs = [(gang, n) for gang, n in zip(plan.workers, stage.n_trials, strict=True) if n]
-        rows.append(Row(seconds, lasts, tuple(gangs), n_workers, lasts * n_workers))
-        seconds += lasts
-        cost += lasts * n_workers
-    return tuple(rows), seconds < float(plan.seconds) - nothing_s
+    whole_s = sum(stage.lasts_s for stage in stages)
+    nothing_s = 1e-9 * whole_s  # what rounding may leave over
+    for stage in stages:
+        left = min(deadline_s - seconds, (budget_s - cost) / stage.n_workers)
+        lasts_s = min(stage.lasts_s, left)
+        if lasts_s <= nothing_s:
+            continue
+        paid = lasts_s * stage.n_workers
+        rows.append(replace(stage, begins_s=seconds, lasts_s=lasts_s, worker_seconds=paid))
+        seconds += lasts_s
+        cost += paid
+    return tuple(rows), seconds < whole_s - nothing_s
 
 
 # ---- what a simulation needs
 
 
 @short_traceback
-def _cluster(cluster: SimulatedCluster | None, n_workers: int | None) -> SimulatedCluster:
-    if cluster is not None and n_workers is not None:
-        raise SearchError("cluster and n_workers were both given; the cluster says how many it has")
+def _cluster(
+    cluster: SimulatedCluster | None,
+    n_workers: int | None,
+    max_workers: int | None,
+    startup_s: float | None,
+) -> SimulatedCluster:
+    given = {
+        "n_workers": n_workers,
+        "max_cluster_workers": max_workers,
+        "worker_startup": startup_s,
+    }
+    named = [name for name, value in given.items() if value is not None]
+    if cluster is not None and named:
+        raise SearchError(f"cluster and {named[0]} were both given; the cluster says all of it")
     if n_workers is not None:
-        return SimulatedCluster(n_workers=n_workers)
+        return SimulatedCluster(n_workers, max_workers=max_workers, startup_s=startup_s or 0.0)
     if cluster is None:
         raise SearchError(
             "n_workers is missing: say on how many workers the search is to run, or give cluster= "
@@ -234,7 +277,7 @@ def _costs(run: SimulatedRun, what: str = "worker_seconds") -> list[tuple[float,
     """Return pairs of time and cost until then, from the first request on."""
     turns = [(turn["seconds"], turn.get(what, 0.0)) for turn in _turns(run)]
     end = run.cost if what == "worker_seconds" else run.money or 0.0
-    return [(-run.cluster.startup_s, 0.0), *turns, (run.seconds, end)]
+    return [(0.0, 0.0), *turns, (run.seconds, end)]
 
 
 def _trained(run: SimulatedRun) -> list[UnitWork]:
@@ -244,14 +287,18 @@ def _trained(run: SimulatedRun) -> list[UnitWork]:
 
 def _spans(run: SimulatedRun) -> tuple[Row, ...]:
     """Return the spans of a search in each of which the same number of workers is billed."""
-    began, units = -run.cluster.startup_s, _trained(run)
+    startup_s, units = run.cluster.startup_s, _trained(run)
     spans = billed_spans(_costs(run))
     paid = _costs(run, "money") if run.bill.prices else []
     return tuple(
         Row(
-            span.start - began,
+            span.start,
             span.stop - span.start,
-            _gangs(unit for unit in units if unit.start < span.stop and unit.stop > span.start),
+            _gangs(
+                unit
+                for unit in units
+                if unit.start < span.stop - startup_s and unit.stop > span.start - startup_s
+            ),
             span.n_workers,
             span.cost,
             _cost_until(paid, span.stop) - _cost_until(paid, span.start) if paid else None,

@@ -62,20 +62,24 @@ class SimulatedRun(Result):
 
     @property
     def seconds(self) -> float:
-        """Virtual time that the search took."""
+        """Virtual time that the search took, from the request for the first workers."""
         return self.record.seconds
 
     @property
     def cost(self) -> float:
         """Worker-seconds that are billed, from request to release."""
-        return self.bill.worker_seconds(self.seconds)
+        return self.bill.worker_seconds(self._end)
 
     @property
     def money(self) -> float | None:
         """What that costs, each worker at its own price; None if no price is known."""
         if self.bill.prices:
-            return self.bill.money(self.seconds)
+            return self.bill.money(self._end)
         return None if self.price is None else self.price.of(self.cost)
+
+    @property
+    def _end(self) -> float:
+        return self.seconds - self.cluster.startup_s  # by the clock of the workers
 
     @property
     def _limits(self) -> tuple[float | None, Budget | None]:
@@ -187,6 +191,7 @@ def simulate(
         deadline_s=deadline_s,
         budget_s=None if cost is None or in_money else cost.worker_seconds,
         budget_money=cost.amount if cost is not None and in_money else None,
+        lead_s=cluster.startup_s,
     )
     runner.run()
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)

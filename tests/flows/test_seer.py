@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.errors import SearchError
+from dagsel.errors import SearchError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -340,17 +340,31 @@ def test_what_has_passed_before_counts() -> None:
     assert 28.0 + sum(stage.seconds * stage.n_workers for stage in plan.stages) <= 128
 
 
-@pytest.mark.parametrize(("startup_s", "n_workers"), [(0.0, 16), (1.0, 12), (3.0, 4), (9.0, 2)])
+@pytest.mark.parametrize(("startup_s", "n_workers"), [(0.0, 16), (1.0, 13), (3.0, 5), (20.0, 2)])
 def test_dear_starts_make_a_narrow_search(startup_s: float, n_workers: int) -> None:
     """No more than a tenth of the budget goes into starts that the search can do without."""
     flow = SEER("60 s", 120)
-    context = Context(0, capacity=ClusterCapacity(16, startup_s))
+    context = Context(1, capacity=ClusterCapacity(16, startup_s))
     assert flow.workers_to_begin(context) == n_workers
     (plan,) = of(Plan, flow.start(context))
     cost = sum(stage.seconds * stage.n_workers for stage in plan.stages)
-    assert n_workers * startup_s + cost <= 120 + 1e-9
+    assert (n_workers - 1) * startup_s + cost <= 120 + 1e-9
     assert plan.stages[0].begins_s == startup_s
     assert plan.ends[-1] <= 60 + 1e-9
+
+
+@pytest.mark.parametrize(("budget", "n_workers"), [(15, 1), (120, 2), (1200, 16)])
+def test_it_begins_with_as_many_as_use_up_the_budget_in_time(budget: int, n_workers: int) -> None:
+    """How long starts take on a busy machine shows when the first workers have come."""
+    capacity = ClusterCapacity(16, 3.0)
+    assert SEER("60 s", budget).workers_to_begin(Context(0, capacity=capacity)) == n_workers
+
+
+def test_starts_that_have_used_up_the_time_are_told_of() -> None:
+    for seconds, spent in ((61.0, 20.0), (30.0, 121.0)):
+        context = Context(2, capacity=TWO, seconds=seconds, worker_seconds=spent)
+        with pytest.raises(TooLittleTimeError, match=f"the first workers came after {seconds:g} s"):
+            SEER("60 s", 120).start(context)
 
 
 @pytest.mark.parametrize(

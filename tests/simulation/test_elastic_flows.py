@@ -97,8 +97,8 @@ def test_an_elastic_cluster_replaces_a_worker_that_dies_for_any_flow() -> None:
     run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
     assert set(run.timeline()["worker"]) == {"worker-1", "worker-2"}
     # 720 s of training, the unit that was lost, and the time in which a worker was to come.
-    assert run.cost == pytest.approx(2 * (5.0 + run.seconds))
-    assert run.seconds < 420.0
+    assert run.cost == pytest.approx(2 * run.seconds)
+    assert run.seconds < 5.0 + 420.0
 
 
 def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
@@ -114,7 +114,7 @@ def test_a_worker_that_is_given_up_before_it_comes_never_trains() -> None:
         return []
 
     left = {0, 1, 2, 3}
-    flow = Scripted([Scale(4), Wake(50), Ask(4)], answer)
+    flow = Scripted([Scale(4), Wake(130), Ask(4)], answer)
     cluster = SimulatedCluster(n_workers=1, startup_s=80, max_workers=4)
     run = simulate(flow, PowerLaw(epoch_s=60.0), cluster, space=space)
     assert set(run.timeline()["worker"]) == {"worker-0"}

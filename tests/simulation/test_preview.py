@@ -120,7 +120,7 @@ def test_a_simulation_is_shown_whole(name: str) -> None:
     flow, cluster = SIMULATED[name]
     told = dagsel.preview(flow, epoch_seconds=30, cluster=cluster, space=space)
     run = simulate(flow, PowerLaw(epoch_s=30.0), cluster, space=space)
-    assert told.seconds == pytest.approx(cluster.startup_s + run.seconds)
+    assert told.seconds == pytest.approx(run.seconds)
     assert told.worker_seconds == pytest.approx(run.cost)
     ends = [0.0, *(row.begins_s + row.lasts_s for row in told.rows)]
     assert [row.begins_s for row in told.rows] == pytest.approx(ends[:-1])
@@ -316,3 +316,24 @@ def test_nothing_is_started() -> None:
 def test_what_cannot_be_previewed(flow: Any, given: dict[str, Any], told: str) -> None:
     with pytest.raises(SearchError, match="^.*" + re.escape(told)):
         dagsel.preview(flow, **given)
+
+
+def test_a_plan_is_shown_for_the_cluster_that_there_can_be() -> None:
+    flow = SEER("60 s", "2 worker-minutes")
+    for around in (flow, ByConvergence(flow)):
+        told = dagsel.preview(around, max_cluster_workers=2, worker_startup="5 s")
+        start, *stages = told.rows
+        assert (start.lasts_s, start.n_workers, start.n_trials) == (5.0, 2, 0)
+        assert [stage.n_workers for stage in stages] == [2, 2, 1]
+        assert told.seconds == pytest.approx(60.0)
+        assert told.worker_seconds <= 120.0
+    assert max(row.n_workers for row in dagsel.preview(flow).rows) == 16
+
+
+def test_what_no_worker_can_be_there_for_is_refused_before_anything_is_started() -> None:
+    with pytest.raises(SearchError, match="takes 90 s to come, and the deadline is 60 s"):
+        dagsel.preview(SEER("60 s", "2 worker-minutes"), worker_startup="90 s")
+    with pytest.raises(SearchError, match="costs 20 worker-seconds, and the budget is 15"):
+        dagsel.preview(SEER("60 s", 15), worker_startup=20)
+    with pytest.raises(SearchError, match="the cluster can have 2 workers"):
+        dagsel.preview(SEER("60 s", 600, min_workers_per_trial=4), max_cluster_workers=2)
