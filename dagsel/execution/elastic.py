@@ -226,9 +226,11 @@ class ClusterDriver(ABC):
                         self.close_workers(sorted(request))
                     case Return(n_workers, in_order):
                         self.fill(n_workers, ())
-                        surplus = in_order()[: max(0, self.wanted - n_workers)]
+                        there = in_order()  # one may have been lost just now
+                        surplus = there[: max(0, min(self.wanted, len(there)) - n_workers)]
                         if surplus:
                             self.close_workers(sorted(surplus))
+                            self.fill(n_workers, ())
                     case Size(n_workers, besides):
                         try:
                             self.fill(n_workers, besides)
@@ -371,8 +373,7 @@ class _ByName(ClusterDriver):
         there, specs = {*_workers(self.client).values()}, self._specs()
         self._jobs.look(specs, there)
         unmet = []
-        newest = self._newest()
-        for name, members in sorted(newest, key=lambda spec: spec[0] not in self._jobs.alone):
+        for name, members in sorted(self._newest(), key=lambda s: s[0] not in self._jobs.alone):
             if len(members) <= n_workers and not members & there:
                 unmet.append(name)
                 n_workers -= len(members)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from chaos_roles import start, work
-from distributed import SpecCluster, Status
+from distributed import SchedulerPlugin, SpecCluster, Status
 from distributed.deploy.spec import ProcessInterface
 from distributed.scheduler import Scheduler
 
@@ -35,6 +35,10 @@ class Rental:
 
     asked: float
     released: float = math.inf
+
+    def release(self) -> None:
+        """Note that it is over."""
+        self.released = min(self.released, time.time())
 
     def cost(self, begin: float, end: float) -> float:
         """Seconds between two moments in which it was asked for and not released."""
@@ -99,6 +103,24 @@ class Provider:
         return rented if all(m.has_come and m not in lost for m in rented) else []
 
 
+class Departures(SchedulerPlugin):
+    """Notes when workers leave: their processes end a moment later."""
+
+    name = "departures"
+
+    def __init__(self, provider: Provider) -> None:
+        self.provider = provider
+        self.names: dict[str, str] = {}
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        self.names[worker] = scheduler.workers[worker].name
+
+    def remove_worker(self, scheduler: Any, worker: str, **rest: Any) -> None:
+        for machine in self.provider.machines:
+            if machine.name == self.names[worker]:
+                machine.rental.release()
+
+
 class Machine(ProcessInterface):
     """A machine of a provider: rented at once, its worker comes when it has started."""
 
@@ -134,7 +156,7 @@ class Machine(ProcessInterface):
             asyncio.get_running_loop().add_reader(self.process.sentinel, ended.set)
             await ended.wait()
         finally:
-            self.rental.released = time.time()
+            self.rental.release()
             self.status = Status.closed
 
     async def close(self) -> None:
@@ -159,10 +181,11 @@ def cluster_of(provider: Provider) -> Iterator[SpecCluster]:
     worker = {"cls": Machine, "options": {"provider": provider}}
     cluster = SpecCluster(scheduler=SCHEDULER, worker=worker, silence_logs=50)
     provider.scheduler = cluster.scheduler
+    cluster.scheduler.add_plugin(Departures(provider))
     try:
         cluster.scale(1)
         cluster.wait_for_workers(1, timeout=60)
         yield cluster
     finally:
         close(cluster)
-        assert all(rental.released < math.inf for rental in provider.rentals)
+        assert all(machine.status == Status.closed for machine in provider.machines)

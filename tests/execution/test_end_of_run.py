@@ -77,11 +77,9 @@ def test_our_own_processes_do_not_hold_up_the_prompt(
 ) -> None:
     before = processes()
     with ExitStack() as ending:
-        with connect(n_workers=1) as client, busy(client) as engine:
+        with connect(n_workers=1) as client, busy(client):
             ending.enter_context(back_at_once())
-        bill = engine.bill
     assert processes() <= before
-    assert bill.n_billed == 0
     assert caplog.records == []  # no traceback of a worker that does not start any more
 
 

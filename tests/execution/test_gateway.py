@@ -119,7 +119,7 @@ def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
     outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
     check_limits(outcome)
     check_model(outcome)
-    check_bill(outcome, cost_of(outcome, client, tmp_path))
+    check_bill(outcome, cost_of(outcome, client, tmp_path), n_asked=n_created(tmp_path))
     assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
 
 

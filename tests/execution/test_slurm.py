@@ -147,11 +147,20 @@ def check_bill(run: dagsel.Run, queue: Queue, size: int = 1) -> None:
 
 
 def on_sizes(n_trials: int, *steps: Callable[[int], list[Decision]]) -> Scripted:
-    """Train trials epoch by epoch; each step is done some epochs after the one before.
+    """Train trials epoch by epoch, and take one step after the other.
 
-    A step is asked, with the number of workers, until it decides something. The last one ends it.
+    A step is asked with the number of workers, at each change of it and after each epoch, until it
+    decides something. The search ends with the last one.
     """
     waiting, live, n_workers = list(steps), set[int](), 1  # a search begins once there is one
+
+    def go_on() -> list[Decision]:
+        decided = waiting[0](n_workers)
+        if decided:
+            waiting.pop(0)
+        if waiting:
+            return decided
+        return [*(Stop(trial, "the end", "complete") for trial in sorted(live)), Finish()]
 
     def answer(event: Event) -> list[Decision]:
         nonlocal n_workers
@@ -161,13 +170,10 @@ def on_sizes(n_trials: int, *steps: Callable[[int], list[Decision]]) -> Scripted
                 return [Train(trial, 1) for trial in trials]
             case WorkersChanged(n):
                 n_workers = n
-            case Reported(trial):
-                decided = waiting[0](n_workers) if waiting else []
-                if decided:
-                    waiting.pop(0)
-                if waiting:
-                    return [*decided, Train(trial, 1)]
-                return [*(Stop(t, "the end", "complete") for t in sorted(live)), Finish()]
+                return go_on() if waiting else []
+            case Reported(trial) if waiting:
+                decided = go_on()
+                return [*decided, Train(trial, 1)] if waiting else decided
         return []
 
     return Scripted([Ask(n_trials)], answer)
@@ -183,8 +189,10 @@ END = Finish()
 def test_a_cluster_grows_and_shrinks_as_it_is_told(
     queue: Queue, search: Any, tmp_path: Path
 ) -> None:
+    all_train = [when(4, Scale(4))] * 8
+    flow = on_sizes(4, when(1, Scale(4)), *all_train, when(4, Scale(1)), when(1, END))
     with slurm_cluster(tmp_path) as cluster:
-        run = search(on_sizes(4, when(1, Scale(4)), when(4, Scale(1)), when(1, END)), cluster)
+        run = search(flow, cluster)
         assert cluster.worker_spec == {}  # as it was
     sizes = queue.sizes()
     assert sizes == [1, 2, 3, 4, 3, 2, 1, 0]
@@ -195,15 +203,15 @@ def test_a_cluster_grows_and_shrinks_as_it_is_told(
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=only_long), 2])
 def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path: Path) -> None:
-    flow = SEER("20 s", 56, reduction_factor=2, max_workers=1, min_stage=4, mode="paper")
+    flow = SEER("24 s", 60, reduction_factor=2, max_workers_per_trial=1)
     with slurm_cluster(tmp_path, size=size) as cluster:
-        run = search(flow, cluster)
+        run = search(flow, cluster, max_cluster_workers=4)
         assert cluster.worker_spec == {}
-    assert run.record.seconds <= 20 + LATE_S
-    assert run.worker_seconds <= 56 + 4 * LATE_S
+    assert run.record.seconds <= 24 + LATE_S
+    assert run.worker_seconds <= 60 + 4 * LATE_S
     assert run.failures == []
     assert set(Counter(run.best_model()).values()) == {1}
-    assert max(queue.sizes()) == 4 // size
+    assert max(queue.sizes()) <= 4 // size
     check_bill(run, queue, size)
 
 
@@ -251,6 +259,8 @@ def test_jobs_that_stay_in_the_queue_hold_nothing_up(
 def end_job(here: Slurm, number: str, how: str) -> None:
     if how == "cancelled":
         here("scancel", number)
+    elif how == "killed":
+        here("scancel", "--full", "--signal=KILL", number)
     elif how == "its time is over":  # Slurm looks every 30 s
         here("scontrol", "update", f"jobid={number}", "EndTime=now")
     else:
@@ -266,6 +276,8 @@ def end_job(here: Slurm, number: str, how: str) -> None:
         pytest.param("cancelled", 1, marks=only_long),
         pytest.param("its time is over", 1, marks=only_long),
         pytest.param("its time is over", 2, marks=only_long),
+        pytest.param("killed", 1, marks=only_long),
+        pytest.param("killed", 2, marks=only_long),
         pytest.param("its node failed", 1, marks=only_long),
         pytest.param("its node failed", 2, marks=only_long),
     ],
@@ -273,26 +285,29 @@ def end_job(here: Slurm, number: str, how: str) -> None:
 def test_a_job_that_slurm_ends_loses_nothing(
     how: str, size: int, here: Slurm, queue: Queue, search: Any, tmp_path: Path
 ) -> None:
-    n_wanted, ended = 2 * size, list[str]()
+    n_wanted = 2 * size
+    again = [Scale(n_wanted)]
 
     def end_one(n_workers: int) -> list[Decision]:
         if n_workers < n_wanted:
             return []
-        ended.append(min(queue.jobs, key=int))
-        end_job(here, ended[0], how)
-        return [Scale(n_wanted)]
+        end_job(here, min(queue.jobs, key=int), how)
+        return again
 
     def has_gone(n_workers: int) -> list[Decision]:
-        return [Scale(n_wanted)] if queue.jobs[ended[0]].ended is not None else []
+        return again if n_workers < n_wanted else []
 
-    flow = on_sizes(2 * size, lambda n: [Scale(n_wanted)], end_one, has_gone, when(n_wanted, END))
+    flow = on_sizes(2 * size, lambda n: again, end_one, has_gone, when(n_wanted, END))
     with slurm_cluster(tmp_path, size=size) as cluster:
         run = search(flow, cluster)
         assert cluster.worker_spec == {}
     check_whole(run)
-    if how != "its node failed":  # it got notice, and nothing was trained twice
+    if how in (
+        "cancelled",
+        "its time is over",
+    ):  # it got notice: a unit a worker at most is trained again, as a rule none
         assert len(queue.jobs) == 3
-        assert run.timeline().lost_seconds.sum() == 0
+        assert (run.timeline().lost_seconds > UNIT_S / N_BATCHES).sum() <= size
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_one_that_is_taken_back_is_replaced_and_billed() -> None:
     assert run.seconds > searched(quiet, RandomSearch(max_epochs=9, n_trials=6)).seconds
 
 
+def test_notice_saves_what_a_unit_has_trained() -> None:
+    options: Any = {"n_workers": 1, "interruptions_per_hour": 120.0}
+    times = []
+    for notice_s in (3.0, 0.0):  # a unit lasts 10 s
+        run = searched(SimulatedCluster(**options, notice_s=notice_s))
+        assert run.timeline()["worker"].nunique() > 3
+        times.append(run.seconds)
+    assert times[0] <= 6 * 3 * 40.0 + 1e-6  # nothing is trained twice
+    assert times[1] > times[0] + 10.0
+
+
 def test_a_preview_shows_an_interval() -> None:
     pools = (DEMAND, SPOT)
     cluster = SimulatedCluster(n_workers=6, workers=pools, interruptions_per_hour=20, startup_s=25)
