@@ -97,6 +97,11 @@ class SEER(StagedSearch):
         return seer_plan(found, limits.seconds, limits.worker_seconds, self.mode)
 
     def _brackets(self, limits: Limits) -> Brackets:
+        min_stage_s = min_stage_of(self.min_stage, limits, self.min_workers_per_trial)
+        if limits.seconds < self.deadline_s or limits.worker_seconds < self.cost.worker_seconds:
+            # What it was before: the start of the cluster may have taken more than was planned.
+            least = -(-self.min_workers_per_trial // limits.node_size) * limits.node_size
+            min_stage_s = min(min_stage_s, limits.seconds, limits.worker_seconds / least)
         return solve_brackets(
             limits.seconds,
             limits.worker_seconds,
@@ -104,7 +109,7 @@ class SEER(StagedSearch):
             parallelism_factor=self.parallelism_factor,
             min_workers_per_trial=self.min_workers_per_trial,
             max_workers_per_trial=self.max_workers_per_trial,
-            min_stage_s=min_stage_of(self.min_stage, limits, self.min_workers_per_trial),
+            min_stage_s=min_stage_s,
             most_workers=limits.most_workers,
             node_size=limits.node_size,
         )

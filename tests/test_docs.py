@@ -64,7 +64,7 @@ def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
 
 def test_few_blocks_are_left_out() -> None:
     fences = [found for page in PAGES for found in BLOCK.findall(page.read_text())]
-    assert sum(bool(notest) for notest, _ in fences) <= 3
+    assert sum(bool(notest) for notest, _ in fences) <= 4
     assert len(fences) == sum(page.read_text().count("```python") for page in PAGES)
 
 

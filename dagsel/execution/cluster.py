@@ -20,7 +20,7 @@ from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError
 from dagsel.execution.main_guard import check_main_guard
-from dagsel.execution.process import GPU_RESOURCE, check_gpus_here, gpus_seen
+from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
 from dagsel.execution.spec_cluster import end_workers
 from dagsel.planning.capacity import ClusterCapacity
@@ -308,7 +308,7 @@ def local_cluster(n_workers: int | None = None) -> LocalCluster:
     return LocalCluster(
         n_workers=n_workers or dask.system.CPU_COUNT,
         resources={RESOURCE: 1},
-        env={"CUDA_VISIBLE_DEVICES": ""},
+        env={"CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
         **_OPTIONS,
     )
 

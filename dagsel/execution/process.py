@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import logging
 import os
 import platform
 import random
@@ -21,6 +22,14 @@ _GIGABYTE = 1 << 30
 
 #: The resource of a worker that has a GPU of its own. Units do not take it (see `RESOURCE`).
 GPU_RESOURCE = "GPU"
+#: Set in the environment of workers of our own, whose everyday messages are nobody's concern.
+QUIET = "DAGSEL_QUIET_WORKER"
+
+
+def keep_quiet() -> None:
+    """Log only Dask's errors in a worker of our own; it would tell of each connection it closes."""
+    if os.environ.get(QUIET):
+        logging.getLogger("distributed").setLevel(logging.ERROR)
 
 
 def keep_freed_memory() -> bool:

@@ -35,6 +35,7 @@ from dagsel.execution.process import (
     give_back_memory,
     gpus_seen,
     keep_freed_memory,
+    keep_quiet,
     own_random_numbers,
     this_process,
     torch_threads,
@@ -83,6 +84,7 @@ class TrainingPlugin(WorkerPlugin):
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
         self._worker = worker
+        keep_quiet()
         try:
             self._check_versions()
             workload = await self._load_workload()

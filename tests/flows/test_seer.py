@@ -379,6 +379,13 @@ def test_what_no_worker_can_be_there_for_is_refused(capacity: ClusterCapacity, w
         SEER("60 s", 120).workers_to_begin(Context(0, capacity=capacity))
 
 
+def test_a_start_that_took_long_makes_the_first_stage_shorter() -> None:
+    flow = SEER("20 s", 40, min_stage=4)
+    (plan,) = of(Plan, flow.start(Context(2, capacity=TWO, seconds=18.5, worker_seconds=37.0)))
+    assert plan.ends[-1] <= 20.0
+    assert plan.stages[0].seconds <= 1.5
+
+
 def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
     flow = SEER("60 s", 1200, min_workers_per_trial=4)
     with pytest.raises(SearchError, match="min_workers_per_trial=4, and the cluster can have 2"):
