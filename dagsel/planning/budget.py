@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from dagsel.checks import is_number, shown
+from dagsel.checks import is_number, short_traceback, shown
 from dagsel.errors import SearchError
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import MONEY, Price, read_price
@@ -100,6 +100,7 @@ def budget_for(
     return replace(own, price=known)
 
 
+@short_traceback
 def price_for(price: Price | float | str | None, workers: Sequence[Workers] = ()) -> Price | None:
     """Return what an hour of a worker costs at most; None if nobody knows.
 

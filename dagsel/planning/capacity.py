@@ -85,15 +85,15 @@ class ClusterCapacity:
         >>> ClusterCapacity(startup_s=90.0).check(60.0, math.inf)
         Traceback (most recent call last):
         ...
-        dagsel.errors.SearchError: the first worker takes 90 s to come, and the deadline is ...
+        dagsel.errors.SearchError: the first worker takes 90 s to come, and 60 s are left ...
         """
         startup_s = self.startup_s
         if n_there:
             return
         if seconds <= startup_s:
             raise SearchError(
-                f"the first worker takes {startup_s:.3g} s to come, and the deadline is "
-                f"{seconds:.3g} s: give more than {startup_s:.3g} s, or start workers beforehand"
+                f"the first worker takes {startup_s:.3g} s to come, and {seconds:.3g} s are left "
+                f"until the deadline: give more than {startup_s:.3g} s, or start workers beforehand"
             )
         least = startup_s * self.node_size
         if worker_seconds <= least:

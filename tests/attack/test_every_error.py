@@ -201,6 +201,10 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
     ),
     errors.SearchError: (lambda folder: optimize(folder, metric="f1"), "'f1'"),
     errors.StudyStorageError: (lost_study, "study.db: there is no such file; give study="),
+    errors.TooLittleTimeError: (
+        lambda folder: search_here(folder, cluster={"n_workers": 1}, deadline=1e-3),
+        "give it more time, or more budget",
+    ),
     errors.WorkloadError: (
         lambda folder: optimize(
             folder,

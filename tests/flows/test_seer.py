@@ -370,7 +370,10 @@ def test_starts_that_have_used_up_the_time_are_told_of() -> None:
 @pytest.mark.parametrize(
     ("capacity", "words"),
     [
-        (ClusterCapacity(4, 60.0), "60 s to come, and the deadline is 60 s: give more than 60 s"),
+        (
+            ClusterCapacity(4, 60.0),
+            "60 s to come, and 60 s are left until the deadline: give more than 60 s",
+        ),
         (ClusterCapacity(4, 30.0, 4), "a job of 4 workers costs 120 worker-seconds"),
     ],
 )

@@ -89,9 +89,50 @@ FAULTS = (
     Fault(
         "seer: parallelism_factor is ignored",
         "flows/seer.py",
-        "parallelism_factor=self.parallelism_factor,\n            min_workers_per_trial=self.min",
-        "parallelism_factor=2,\n            min_workers_per_trial=self.min",
+        "            reduction_factor=self.reduction_factor,\n"
+        "            parallelism_factor=self.parallelism_factor,\n"
+        "            min_workers_per_trial=self.min_workers_per_trial,\n"
+        "            max_workers_per_trial=self.max_workers_per_trial,\n            min_stage",
+        "            reduction_factor=self.reduction_factor,\n"
+        "            parallelism_factor=2,\n"
+        "            min_workers_per_trial=self.min_workers_per_trial,\n"
+        "            max_workers_per_trial=self.max_workers_per_trial,\n            min_stage",
         "flows/test_seer.py",
+    ),
+    Fault(
+        "brackets: a bound on the workers is ignored",
+        "planning/brackets.py",
+        "if self.most_workers is not None and needed > self.most_workers:",
+        "if self.most_workers is not None and needed < 0:",
+        "planning/test_brackets.py",
+    ),
+    Fault(
+        "capacity: a worker is asked for that comes too late",
+        "planning/capacity.py",
+        "paid = 0 if is_late else int(",
+        "paid = int(",
+        "planning/test_capacity.py",
+    ),
+    Fault(
+        "stages: what the start has taken is forgotten",
+        "flows/stages.py",
+        "left_s = self.deadline_s - context.seconds",
+        "left_s = self.deadline_s",
+        "flows/test_seer.py",
+    ),
+    Fault(
+        "stages: the warming up counts as training",
+        "flows/stages.py",
+        "(state.paused_at - since[1]) / (trained - since[0])",
+        "state.paused_at / trained",
+        "flows/test_seer.py",
+    ),
+    Fault(
+        "first epoch: nothing is too late",
+        "driver/first_epoch.py",
+        "self._cold_least_s) <= clock.left_s:",
+        "self._cold_least_s) <= math.inf:",
+        "driver/test_first_epoch.py",
     ),
     Fault(
         "marble: a job is promoted at equal cost",

@@ -331,7 +331,7 @@ def test_a_plan_is_shown_for_the_cluster_that_there_can_be() -> None:
 
 
 def test_what_no_worker_can_be_there_for_is_refused_before_anything_is_started() -> None:
-    with pytest.raises(SearchError, match="takes 90 s to come, and the deadline is 60 s"):
+    with pytest.raises(SearchError, match="takes 90 s to come, and 60 s are left"):
         dagsel.preview(SEER("60 s", "2 worker-minutes"), worker_startup="90 s")
     with pytest.raises(SearchError, match="costs 20 worker-seconds, and the budget is 15"):
         dagsel.preview(SEER("60 s", 15), worker_startup=20)
