@@ -394,7 +394,7 @@ class _ByName(ClusterDriver):
         self._withdraw(name for name in gone & specs.keys() if not specs[name] & there)
 
     def _withdraw(self, names: Iterable[Any]) -> None:
-        withdraw(self.cluster, set(names))
+        withdraw(self.cluster, set(names), is_ours=self.own_since is not None)
 
 
 def _members(name: Any, spec: dict[str, Any]) -> set[str]:

@@ -18,6 +18,8 @@ from distributed import LocalCluster, Nanny, Status
 #: Seconds that a worker process has to end by itself, on our own cluster and on somebody else's; a
 #: unit's batch may hold it up.
 OWN_END_S, END_S = 2.0, 4.0
+#: The same for one of our own that has been released: it takes seconds to leave its interpreter.
+RELEASED_END_S = 0.2
 #: Seconds that a cluster may take to close workers by itself before nobody waits any more.
 CLOSE_TIMEOUT_S = 30.0
 
@@ -65,22 +67,24 @@ async def _add_workers(
         going.add_done_callback(read)
 
 
-def withdraw(cluster: Any, names: Collection[Any]) -> None:
+def withdraw(cluster: Any, names: Collection[Any], *, is_ours: bool = False) -> None:
     """Take back the specifications of these names; wait a while until their workers have gone.
+
+    `is_ours` says that it is our own cluster: its processes have less time to end by themselves.
 
     Dask waits until all workers have started before it closes one, and then until it has trained.
     Processes on this machine are ended here; whatever else is to start is closed when it has.
     """
     if names:
-        cluster.sync(_withdraw, cluster, set(names))
+        cluster.sync(_withdraw, cluster, set(names), RELEASED_END_S if is_ours else END_S)
 
 
-async def _withdraw(cluster: Any, names: set[Any]) -> None:
+async def _withdraw(cluster: Any, names: set[Any], patience_s: float) -> None:
     leaving = [worker for worker in cluster._created if getattr(worker, "name", "") in names]
     going = asyncio.ensure_future(cluster.scale_down(names))
     going.add_done_callback(_read)
     await asyncio.sleep(0)  # so that the specifications are gone when the processes end
-    await _end_processes(leaving, END_S)
+    await _end_processes(leaving, patience_s)
     await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
 
 
