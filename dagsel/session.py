@@ -24,7 +24,7 @@ from dagsel.errors import (
     RunDirLockedError,
     TooLittleTimeError,
 )
-from dagsel.execution.cluster import capacity_here, connect, why_no_room, workers_of
+from dagsel.execution.cluster import capacity_here, connect, own_until, why_no_room, workers_of
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.engine import DaskEngine
@@ -201,7 +201,8 @@ class Session:
             before = record.seconds, record.worker_seconds, record.money or 0.0
             runner.run()
             self.driver.fail_live("the run ended before the trial did")
-        bill, now = engine.bill, engine.now()
+        bill = engine.bill
+        now = max(bill.at, own_until(driver.cluster) or engine.now())
         paid = bill.money(now)
         ended = SessionEnded(
             time.time(),

@@ -38,6 +38,7 @@ __all__ = [
     "limit_of_gpus",
     "local_cluster",
     "own_since",
+    "own_until",
     "silent",
     "told_if_slow",
     "why_no_room",
@@ -65,6 +66,8 @@ _OPTIONS: dict[str, Any] = {
 
 #: When `connect` began to start a cluster, by `time.monotonic`.
 _began_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
+#: When the processes of such a cluster had ended.
+_ended_at: weakref.WeakKeyDictionary[LocalCluster, float] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,11 @@ def capacity_here(
     else:
         limit = limit_here({"resources": {RESOURCE: 1}})
     return limit.capacity(max_cluster_workers, LOCAL_STARTUP_S if startup_s is None else startup_s)
+
+
+def own_until(cluster: Any) -> float | None:
+    """Return when the processes of a cluster of ours had ended; None if they have not."""
+    return _ended_at.get(cluster) if isinstance(cluster, LocalCluster) else None
 
 
 def own_since(cluster: Any) -> float | None:
@@ -283,8 +291,8 @@ def silent(name: str) -> Iterator[None]:
         theirs.setLevel(level)
 
 
-def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
-    """Close a cluster of ours; return after this time at the latest.
+def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
+    """Close a cluster of ours; wait for it so long at most, once its processes have ended.
 
     A `LocalCluster` waits for workers that are still starting, before it closes them. It may wait
     forever while a nanny restarts a lost worker; the processes are daemons and end with this one.
@@ -292,9 +300,10 @@ def close(cluster: LocalCluster, *, timeout_s: float = 20.0) -> None:
     try:
         with told_if_slow(lambda: "the worker processes on this machine have not ended yet"):
             end_workers(cluster)
+            _ended_at[cluster] = time.monotonic()
             cluster.close(timeout=timeout_s)
     except TimeoutError:
-        logger.warning("the cluster did not close within %g s", timeout_s)
+        logger.warning("a worker was still starting; it is closed in the background")
 
 
 def local_cluster(n_workers: int | None = None) -> LocalCluster:

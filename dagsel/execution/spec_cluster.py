@@ -18,8 +18,6 @@ from distributed import LocalCluster, Nanny, Status
 #: Seconds that a worker process has to end by itself, on our own cluster and on somebody else's; a
 #: unit's batch may hold it up.
 OWN_END_S, END_S = 2.0, 4.0
-#: The same for one of our own that has been released: it takes seconds to leave its interpreter.
-RELEASED_END_S = 0.2
 #: Seconds that a cluster may take to close workers by itself before nobody waits any more.
 CLOSE_TIMEOUT_S = 30.0
 
@@ -70,21 +68,23 @@ async def _add_workers(
 def withdraw(cluster: Any, names: Collection[Any], *, is_ours: bool = False) -> None:
     """Take back the specifications of these names; wait a while until their workers have gone.
 
-    `is_ours` says that it is our own cluster: its processes have less time to end by themselves.
+    `is_ours` says that it is our own cluster: its processes have nothing left to do.
 
     Dask waits until all workers have started before it closes one, and then until it has trained.
     Processes on this machine are ended here; whatever else is to start is closed when it has.
     """
     if names:
-        cluster.sync(_withdraw, cluster, set(names), RELEASED_END_S if is_ours else END_S)
+        cluster.sync(_withdraw, cluster, set(names), is_ours)
 
 
-async def _withdraw(cluster: Any, names: set[Any], patience_s: float) -> None:
+async def _withdraw(cluster: Any, names: set[Any], is_ours: bool) -> None:
     leaving = [worker for worker in cluster._created if getattr(worker, "name", "") in names]
     going = asyncio.ensure_future(cluster.scale_down(names))
     going.add_done_callback(_read)
     await asyncio.sleep(0)  # so that the specifications are gone when the processes end
-    await _end_processes(leaving, patience_s)
+    if is_ours:  # they have handed over what they had, and take seconds to end by themselves
+        await asyncio.gather(*[_kill(nanny) for nanny in leaving])
+    await _end_processes(leaving, END_S)
     await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
 
 
@@ -119,8 +119,13 @@ async def _end_process(nanny: Nanny, patience_s: float) -> None:
         if time.monotonic() > patience_ends:
             return  # closed now it would start nevertheless, and stay: Dask closes it when it can
         await asyncio.sleep(0.01)
-    process = nanny.process
-    if process is not None and process.status == Status.starting and process.process is not None:
-        with suppress(ValueError):  # it has ended
-            await process.process.kill()  # Dask would wait until it has started
+    if nanny.process is not None and nanny.process.status == Status.starting:
+        await _kill(nanny)  # Dask would wait until it has started
     await nanny.close(timeout=patience_s)
+
+
+async def _kill(nanny: Nanny) -> None:
+    process = nanny.process.process if nanny.process is not None else None
+    if process is not None:
+        with suppress(ValueError):  # it has ended
+            await process.kill()
