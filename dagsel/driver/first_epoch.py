@@ -44,9 +44,11 @@ class FirstEpoch:
         record, clock = self.record, self.clock
         if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
             return None
+        if record.n_sessions > 1:  # the time may have passed while the run lay dead
+            return None
         if record.finished:
-            is_vain = record.trials and not (record.best or record.failures) and clock.are_over
-            return TooLittleTime(self._say_at_end()) if is_vain else None
+            has_result = record.best or record.failures or not record.trials
+            return TooLittleTime(self._say_at_end()) if clock.are_over and not has_result else None
         if self._is_said or not self._look():
             return None
         live = [trial for trial in record.trials.values() if trial.is_live]

@@ -204,7 +204,7 @@ def test_a_run_that_has_ended_does_not_go_on_without_its_end(
     ended: Path, data: ShardedDataset, client: Client, tmp_path: Path
 ) -> None:
     shutil.copytree(ended, tmp_path / "run")
-    keep_lines(-1)(tmp_path / "run")
+    keep_lines(-2)(tmp_path / "run")  # the last two: it ends, and its workers are released
     with pytest.raises(RunDirError, match=r"there is a best\.json"):
         attacked.go_on("torch", data, tmp_path / "run", client)
 

@@ -34,9 +34,16 @@ def gateway_server(folder: Path, *, timeout_s: float = 30.0) -> Iterator[str]:
     public, private = free_ports(2)
     config, log = folder / "dask_gateway_config.py", folder / "gateway.log"
     config.write_text(CONFIG.format(public=public, private=private, folder=folder, dask=dask))
+    # Its workers inherit the path, and so find the workloads of these tests.
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *sys.path])}
     with log.open("wb") as out:
         server = subprocess.Popen(
-            [program, "--config", config], cwd=folder, stdout=out, stderr=subprocess.STDOUT
+            [program, "--config", config],
+            cwd=folder,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
         try:
             address = f"http://127.0.0.1:{public}"

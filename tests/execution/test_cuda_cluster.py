@@ -32,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalCluster]]:
 
     class LocalCUDACluster(LocalCluster):
         def __init__(self, **options: Any) -> None:
-            super().__init__(n_workers=2, **options)
+            super().__init__(**{**options, "n_workers": 2})
             made.append(self)
 
     stand_in = ModuleType("dask_cuda")
