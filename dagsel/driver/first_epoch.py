@@ -100,20 +100,18 @@ class FirstEpoch:
     def _say(self, need_s: float, epoch_s: float) -> str:
         clock = self.clock
         told = f"an epoch of a trial takes about {epoch_s:.3g} s"
-        over_s = need_s - clock.left_s
-        if clock.deadline_s is not None and clock.end_s == clock.deadline_s:
+        if clock.deadline_s is not None and clock.end_s >= clock.deadline_s:
             return (
                 f"{told}, and of the deadline of {clock.deadline_s:g} s {clock.seconds:.3g} s are "
-                f"over: the least that would do is about deadline={upwards(clock.end_s + over_s)}"
+                f"over: the least that would do is about deadline={upwards(clock.seconds + need_s)}"
             )
         if clock.budget_s is None:
-            assert clock.budget_money is not None, "the run has an end"
             return f"{told}, and a budget of {clock.budget_money:g} pays for less: give it more"
-        rate = (clock.budget_s - clock.worker_seconds) / max(1e-9, clock.left_s)
+        least = clock.worker_seconds + max(1, self.record.n_workers) * need_s
         return (
             f"{told}, and of the budget of {clock.budget_s:g} worker-seconds "
             f"{clock.worker_seconds:.3g} are spent: the least that would do is about "
-            f"budget={upwards(clock.budget_s + rate * over_s)}, or fewer workers"
+            f"budget={upwards(least)}, or fewer workers"
         )
 
 
