@@ -68,10 +68,9 @@ async def _add_workers(
 def withdraw(cluster: Any, names: Collection[Any], *, is_ours: bool = False) -> None:
     """Take back the specifications of these names; wait a while until their workers have gone.
 
-    `is_ours` says that it is our own cluster: its processes have nothing left to do.
-
     Dask waits until all workers have started before it closes one, and then until it has trained.
     Processes on this machine are ended here; whatever else is to start is closed when it has.
+    `is_ours` says that it is our own cluster, whose released processes are killed at once.
     """
     if names:
         cluster.sync(_withdraw, cluster, set(names), is_ours)
