@@ -194,7 +194,8 @@ def test_machines_that_are_taken_back_again_and_again_lose_nothing(
 def test_a_budget_in_money_bounds_what_all_cost(search: Any) -> None:
     with provider() as (cluster, client):
         with taking_back(client, 0, notice=True):
-            run = search(cluster=cluster, workers=POOLS, budget="40 USD")
+            flow = Growing(max_epochs=MAX_EPOCHS, n_trials=20 * N_TRIALS)  # more than it buys
+            run = search(flow, cluster=cluster, workers=POOLS, budget="40 USD")
     assert run.record.finished
     assert 40 * 0.8 < run.money <= 40 + (2 * 1.0 + 2 * 0.2) * OVERSHOOT_S
     # At the price of the dearest it would have been over long before.
