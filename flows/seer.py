@@ -10,6 +10,7 @@ from dagsel.flows.stages import StagedSearch, check_staged
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
 from dagsel.planning.capacity import Limits
+from dagsel.planning.nodes import nodes_for
 
 
 @dataclass
@@ -100,7 +101,7 @@ class SEER(StagedSearch):
         min_stage_s = min_stage_of(self.min_stage, limits, self.min_workers_per_trial)
         if limits.seconds < self.deadline_s or limits.worker_seconds < self.cost.worker_seconds:
             # What it was before: the start of the cluster may have taken more than was planned.
-            least = -(-self.min_workers_per_trial // limits.node_size) * limits.node_size
+            least = nodes_for(self.min_workers_per_trial, limits.node_size)
             min_stage_s = min(min_stage_s, limits.seconds, limits.worker_seconds / least)
         return solve_brackets(
             limits.seconds,

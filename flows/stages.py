@@ -6,7 +6,7 @@ import math
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from dagsel.errors import SearchError, TooLittleTimeError
@@ -161,13 +161,17 @@ class StagedSearch(Flow):
                 "workers beforehand"
             )
         most = capacity.affordable(left_s, left, n_there)
-        limits = Limits(left_s, left, most, capacity.node_size)
-        plan, startup_s = self.make_plan(limits), 0.0
+
+        def planned(seconds: float, worker_seconds: float) -> StagePlan:
+            # The start of the first node may have left less than it costs until the deadline.
+            seconds = min(seconds, worker_seconds / capacity.node_size)
+            return self.make_plan(Limits(seconds, worker_seconds, most, capacity.node_size))
+
+        plan, startup_s = planned(left_s, left), 0.0
         n_new = plan.stages[0].n_workers - n_there
         if n_new > 0 and capacity.startup_s:
             startup_s = capacity.startup_s
-            left -= n_new * startup_s
-            plan = self.make_plan(replace(limits, seconds=left_s - startup_s, worker_seconds=left))
+            plan = planned(left_s - startup_s, left - n_new * startup_s)
         return dated(plan, context.seconds + startup_s, startup_s, "the search begins")
 
     def is_ranked(self, bracket: int) -> bool:

@@ -15,6 +15,7 @@ from itertools import accumulate, count
 from typing import Literal, TypeAlias
 
 from dagsel.errors import SearchError
+from dagsel.planning.nodes import nodes_for, nodes_within
 
 SeerMode: TypeAlias = Literal["fill", "paper"]
 
@@ -78,7 +79,7 @@ class Brackets:
             power = self.reduction_factor**k
             counts = tuple(n // power for n in n_trials)
             needed = sum(n * p for n, p in zip(counts, self.workers, strict=True))
-            n_workers = -(-needed // self.node_size) * self.node_size
+            n_workers = nodes_for(needed, self.node_size)
             seconds = self.first_stage_s * power
             if self.most_workers is not None and needed > self.most_workers:
                 n_workers = self.most_workers
@@ -190,7 +191,7 @@ def solve_brackets(
     eta, nu, p_min = reduction_factor, parallelism_factor, min_workers_per_trial
     W, p_max = most_workers, max_workers_per_trial
     if W is not None:
-        W = W // node_size * node_size or W
+        W = nodes_within(W, node_size)
         B = min(B, W * T)
         if p_min > W:
             raise SearchError(
@@ -198,7 +199,7 @@ def solve_brackets(
                 "first, or give the cluster more"
             )
         p_max = W if p_max is None else min(W, p_max)
-    least = -(-p_min // node_size) * node_size  # workers that a single trial costs
+    least = nodes_for(p_min, node_size)  # workers that a single trial costs
     _check(deadline_s, budget, min_stage_s, p_min, max_workers_per_trial, least)
     width = None if W is None else Fraction(W, least)
     R, K = _largest_resource(T / t_min, B / t_min / least, eta, width)
@@ -290,7 +291,7 @@ def hyperband_plan(
     [(1.0, (21, 7, 3), 31), (3.0, (5, 7, 3), 15), (12.0, (1, 1, 3), 5)]
     """
     T, B, eta = exactly(deadline_s), exactly(budget), reduction_factor
-    W = None if most_workers is None else most_workers // node_size * node_size or most_workers
+    W = None if most_workers is None else nodes_within(most_workers, node_size)
 
     def fits(plan: StagePlan) -> bool:
         return plan.cost <= B and (W is None or plan.stages[0].n_workers <= W)
@@ -318,7 +319,7 @@ def _side_by_side(T: Fraction, eta: int, sizes: list[int], node_size: int) -> St
         # The i-th bracket, with s = s_max - i, was ranked k - i times.
         counts = tuple(n // eta ** max(0, k - i) for i, n in enumerate(sizes))
         end = T / eta ** (len(sizes) - 1 - k)
-        n_workers = -(-sum(counts) // node_size) * node_size
+        n_workers = nodes_for(sum(counts), node_size)
         stages.append(Stage(end - before, counts, n_workers))
         before = end
     return StagePlan((1,) * len(sizes), tuple(stages))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
+from dagsel.planning.nodes import nodes_for, nodes_within
 
 #: Share of a budget that may go into the starts of workers that the search could do without.
 STARTUP_SHARE = 0.1
@@ -40,8 +41,7 @@ class ClusterCapacity:
         """Workers of as many whole nodes as there can be; at least one worker."""
         if self.most_workers is None:
             return None
-        whole = self.most_workers // self.node_size * self.node_size
-        return max(1, whole or self.most_workers)
+        return max(1, nodes_within(self.most_workers, self.node_size))
 
     def affordable(self, seconds: float, worker_seconds: float, n_there: int = 0) -> int | None:
         """Return how many workers are worth their starts; None for no bound.
@@ -72,9 +72,10 @@ class ClusterCapacity:
         n_cheap = int(STARTUP_SHARE * worker_seconds / self.startup_s)
         cheap = n_there + n_cheap if n_there else 1
         is_late = seconds < 2 * self.startup_s  # they would train for less than they take to come
-        paid = 0 if is_late else int(worker_seconds / 2 / self.startup_s)
+        node_s = self.node_size * self.startup_s
+        paid = 0 if is_late else int(worker_seconds / 2 / node_s) * self.node_size
         n_worth = max(1, n_there, min(max(in_time, cheap), n_there + paid))
-        n_workers = -(-n_worth // self.node_size) * self.node_size
+        n_workers = nodes_for(n_worth, self.node_size)
         return n_workers if most is None else min(most, n_workers)
 
     def check(self, seconds: float, worker_seconds: float, n_there: int = 0) -> None:

@@ -24,6 +24,8 @@ from dagsel.flow import (
 )
 from dagsel.flows.baselines.elastic_grid import ElasticGrid
 from dagsel.flows.baselines.elastic_hyperband import ElasticHyperband
+from dagsel.flows.stages import StagedSearch
+from dagsel.planning.capacity import ClusterCapacity
 from dagsel.testing import FlowSuite
 
 
@@ -112,3 +114,14 @@ def test_bad_input_is_refused() -> None:
         ElasticHyperband(20, 19)
     with pytest.raises(SearchError, match="n_trials must be a whole number of 1 or more"):
         ElasticGrid(20, 80, n_trials=0)
+
+
+@pytest.mark.parametrize("flow", [ElasticHyperband(60, 60), ElasticGrid(60, 61)])
+def test_a_start_that_costs_the_last_worker_ends_the_search_sooner(flow: StagedSearch) -> None:
+    """One worker came after 5 s that were planned as 2.5, and nothing else is to be had."""
+    capacity = ClusterCapacity(most_workers=4, startup_s=2.5)
+    plan = flow.plan_for(Context(0, capacity=capacity))
+    assert plan.ends[-1] == pytest.approx(60.0, abs=1.5)
+    late = flow.plan_for(Context(1, capacity=capacity, seconds=5.0, worker_seconds=10.0))
+    assert late.ends[-1] == pytest.approx(5.0 + flow.cost.worker_seconds - 10.0)
+    assert late.stages[-1].n_workers == 1
