@@ -154,7 +154,11 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
             progress = stack.enter_context(SearchProgress(settings.metric))
-            here = stack.enter_context(connect(call.client, call.cluster, n_workers=n_own))
+            left_s = self._left(call)[0]
+            within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
+            here = stack.enter_context(
+                connect(call.client, call.cluster, n_workers=n_own, within_s=within_s)
+            )
             driver = driver_for(here, call.cluster, call.workers)
             if settings.pools and not call.workers:  # none is dearer than these were
                 driver.prices = {"": settings.price_per_worker_hour or 0.0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import threading
 import time
@@ -18,11 +19,11 @@ from distributed import Client, LocalCluster
 
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
-from dagsel.errors import ClusterError
+from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
-from dagsel.execution.spec_cluster import end_workers
+from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 
@@ -52,6 +53,8 @@ logger = logging.getLogger("dagsel")
 LOCAL_STARTUP_S = 2.5
 #: What takes longer than this is told of.
 TELL_AFTER_S = 2.0
+#: So often it is seen whether workers have come.
+_LOOK_S = 0.02
 _ADDRESS = re.compile(r"[a-z+-]+://.+|[^\s/]+:[0-9]+")
 _TO_SCHEDULER = {"client": "scheduler.address", "cluster": "scheduler_address"}
 _OPTIONS: dict[str, Any] = {
@@ -228,21 +231,28 @@ def _is_closed(part: Any) -> bool:
 
 @contextmanager
 def connect(
-    client: Any = None, cluster: Any = None, *, n_workers: int | None = None
+    client: Any = None,
+    cluster: Any = None,
+    *,
+    n_workers: int | None = None,
+    within_s: float = math.inf,
 ) -> Iterator[Client]:
     """Open a client for a run.
 
     A client, the address of a scheduler, or a cluster object of Dask is used and left as it was.
     With neither, a cluster is started on this machine, and closed at the end; with
-    ``cluster="cuda"`` likewise. It begins with `n_workers`, by default one a core, or one a GPU.
-    Raises a `ClusterError` if there is no
-    scheduler at the address, or no GPU or dask-cuda.
+    ``cluster="cuda"`` likewise. It begins with `n_workers`, by default one a core, or one a GPU;
+    it is waited for CPU workers so many seconds. Raises a `ClusterError` if there is no scheduler
+    at the address, no GPU or dask-cuda, or no worker in that time.
     """
     if isinstance(client, Client):
         yield client
     elif client is None and cluster in (None, "cuda"):
         began = time.monotonic()
-        here = local_cluster(n_workers) if cluster is None else cuda_cluster(n_workers)
+        if cluster is None:
+            here = local_cluster(n_workers, within_s=within_s)
+        else:
+            here = cuda_cluster(n_workers)
         _began_at[here] = began
         try:
             with Client(here, set_as_default=False) as own:
@@ -306,20 +316,44 @@ def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
         logger.warning("a worker was still starting; it is closed in the background")
 
 
-def local_cluster(n_workers: int | None = None) -> LocalCluster:
+def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -> LocalCluster:
     """Start a cluster for training on the CPUs of this machine, by default one worker a core.
 
     Each worker trains one unit at a time in one thread, and has a second thread to read shards.
+    It is waited for them so many seconds; on a busy machine some may come later. Raises a
+    `ClusterError` if none has come by then.
     """
     if gpus_seen():
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
     # If they saw the GPUs, all of them would train on the first one.
-    return LocalCluster(
-        n_workers=n_workers or dask.system.CPU_COUNT,
+    cluster = LocalCluster(
+        n_workers=0,
         resources={RESOURCE: 1},
         env={"CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
         **_OPTIONS,
     )
+    try:
+        _start_workers(cluster, n_workers or dask.system.CPU_COUNT, within_s)
+    except BaseException:
+        close(cluster)
+        raise
+    return cluster
+
+
+def _start_workers(cluster: LocalCluster, n_workers: int, within_s: float) -> None:
+    """Start worker processes and wait for them. `LocalCluster` itself would wait forever."""
+    ends_at, failures = time.monotonic() + within_s, list[str]()
+    scheduler: Any = cluster.scheduler
+    add_workers(cluster, n_workers, failures.append)
+    while len(scheduler.workers) < n_workers and time.monotonic() < ends_at:
+        if failures:
+            raise ClusterError(f"a worker process on this machine did not start: {failures[0]}")
+        time.sleep(_LOOK_S)
+    if not scheduler.workers:
+        raise NoWorkersError(
+            f"no worker process on this machine has started within {within_s:.3g} s: give a later "
+            "deadline, or start workers beforehand"
+        )
 
 
 def cuda_cluster(n_workers: int | None = None) -> LocalCluster:

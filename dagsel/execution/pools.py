@@ -136,6 +136,11 @@ class _ByPool(_ByName):
         specs = self._specs().items()
         return self._pool(next((spec for spec, members in specs if name in members), name))
 
+    def node_of(self, name: str) -> str:
+        # It has come, and may be taken back before anybody looks again.
+        self._has_come |= {spec for spec, members in self._specs().items() if name in members}
+        return super().node_of(name)
+
     def _pool(self, spec: Any) -> str:
         return pool_of(str(spec), self.pools)
 

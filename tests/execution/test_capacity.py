@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import dask.system
 import pytest
 from distributed import Client, SpecCluster, Worker
 
-from dagsel.errors import ClusterError
+from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
@@ -24,7 +25,7 @@ from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import engine_for, there
+from .helpers import engine_for, processes, there
 from .test_elastic import SCHEDULER, TIMEOUT_S, Job, Queued, TwoDevices, cluster_of, jobs_of_two
 
 
@@ -86,6 +87,19 @@ def test_our_own_cluster_has_what_was_said_before_it_was_started() -> None:
         assert len(there(client)) == 1
         assert elastic_for(client).capacity() == before
         assert elastic_for(client).own_since is not None
+
+
+def test_our_own_cluster_is_not_waited_for_longer_than_there_is_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = tmp_path / "late.py"
+    late.write_text("import asyncio\nasync def dask_setup(worker):\n    await asyncio.sleep(60)\n")
+    monkeypatch.setenv("DASK_DISTRIBUTED__WORKER__PRELOAD", repr([str(late)]))
+    before = processes()
+    with pytest.raises(NoWorkersError, match="no worker process .* within 0.5 s: give a later"):
+        with connect(n_workers=2, within_s=0.5):
+            pass
+    assert processes() <= before
 
 
 def test_a_cluster_of_gpus_has_its_devices() -> None:

@@ -121,6 +121,18 @@ def test_where_a_pool_does_not_deliver_the_next_is_asked(broken: str) -> None:
         assert grown(driver, 5) == {"demand": 4, "spot": 1}
 
 
+def test_a_worker_that_was_taken_back_at_once_was_delivered() -> None:
+    with cluster_of(1) as (cluster, client):
+        driver = driver_for(client, None, [DEMAND, SPOT])
+        assert grown(driver, 3) == {"demand": 1, "spot": 2}
+        client.wait_for_workers(3, timeout=TIMEOUT_S)
+        for name, machine in cluster.workers.items():
+            assert driver.node_of(str(name)) == str(name)  # as it is asked when one joins
+            if name != 0:
+                cluster.sync(machine.close)
+        assert grown(driver, 3) == {"demand": 1, "spot": 2}
+
+
 def test_a_pool_that_does_not_deliver_is_waited_for_if_there_is_no_other() -> None:
     spot = Workers("spot", "0.50 USD", spot=True, options={"broken": "waits"})
     full = Workers("demand", "2.50 USD", most=1)
