@@ -206,12 +206,14 @@ class Session:
             runner.run()
             self.driver.fail_live("the run ended before the trial did")
         bill = engine.bill
-        now = max(bill.at, own_until(driver.cluster) or engine.now())
-        paid = bill.money(now)
+        released = bill.at  # when nothing more was billed, by `time.monotonic`
+        if driver.own_since is not None:
+            released = max(released, own_until(driver.cluster) or engine.now())
+        paid = bill.money(released)
         ended = SessionEnded(
-            time.time(),
-            before[0] + call.seconds,
-            before[1] + bill.worker_seconds(now),
+            time.time() - (engine.now() - released),
+            before[0] + released - call.began,
+            before[1] + bill.worker_seconds(released),
             None if paid is None else before[2] + paid,
         )
         journal.append([ENTRIES.encode(ended)])
