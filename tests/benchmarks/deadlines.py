@@ -17,7 +17,8 @@ What was set before any run, and is not changed after one:
 - The bill is `Run.worker_seconds`. The outer bill is how long the worker processes have lived, as
   the operating system tells it from outside: from the creation of each to its end. A worker is
   billed from its request to its release, so the outer bill should lie below the bill, by what a
-  request takes to become a process.
+  request takes to become a process. (Corrected on 2026-11-22: Linux dates creations from a boot
+  whose time it knows in whole seconds, so each process had lived up to a second too long.)
 - ``--believed-cores 16``: ``dask.system.CPU_COUNT`` is set before dagsel is imported, in the script
   and so in its workers. ``--startup 5``: a preload lets each worker wait so long before it joins.
 
@@ -127,6 +128,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.lives: dict[tuple[int, float], float] = {}  # process and its creation: seen last at
+        self.early_s = 0.0  # by how much creations are dated too early
 
     def look(self, script: psutil.Process) -> None:
         """Note which of them live now."""
@@ -144,7 +146,7 @@ class Processes:
     @property
     def seconds(self) -> float:
         """How long they have lived, all together."""
-        return sum(seen - created for (_, created), seen in self.lives.items())
+        return sum(seen - created - self.early_s for (_, created), seen in self.lives.items())
 
 
 def search(
@@ -167,6 +169,7 @@ def search(
         (folder / "late.py").write_text(PRELOAD.format(startup_s=startup_s))
         environment["DASK_DISTRIBUTED__WORKER__PRELOAD"] = repr([str(folder / "late.py")])
     processes, ends_at = Processes(), time.monotonic() + patience_s
+    starts_at = time.time()
     with (folder / "output.txt").open("w") as output:
         script = psutil.Popen(
             [sys.executable, "search.py"],
@@ -175,6 +178,7 @@ def search(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+        processes.early_s = starts_at - script.create_time()
         try:
             while script.poll() is None and time.monotonic() < ends_at:
                 processes.look(script)
