@@ -36,6 +36,7 @@ from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, SessionEnded
+from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity, fewer
 from dagsel.planning.pools import Workers
 from dagsel.profiling import stored_scaling
@@ -129,97 +130,108 @@ class Session:
 
     def run(self, call: Call, lock: RunLock) -> Run:
         """Search on a cluster until the run ends; only the holder of the lock may."""
-        settings, record = self.settings, self.record
+        record = self.record
         own = call.own_capacity
         n_own = None if own is None else self._workers_to_begin(call, own)
-        packed = pack_workload(self.workload)
-        # What a dead driver has left on the cluster, if only for a moment, is not this session's.
-        name = f"{record.run}.{uuid.uuid4().hex[:4]}"
-        spec = RunSpec(
-            name,
-            packed,
-            self.data,
-            self.folder,
-            settings.seed,
-            versions_here(),
-            threads=1 if settings.deterministic else None,
-        )
-        dispatch = DispatchConfig(
-            self.data.n_shards,
-            settings.replicas,
-            unit_timeout_s=settings.unit_timeout_s,
-            capacity_timeout_s=call.worker_timeout_s,
-        )
+        spec = self._spec()
         journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
-            progress = stack.enter_context(SearchProgress(settings.metric))
+            progress = stack.enter_context(SearchProgress(self.settings.metric))
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             here = stack.enter_context(
                 connect(call.client, call.cluster, n_workers=n_own, within_s=within_s)
             )
-            driver = driver_for(here, call.cluster, call.workers)
-            if settings.pools and not call.workers:  # none is dearer than these were
-                driver.prices = {"": settings.price_per_worker_hour or 0.0}
-            bounds = call.max_cluster_workers, call.worker_startup_s
-            capacity = own or driver.capacity(*bounds)
-            n_there = len(workers_of(here))
-            n_first = self._workers_to_begin(call, capacity, n_there)
-            engine = DaskEngine(
-                here,
-                spec,
-                dispatch,
-                min(call.worker_timeout_s, max(1.0, self._left(call)[0])),
-                driver,
-                began=call.began,
-                n_first=1 if n_first is None else n_first,
-                known=capacity,
-            )
-            stack.enter_context(engine)
+            cluster_driver = self._cluster_driver(call, here)
+            engine = stack.enter_context(self._engine(call, here, cluster_driver, spec))
             if self.first:
                 journal.append([ENTRIES.encode(entry) for entry in self.first])
-            runner = Runner(
-                self.flow,
-                self.driver,
-                engine,
-                self.folder.states,
-                journal,
-                record,
-                settings.metric,
-                seed=settings.seed,
-                about=self.folder.digest(),
-                check=checks(self.workload, self.data.manifest),
-                check_gang=self._check_gang,
-                adapt=self._adapt,
-                orders=self.orders,
-                idle_workers=self._idle_workers(
-                    driver, why_no_room(here, self.data, share=spec.shard_share)
-                ),
-                deadline_s=settings.deadline_s,
-                budget_s=settings.budget_s if settings.budget_money is None else None,
-                budget_money=settings.budget_money,
-                observe=progress.update,
-                lead_s=call.seconds,
-            )
             before = record.seconds, record.worker_seconds, record.money or 0.0
-            runner.run()
+            idle_workers = self._idle_workers(
+                cluster_driver, why_no_room(here, self.data, share=spec.shard_share)
+            )
+            self._runner(call, engine, journal, idle_workers, progress).run()
             self.driver.fail_live("the run ended before the trial did")
-        bill = engine.bill
-        released = bill.at  # when nothing more was billed, by `time.monotonic`
-        if driver.own_since is not None:
-            released = max(released, own_until(driver.cluster) or engine.now())
-        paid = bill.money(released)
-        ended = SessionEnded(
-            time.time() - (engine.now() - released),
-            before[0] + released - call.began,
-            before[1] + bill.worker_seconds(released),
-            None if paid is None else before[2] + paid,
-        )
+        ended = _ended(call, engine.bill, cluster_driver, before)
         journal.append([ENTRIES.encode(ended)])
         record.add(ended)
         tidy(record, self.folder)
         return self.result
+
+    def _spec(self) -> RunSpec:
+        # What a dead driver has left on the cluster, if only for a moment, is not this session's.
+        name = f"{self.record.run}.{uuid.uuid4().hex[:4]}"
+        return RunSpec(
+            name,
+            pack_workload(self.workload),
+            self.data,
+            self.folder,
+            self.settings.seed,
+            versions_here(),
+            threads=1 if self.settings.deterministic else None,
+        )
+
+    def _cluster_driver(self, call: Call, here: Client) -> ClusterDriver:
+        """Return what lets the cluster grow and shrink."""
+        driver = driver_for(here, call.cluster, call.workers)
+        if self.settings.pools and not call.workers:  # none is dearer than these were
+            driver.prices = {"": self.settings.price_per_worker_hour or 0.0}
+        return driver
+
+    def _engine(
+        self, call: Call, here: Client, cluster_driver: ClusterDriver, spec: RunSpec
+    ) -> DaskEngine:
+        bounds = call.max_cluster_workers, call.worker_startup_s
+        capacity = call.own_capacity or cluster_driver.capacity(*bounds)
+        n_first = self._workers_to_begin(call, capacity, len(workers_of(here)))
+        dispatch = DispatchConfig(
+            self.data.n_shards,
+            self.settings.replicas,
+            unit_timeout_s=self.settings.unit_timeout_s,
+            capacity_timeout_s=call.worker_timeout_s,
+        )
+        return DaskEngine(
+            here,
+            spec,
+            dispatch,
+            min(call.worker_timeout_s, max(1.0, self._left(call)[0])),
+            cluster_driver,
+            began=call.began,
+            n_first=1 if n_first is None else n_first,
+            known=capacity,
+        )
+
+    def _runner(
+        self,
+        call: Call,
+        engine: DaskEngine,
+        journal: LockedJournal,
+        idle_workers: IdleWorkers,
+        progress: SearchProgress,
+    ) -> Runner:
+        settings = self.settings
+        return Runner(
+            self.flow,
+            self.driver,
+            engine,
+            self.folder.states,
+            journal,
+            self.record,
+            settings.metric,
+            seed=settings.seed,
+            about=self.folder.digest(),
+            check=checks(self.workload, self.data.manifest),
+            check_gang=self._check_gang,
+            adapt=self._adapt,
+            orders=self.orders,
+            idle_workers=idle_workers,
+            deadline_s=settings.deadline_s,
+            budget_s=settings.budget_s if settings.budget_money is None else None,
+            budget_money=settings.budget_money,
+            observe=progress.update,
+            lead_s=call.seconds,
+        )
 
     def _left(self, call: Call) -> tuple[float, float]:
         """Return the seconds and the worker-seconds that are left of deadline and budget."""
@@ -303,6 +315,22 @@ class Session:
         if not isinstance(self.workload, Reconfigurable):
             return blob
         return self.workload.reconfigure(State(blob), config, new).buffer
+
+
+def _ended(
+    call: Call, bill: Bill, cluster_driver: ClusterDriver, before: tuple[float, float, float]
+) -> SessionEnded:
+    """Return what is written once all workers are released."""
+    now, released = time.monotonic(), bill.at  # when nothing more was billed
+    if cluster_driver.own_since is not None:
+        released = max(released, own_until(cluster_driver.cluster) or now)
+    paid = bill.money(released)
+    return SessionEnded(
+        time.time() - (now - released),
+        before[0] + released - call.began,
+        before[1] + bill.worker_seconds(released),
+        None if paid is None else before[2] + paid,
+    )
 
 
 def tidy(record: Record, folder: RunDir) -> None:
