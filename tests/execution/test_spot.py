@@ -179,7 +179,7 @@ def test_machines_that_are_taken_back_again_and_again_lose_nothing(
     with provider() as (cluster, client):
         with taking_back(client, seed, notice=notice) as taker:
             run = search(cluster=cluster, workers=POOLS)
-        assert taker.taken
+        assert len(taker.taken) > 2  # so they were replaced: two can be there at once
         assert list(cluster.worker_spec) == [0]  # as it was
     check_nothing_lost(run)
     n_lost = len((tmp_path / "batches").read_text()) - N_NEEDED
