@@ -11,12 +11,12 @@ from typing import Any
 import dask
 import optuna
 from dask_jobqueue import SLURMCluster
-from distributed import LocalCluster
 
 import dagsel
-from dagsel.execution.cluster import close
 from dagsel.flows import RandomSearch
 from dagsel.testing.synthetic import CountingWorkload
+
+from .helpers import own_cluster
 
 UNIT_S, N_BATCHES, N_SHARDS, N_TRIALS = 0.2, 10, 4, 4
 ANY_PORT = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
@@ -52,19 +52,10 @@ def slurm_cluster(folder: Path, *, size: int = 1, **options: Any) -> Iterator[SL
         yield cluster
 
 
-@contextmanager
-def local_cluster(n_workers: int = 2) -> Iterator[LocalCluster]:
-    cluster = LocalCluster(n_workers=n_workers, threads_per_worker=2, silence_logs=50, **ANY_PORT)
-    try:
-        yield cluster
-    finally:
-        close(cluster)
-
-
 if __name__ == "__main__":
     kind, place = sys.argv[1:]
     here = Path(place)
-    with slurm_cluster(here) if kind == "slurm" else local_cluster() as cluster:
+    with slurm_cluster(here) if kind == "slurm" else own_cluster(2) as cluster:
         cluster.scale(2)
         dagsel.optimize(
             optuna.create_study(study_name="killed", storage=f"sqlite:///{here}/study.db",

@@ -45,8 +45,8 @@ from tests.driver.scripted import Scripted
 pytest.importorskip("dask_jobqueue", reason="needs the extra dev: dask-jobqueue")
 
 from . import slurm_driver
-from .helpers import processes
-from .slurm_driver import N_BATCHES, N_SHARDS, N_TRIALS, UNIT_S, local_cluster, slurm_cluster
+from .helpers import own_cluster, processes
+from .slurm_driver import N_BATCHES, N_SHARDS, N_TRIALS, UNIT_S, slurm_cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 only_long = pytest.mark.skipif(os.environ.get("SLURM") != "all", reason="SLURM=all is not set")
@@ -332,7 +332,7 @@ def test_a_killed_driver_is_resumed_on_another_kind_of_cluster(
     # Workers that have lost their scheduler end, and their jobs with them.
     assert not psutil.wait_procs(theirs, timeout=30)[1]
     here.wait(lambda: not here.queue() and not here.stray())
-    with slurm_cluster(tmp_path) if goes_on_on == "slurm" else local_cluster() as cluster:
+    with slurm_cluster(tmp_path) if goes_on_on == "slurm" else own_cluster(2) as cluster:
         run = dagsel.resume(
             folder.url,
             cluster=cluster,
