@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from . import tested
+
 ROOT = Path(__file__).parent.parent
 PAGES = [
     ROOT / "README.md",
@@ -94,6 +96,13 @@ def test_files_and_tests_that_are_named_exist(page: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text()
     assert all(f": {page.name}\n" in config for page in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_page_of_the_tests_is_what_they_say() -> None:
+    wrong = "docs/tests.md is out of date: python tests/tested.py"
+    assert tested.PAGE.read_text() == tested.page(), wrong
+    files = {path.relative_to(ROOT).as_posix() for path in tested.TESTS.rglob("test_*.py")}
+    assert files == set(re.findall(r"^\| \S.* \| `([^`]+)` \|$", tested.page(), re.MULTILINE))
 
 
 def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None:

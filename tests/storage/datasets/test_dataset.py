@@ -1,3 +1,5 @@
+"""A data set comes back as it went in, from any place and input; damage is found and named."""
+
 from __future__ import annotations
 
 import pickle

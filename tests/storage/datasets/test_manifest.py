@@ -1,3 +1,5 @@
+"""A manifest survives JSON; what cannot be one of ours is refused, whatever its bytes are."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""A shuffle is a permutation by its seed alone, uniform, and undone for any few of many."""
+
 from __future__ import annotations
 
 from collections import Counter

@@ -1,3 +1,5 @@
+"""What is shown of a size and of a long write: short, right, and only where someone sees it."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""A write ends whole or leaves nothing, and never touches what is not ours."""
+
 from __future__ import annotations
 
 import contextlib

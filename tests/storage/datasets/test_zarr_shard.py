@@ -1,3 +1,5 @@
+"""Shards are what Zarr writes and reads; any flipped bit, lost end or moved chunk is found."""
+
 from __future__ import annotations
 
 import io

@@ -1,3 +1,5 @@
+"""A stored state is the one that was saved in its place, or an error that names the damage."""
+
 from __future__ import annotations
 
 import contextlib
