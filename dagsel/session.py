@@ -185,21 +185,24 @@ class Session:
         bounds = call.max_cluster_workers, call.worker_startup_s
         capacity = call.own_capacity or cluster_driver.capacity(*bounds)
         n_first = self._workers_to_begin(call, capacity, len(workers_of(here)))
-        dispatch = DispatchConfig(
-            self.data.n_shards,
-            self.settings.replicas,
-            unit_timeout_s=self.settings.unit_timeout_s,
-            capacity_timeout_s=call.worker_timeout_s,
-        )
         return DaskEngine(
             here,
             spec,
-            dispatch,
+            self.dispatch_config(call),
             min(call.worker_timeout_s, max(1.0, self._left(call)[0])),
             cluster_driver,
             began=call.began,
             n_first=1 if n_first is None else n_first,
             known=capacity,
+        )
+
+    def dispatch_config(self, call: Call) -> DispatchConfig:
+        """Return what the dispatcher is told of the run."""
+        return DispatchConfig(
+            self.data.n_shards,
+            self.settings.replicas,
+            unit_timeout_s=self.settings.unit_timeout_s,
+            capacity_timeout_s=call.worker_timeout_s,
         )
 
     def _runner(

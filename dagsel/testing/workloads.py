@@ -7,21 +7,26 @@ import json
 import math
 import pickle
 import random
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import SkipTest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.state import State
+from dagsel.testing.flows import global_streams
 from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 
 _T = TypeVar("_T")
 _numbers = itertools.count()
+#: A protocol, and a frame's length.
+_PICKLE = re.compile(rb"\x80[\x04\x05]\x95(.{8})", re.DOTALL)
 
 
 class WorkloadSuite:
@@ -146,7 +151,7 @@ class WorkloadSuite:
         """Two workers that train one batch, and one that goes on, end as one worker alone does."""
         workload = self.make_workload()
         if not isinstance(workload, GangWorkload):
-            return
+            raise SkipTest("the workload does not train in gangs")
         state = workload.init(self.config, 1)
         shard, visit = workload.prepare(self.make_arrays(0)), _visit(1)
         workload.validate_gang(self.config, 2)
@@ -184,12 +189,13 @@ class WorkloadSuite:
     def test_a_state_goes_on_with_its_own_configuration(self) -> None:
         """Reconfiguring a state for the configuration that it has changes no byte."""
         workload = self.make_workload()
+        if not isinstance(workload, Reconfigurable):
+            raise SkipTest("the workload reads its configuration anew in each unit")
         state = self._train(workload, workload.init(self.config, 0)).state
         before = bytes(state.buffer)
-        if isinstance(workload, Reconfigurable):
-            same = workload.reconfigure(state, self.config, dict(self.config))
-            assert _content(same) == _content(state)
-            assert self._train(workload, same, 2).state == self._train(workload, state, 2).state
+        same = workload.reconfigure(state, self.config, dict(self.config))
+        assert _content(same) == _content(state)
+        assert self._train(workload, same, 2).state == self._train(workload, state, 2).state
         assert bytes(state.buffer) == before
 
     def test_evaluation_gives_the_metrics_and_changes_nothing(self) -> None:
@@ -218,20 +224,19 @@ class WorkloadSuite:
             with safe_open(path, framework="numpy") as file:
                 assert set(file.keys()) == set(state.tensors)
                 assert isinstance(json.loads(file.metadata()["dagsel"]), dict)
-        assert b"\x80\x05\x95" not in bytes(state.buffer)
+        assert not _holds_a_pickle(bytes(state.buffer)), "a state holds a pickle"
 
     def test_the_random_streams_of_the_process_are_left_alone(self) -> None:
         """No method draws from the global random streams."""
         workload = self.make_workload()
         shard = workload.prepare(self.make_arrays(0))
-        before = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
+        before = global_streams()
         workload.validate(self.config)
         state = workload.init(self.config, 0)
         state = workload.train(state, shard, self.config, visit=_visit(1)).state
         workload.evaluate(state, shard, self.config)
         workload.restore(state, self.config)
-        after = random.getstate(), np.random.get_state()[1].tobytes()  # type: ignore[index]
-        assert after == before
+        assert global_streams() == before
 
     def _train(
         self,
@@ -289,6 +294,14 @@ def in_gang(
         ranks = [pool.submit(rank, number) for number in range(size)]
         wait(ranks)
     return [rank.result() for rank in ranks]
+
+
+def _holds_a_pickle(data: bytes) -> bool:
+    """Whether there is the beginning of a pickle whose first frame has room in the data."""
+    return any(
+        int.from_bytes(begin[1], "little") <= len(data) - begin.end()
+        for begin in _PICKLE.finditer(data)
+    )
 
 
 def _visit(epoch: int) -> Visit:

@@ -555,3 +555,38 @@ def test_a_trial_of_unknown_cost_ranks_as_if_it_were_longer() -> None:
     assert times.optimism(0) > times.optimism(1) == 1.0
     times.observe(0, "a", 2.0)
     assert times.optimism(0) == 1.0
+
+
+@pytest.mark.parametrize("gang", [1, 2])
+def test_the_last_piece_of_a_unit_does_not_teach_how_long_a_unit_takes(gang: int) -> None:
+    tell = Driver(n_shards=3, replicas=2)
+    tell(*(WorkerAdded(worker, frozenset({0, 1, 2})) for worker in "ab"))
+    (first,) = binds(tell(RoundAdded(round_of(1, 3)), TrialAllowed(0, gang=gang), *ready(0)))
+    (second,) = binds(
+        tell(UnitDone(first.unit, 10.0, first.shard), UnitReady(train(0, 1)), at=10.0)
+    )
+    assert len(second.members) == gang - 1
+    state = tell.dispatcher.state
+    before = state.unit_seconds(train(0, 2), "a", gang)
+    assert before > 5.0
+    tell(UnitReturned(second.unit, second.shard, 9.9), at=20.0)
+    (rest,) = binds(tell(UnitReady(second.unit)))
+    tell(UnitDone(rest.unit, 0.1, rest.shard), at=20.1)
+    assert state.unit_seconds(train(0, 2), "a", gang) == before
+
+
+def test_how_long_scoring_takes_is_learnt_beside_training() -> None:
+    tell = Driver(n_shards=4)
+    tell(WorkerAdded("a", frozenset(range(4))), RoundAdded(round_of(1, 4)), *ready(0))
+    for position in range(4):
+        unit, now = train(0, position), 10.0 * (position + 1)
+        done = UnitDone(unit, 10.0, tell.dispatcher.bindings[unit].shard)
+        tell(done, *([UnitReady(train(0, position + 1))] if position < 3 else []), at=now)
+    before = tell.dispatcher.state.unit_seconds(score(0, 0), "a")
+    tell(*(UnitReady(score(0, shard)) for shard in range(4)))
+    for number in range(1, 4):  # each takes twice as long as training
+        (bound,) = [unit for unit in tell.dispatcher.bindings if unit.kind == "evaluate"][:1]
+        tell(UnitDone(bound, 20.0, bound.position), at=40.0 + 20.0 * number)
+    after = tell.dispatcher.state.unit_seconds(score(0, 0), "a")
+    assert before < 5.0
+    assert 15.0 < after < 25.0

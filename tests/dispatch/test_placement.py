@@ -87,6 +87,21 @@ def test_refused_shards_go_elsewhere(data):
         assert count > 0 or all(shard in shards for shards in refused)
 
 
+@given(st.data())
+def test_no_worker_gets_more_than_fits_though_others_refuse_shards(data):
+    n_workers, n_shards = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 8))
+    limits = st.none() | st.integers(0, n_shards)
+    refusals = st.frozensets(st.integers(0, n_shards - 1))
+    hosts = [
+        Capacity(f"w{k}", max_shards=data.draw(limits), refused=data.draw(refusals))
+        for k in range(n_workers)
+    ]
+    placed = place(n_shards, hosts, replicas=data.draw(st.integers(1, 3)))
+    for host in hosts:
+        assert not placed[host.worker] & host.refused
+        assert host.max_shards is None or len(placed[host.worker]) <= host.max_shards
+
+
 def learn(times, true, n, *, sigma=0.0, seed=0):
     rng = np.random.default_rng(seed)
     for _ in range(n):

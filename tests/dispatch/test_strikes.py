@@ -25,6 +25,8 @@ from dagsel.dispatch.events import (
     RoundAdded,
     TimerFired,
     TrialAllowed,
+    TrialStopped,
+    UnitDone,
     UnitReady,
     UnitReturned,
     UnitStarted,
@@ -204,6 +206,42 @@ def test_a_gang_that_breaks_without_a_loss_fails_its_trial_at_the_third_time() -
         failed = [i for i in out if isinstance(i, FailTrial)]
         assert bool(failed) is (count == 3)
     assert "3 strikes" in failed[0].reason
+
+
+def break_gang(hand: Hand) -> None:
+    """Let a gang come, break without a loss and go."""
+    bind = gang(hand)
+    broke = hand(GangBroke(UNIT, "no way there"), UnitReturned(UNIT))
+    assert not [i for i in broke if isinstance(i, FailTrial)]
+    leave(hand, bind)
+
+
+def leave(hand: Hand, bind: Bind) -> None:
+    for worker in (bind.worker, *bind.members):
+        hand(WorkerRemoved(worker, expected=True))
+    hand(UnitReady(UNIT))
+
+
+def test_strikes_from_before_a_unit_got_on_do_not_count() -> None:
+    hand = Hand()
+    for _ in range(5):
+        break_gang(hand)
+        break_gang(hand)  # the third would be one too many
+        bind = gang(hand)
+        hand(UnitReturned(UNIT, 0, 1.0), after=1.0)
+        leave(hand, bind)
+
+
+@pytest.mark.parametrize("end", [UnitDone(UNIT, 1.0, 0), TrialStopped(0)])
+def test_nothing_is_held_against_a_unit_that_is_over(end: UnitDone | TrialStopped) -> None:
+    hand = Hand()
+    break_gang(hand)
+    state = hand.dispatcher.state
+    assert state.strikes.keys() == state.suspects.keys() == {UNIT}
+    gang(hand)
+    hand(end, after=1.0)
+    assert not state.strikes
+    assert not state.suspects
 
 
 # ---- storms

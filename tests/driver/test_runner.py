@@ -3,6 +3,7 @@
 - A value that is no number is not reported: the trial fails.
 - What is decided twice in a turn counts twice; what is decided after the end does not count.
 - The state at the end of an epoch stays until the next one is reported, and no longer.
+- The engine hears of a trial's priority before its units, and only when it changes.
 - The flow hears of workers that came and went, never of none.
 - The budget is that of all sessions; the flow's state is kept every so many turns.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from hand_engine import HandEngine, epoch_of, search
 
+from dagsel.dispatch.events import PriorityChanged
 from dagsel.driver import runner
 from dagsel.errors import RunDirLockedError
 from dagsel.flow import (
@@ -90,6 +92,33 @@ def test_epochs_that_are_decided_twice_in_a_turn_are_all_trained() -> None:
         lambda engine: epoch_of(0, 1, 0.5),
     )
     assert done.told("submit") == [[(0, range(1, 4))]]
+
+
+def test_a_priority_is_told_before_the_units_of_its_trial_and_when_it_changes() -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1), Train(1, 1, priority=2.0)]
+            case Reported(1, epoch) if epoch < 3:
+                return [Train(1, 1, priority=2.0 if epoch == 1 else 0.0)]
+            case Reported(1, 3):
+                return [Finish()]
+        return []
+
+    def both(engine: HandEngine) -> Sequence[Message]:
+        return epoch_of(0, 1, 0.5) + epoch_of(1, 1, 0.5)
+
+    done = search(
+        [Ask(2)], answer, both, *(lambda engine, e=e: epoch_of(1, e, 0.5) for e in (2, 3))
+    )
+    told = [about for kind, about in done.engine.told if kind in ("tell", "submit")]
+    assert told == [
+        PriorityChanged(1, 2.0),
+        [(0, range(1, 2)), (1, range(1, 2))],
+        [(1, range(2, 3))],
+        PriorityChanged(1, 0.0),
+        [(1, range(3, 4))],
+    ]
 
 
 def test_nothing_is_drawn_after_the_end() -> None:

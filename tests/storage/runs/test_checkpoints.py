@@ -186,14 +186,11 @@ def test_drop_removes_one_trial_alone(store: CheckpointStore, place: Any) -> Non
 def test_no_file_is_a_pickle_and_every_name_reads_well(store: CheckpointStore, place: Any) -> None:
     store.save(12, 3, 4, b"state", {"loss": 1})
     names = place.files()
-    assert (
-        names
-        == [
-            "trial-000012/epoch-000003-position-000004.8ecb2e0c.safetensors",
-            "trial-000012/epoch-000003-position-000004.json",
-        ]
-        or names[1] == "trial-000012/epoch-000003-position-000004.json"
-    )
+    checksum = f"{google_crc32c.value(b'state'):08x}"
+    assert names == [
+        f"trial-000012/epoch-000003-position-000004.{checksum}.safetensors",
+        "trial-000012/epoch-000003-position-000004.json",
+    ]
     assert place.fs.cat_file(f"{place.root}/{names[0]}") == b"state"
     assert json.loads(place.fs.cat_file(f"{place.root}/{names[1]}"))["meta"] == {"loss": 1}
 
@@ -409,6 +406,8 @@ ACTIONS: dict[str, Action] = {
     "save first": lambda store: store.save_first(1, 0, 2, b"next", {"n": 2}),
     "save first, but second": lambda store: store.save_first(1, 0, 1, b"other", {"n": 3}),
     "first save of a trial": lambda store: store.save(2, 0, 0, b"first", {"n": 5}),
+    "keep a check": lambda store: store.keep_check(1, 2, 0, 1, partial=False),
+    "drop the checks": lambda store: store.drop_checks(1),
 }
 KNOWN = {
     (b"zero", 0), (b"one", 1), (b"half", 9), (b"next", 2), (b"other", 3), (b"more", 4),
@@ -422,12 +421,17 @@ def prepared(path: Path) -> CheckpointStore:
     store.save(1, 0, 0, b"zero", {"n": 0})
     store.save(1, 0, 1, b"one", {"n": 1})
     store.save(1, 0, 2, b"half", {"n": 9}, partial=True)
+    store.keep_check(1, 1, 0, 0, partial=False)
     return store
 
 
 def content(store: CheckpointStore) -> dict[tuple[int, ...], tuple[bytes, int]]:
-    """Load all that is listed: nothing listed may fail to load."""
-    found = {}
+    """Load all that is listed, and the checks: what has a record may not fail to load."""
+    found: dict[tuple[int, ...], tuple[bytes, int]] = {}
+    for number in (1, 2):
+        with contextlib.suppress(CheckpointNotFoundError):
+            blob, meta = store.load_check(1, number)
+            found[number,] = (blob, meta["n"])
     for trial in store.trials():
         for partial in (False, True):
             for place in store.list(trial, partial=partial):

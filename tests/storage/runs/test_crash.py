@@ -21,7 +21,7 @@ import pytest
 from fsspec import AbstractFileSystem
 
 from dagsel.errors import CheckpointError
-from dagsel.storage import RunDir
+from dagsel.storage import CheckpointStore, RunDir
 
 CALLS = (
     "open", "write", "close", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "truncate",
@@ -276,7 +276,7 @@ def test_a_run_that_stops_anywhere_goes_on(
     assert len(RunDir(url).journal.read()) == 11
 
 
-def test_what_was_appended_and_claimed_survives_a_power_failure(
+def test_what_was_appended_claimed_or_saved_with_sync_survives_a_power_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: dict[Path, bytes] = {}
@@ -309,3 +309,10 @@ def test_what_was_appended_and_claimed_survives_a_power_failure(
         run.journal.append([{"n": number}] * 4)
         assert is_safe(journal)
         assert files[journal] == journal.read_bytes()
+    states = tmp_path / "new/run/states"
+    CheckpointStore(states, sync=True).save(1, 1, 0, b"a state", {})
+    kept = [path for path in states.rglob("*") if path.is_file()]
+    assert len(kept) == 2
+    for path in kept:
+        assert is_safe(path)
+        assert path.read_bytes() in files.values()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -16,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.errors import JournalCorruptError, RunDirError
-from dagsel.storage import Journal
+from dagsel.storage import Journal, disk
 from dagsel.storage.runs.journal import scan
 
 JSON = st.recursive(
@@ -222,3 +224,44 @@ def test_an_append_that_failed_has_left_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "journal.jsonl").stat().st_size == size
     journal.append(group(2))
     assert Journal(tmp_path).read() == group(0) + group(2)
+
+
+def test_half_a_group_that_a_failed_append_could_not_remove_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_half(fd: int, data: bytes) -> None:
+        os.write(fd, data[: len(data) // 2])
+        fail()
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk is gone")
+
+    journal = Journal(tmp_path)
+    journal.append(group(0))
+    with monkeypatch.context() as broken:
+        broken.setattr(disk, "_write", write_half)
+        broken.setattr(os, "ftruncate", fail)
+        with pytest.raises(RunDirError, match="the disk is gone"):
+            journal.append(group(1))
+    journal.append(group(2))
+    assert Journal(tmp_path).read() == group(0) + group(2)
+
+
+def test_a_group_that_got_there_although_its_request_failed_is_gone_on_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write = MemoryFileSystem.pipe_file
+
+    def write_and_fail(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        raise OSError(errno.ETIMEDOUT, "no answer")
+
+    MemoryFileSystem.store.clear()
+    journal = Journal("memory://unanswered")
+    journal.append(group(0))
+    with monkeypatch.context() as broken:
+        broken.setattr(MemoryFileSystem, "pipe_file", write_and_fail)
+        with pytest.raises(RunDirError, match="no answer"):
+            journal.append(group(1))
+    journal.append(group(2))
+    assert Journal("memory://unanswered").read() == group(0) + group(1) + group(2)

@@ -1,0 +1,73 @@
+"""When a run is over, the state of the best trial stays in its store, and no other state."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dagsel.history.record import Best, Record
+from dagsel.history.trial import TrialRecord
+from dagsel.session import tidy
+from dagsel.storage import CheckpointStore, RunDir
+
+
+def stored(states: CheckpointStore) -> list[tuple[int, ...]]:
+    """Trial, epoch, position and whether it is partial, of each state."""
+    return [
+        (trial, *place, partial)
+        for trial in states.trials()
+        for partial in (False, True)
+        for place in states.list(trial, partial=partial)
+    ]
+
+
+def a_run(folder: Path, best: Best | None) -> tuple[Record, RunDir]:
+    """Two trials; each has ends of epochs, a partial state of the newest unit, and a check."""
+    run = RunDir(folder)
+    record = Record("run", n_shards=2)
+    for trial in (0, 1):
+        record.trials[trial] = TrialRecord(trial, {"x": trial}, {"x": trial})
+        for place in ((1, 1), (2, 0), (2, 1)):
+            run.states.save(trial, *place, b"of %d" % trial, {})
+        run.states.keep_check(trial, 3, 2, 0, partial=False)
+        for place in ((2, 1), (3, 0)):
+            run.states.save(trial, *place, b"half of %d" % trial, {}, partial=True)
+    record.best = best
+    return record, run
+
+
+@pytest.mark.parametrize(
+    ("best", "kept"),
+    [
+        (Best(1, 2, 1, 0.5), [(1, 2, 1, False)]),
+        (Best(1, 1, 1, 0.5), [(1, 1, 1, False)]),
+        (Best(1, 3, 0, 0.5, is_partial=True), [(1, 3, 0, True)]),
+        (Best(1, 2, 1, 0.5, is_partial=True), [(1, 2, 1, True)]),
+        (Best(1, 2, 0, 0.5, check=3), []),
+        (None, []),
+    ],
+)
+def test_the_best_state_alone_stays(
+    tmp_path: Path, best: Best | None, kept: list[tuple[int, ...]]
+) -> None:
+    record, run = a_run(tmp_path, best)
+    tidy(record, run)
+    assert stored(run.states) == kept
+    n_checks = 1 if best is not None and best.check else 0
+    files = [path for path in (tmp_path / "states").rglob("*") if path.is_file()]
+    assert len(files) == 2 * (len(kept) + n_checks)
+    if best is None:
+        assert not run.has_best()
+        return
+    if best.check:
+        assert run.states.load_check(1, 3)[0] == b"of 1"
+    assert json.loads((tmp_path / "best.json").read_text())["config"] == {"x": 1}
+
+
+def test_to_tidy_twice_is_to_tidy_once(tmp_path: Path) -> None:
+    record, run = a_run(tmp_path, Best(1, 3, 0, 0.5, is_partial=True))
+    tidy(record, run)
+    tidy(record, run)
+    assert stored(run.states) == [(1, 3, 0, True)]

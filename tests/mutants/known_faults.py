@@ -1,0 +1,435 @@
+"""Small faults that no test saw once: the table of `known.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One text in place of another in a file of dagsel, and the tests that see it."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+    tests: str  # what pytest is called with
+
+    def put_in(self, copy: Path) -> None:
+        """Put the fault into a copy of the code."""
+        path = copy / "dagsel" / self.file
+        code = path.read_text()
+        if code.count(self.right) != 1:
+            raise ValueError(f"{self.name}: {self.file} has {self.right!r} not exactly once")
+        path.write_text(code.replace(self.right, self.wrong))
+
+
+FAULTS = (
+    Fault(
+        "asha: a failed paused trial stays promotable",
+        "flows/asha.py",
+        "record.paused = [result for result in record.paused if result[1] != trial]",
+        "record.paused = list(record.paused)",
+        "flows/test_asha.py",
+    ),
+    Fault(
+        "hyperband: rounding is ignored in the sizes of rungs",
+        "flows/hyperband.py",
+        "self.min_epochs, self.max_epochs, self.reduction_factor, self.rounding\n",
+        "self.min_epochs, self.max_epochs, self.reduction_factor\n",
+        "flows/test_hyperband.py",
+    ),
+    Fault(
+        "hyperband: rounding is ignored when a rung is halved",
+        "flows/hyperband.py",
+        "SynchronousBrackets(self.reduction_factor, self.rounding, self.n_concurrent)",
+        'SynchronousBrackets(self.reduction_factor, "floor", self.n_concurrent)',
+        "flows/test_hyperband.py",
+    ),
+    Fault(
+        "successive halving: a failed trial stays in the results of its rung",
+        "flows/successive_halving.py",
+        "bracket.results = [result for result in bracket.results if result[1] != trial]",
+        "bracket.results = list(bracket.results)",
+        "flows/test_successive_halving.py",
+    ),
+    Fault(
+        "pbt: of equal members the one with the higher number is the better one",
+        "flows/pbt.py",
+        "key=lambda trial: (state.losses[trial], trial)",
+        "key=lambda trial: (state.losses[trial], -trial)",
+        "flows/test_pbt.py",
+    ),
+    Fault(
+        "pbt: factors are ignored",
+        "flows/pbt.py",
+        "factor = self.factors[int(rng.integers(len(self.factors)))]",
+        "factor = (1.2, 0.8)[int(rng.integers(2))]",
+        "flows/test_pbt.py",
+    ),
+    Fault(
+        "seer: parallelism_factor is ignored",
+        "flows/seer.py",
+        "            reduction_factor=self.reduction_factor,\n"
+        "            parallelism_factor=self.parallelism_factor,\n"
+        "            min_workers_per_trial=self.min_workers_per_trial,\n"
+        "            max_workers_per_trial=self.max_workers_per_trial,\n            min_stage",
+        "            reduction_factor=self.reduction_factor,\n"
+        "            parallelism_factor=2,\n"
+        "            min_workers_per_trial=self.min_workers_per_trial,\n"
+        "            max_workers_per_trial=self.max_workers_per_trial,\n            min_stage",
+        "flows/test_seer.py",
+    ),
+    Fault(
+        "brackets: a bound on the workers is ignored",
+        "planning/brackets.py",
+        "if self.most_workers is not None and needed > self.most_workers:",
+        "if self.most_workers is not None and needed < 0:",
+        "planning/test_brackets.py",
+    ),
+    Fault(
+        "capacity: a worker is asked for that comes too late",
+        "planning/capacity.py",
+        "paid = 0 if is_late else int(",
+        "paid = int(",
+        "planning/test_capacity.py",
+    ),
+    Fault(
+        "stages: what the start has taken is forgotten",
+        "flows/stages.py",
+        "left_s = self.deadline_s - context.seconds",
+        "left_s = self.deadline_s",
+        "flows/test_seer.py",
+    ),
+    Fault(
+        "stages: the warming up counts as training",
+        "flows/stages.py",
+        "(state.paused_at - since[1]) / (trained - since[0])",
+        "state.paused_at / trained",
+        "flows/test_seer.py",
+    ),
+    Fault(
+        "first epoch: nothing is too late",
+        "driver/first_epoch.py",
+        "self._cold_least_s) <= clock.left_s:",
+        "self._cold_least_s) <= math.inf:",
+        "driver/test_first_epoch.py",
+    ),
+    Fault(
+        "marble: a job is promoted at equal cost",
+        "flows/marble.py",
+        "job.won_s(gang, more) > cost_s",
+        "job.won_s(gang, more) >= cost_s",
+        "flows/test_marble.py",
+    ),
+    Fault(
+        "marble: an architecture's first switches count for ever",
+        "flows/allocation.py",
+        "known[-N_SWITCHES:]",
+        "known[:N_SWITCHES]",
+        "flows/test_allocation.py flows/test_marble.py",
+    ),
+    Fault(
+        "rule: no bonus for a state that is here",
+        "dispatch/list_scheduler.py",
+        "self._key[first][1] * (1.0 - self.stay)",
+        "self._key[first][1]",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: no bonus for a state that is here, where shards have several holders",
+        "dispatch/list_scheduler.py",
+        "score += self.stay",
+        "score += 0.0",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: a state that is here counts before a priority",
+        "dispatch/list_scheduler.py",
+        "if first is None or self._key[first][0] < best[0]:",
+        "if first is None:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: what it costs to wait is not counted",
+        "dispatch/list_scheduler.py",
+        "if limit > slack or self.target - self.rem[first] < limit:",
+        "if False:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: a worker that is late itself waits",
+        "dispatch/list_scheduler.py",
+        "if limit > slack or self.target - self.rem[first] < limit:",
+        "if self.target - self.rem[first] < limit:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: no priority where shards have several holders",
+        "dispatch/list_scheduler.py",
+        "ranked.append((-rank, -score - part, trial, shard))",
+        "ranked.append((0.0, -score - part, trial, shard))",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "rule: waits for trials of less priority",
+        "dispatch/list_scheduler.py",
+        "or self.priority.get(trial, 0.0) < priority:",
+        "or False:",
+        "dispatch/test_list_scheduler.py",
+    ),
+    Fault(
+        "brackets: a budget that just pays for one more full bracket does not",
+        "planning/brackets.py",
+        "while (q + 1) * nu**q <= B / B_0:",
+        "while (q + 1) * nu**q < B / B_0:",
+        "planning/test_brackets.py",
+    ),
+    Fault(
+        "runner: a metric that is NaN is reported",
+        "driver/runner.py",
+        '        if math.isnan(value):\n            self._fail(trial.number, f"DivergedError',
+        '        if False:\n            self._fail(trial.number, f"DivergedError',
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: a second Train of a turn replaces the first one's epochs",
+        "driver/runner.py",
+        "epochs += trains[trial].epochs if trial in trains else 0",
+        "epochs += 0",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: an Ask is answered after the search finished",
+        "driver/runner.py",
+        "case Ask() if not self.record.finished:",
+        "case Ask():",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: ends of epochs are never dropped",
+        "driver/runner.py",
+        "            if epoch:\n                self._stored.drop_end(trial, epoch)",
+        "            if epoch:\n                pass",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: the flow hears of 0 workers",
+        "driver/runner.py",
+        "not in (0, self.record.n_workers)",
+        "not in (self.record.n_workers,)",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: no snapshots of the flow",
+        "driver/runner.py",
+        "if self._n_turns % TURNS_PER_SNAPSHOT == 0:",
+        "if False:",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: the budget of earlier sessions is forgotten",
+        "driver/clock.py",
+        "self._cost_before = record.worker_seconds",
+        "self._cost_before = 0.0",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "runner: what was decided is not written before it is done",
+        "driver/runner.py",
+        "        self.journal.append(self._entries)\n        self._entries = []\n        trains",
+        "        self._entries = []\n        trains",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "session: a driver that has lost its lock writes on",
+        "session.py",
+        "self.lock.check()",
+        "pass",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "trial: a unit keeps the share of a piece",
+        "history/trial.py",
+        "work.share if isinstance(work, PieceRecord) else 0.0",
+        "work.share if isinstance(work, PieceRecord) else self.share",
+        "history/test_trial.py",
+    ),
+    Fault(
+        "trial: a clone keeps the check of the state that it lost",
+        "history/trial.py",
+        "self.last_check, self.is_scored = None, False",
+        "self.is_scored = False",
+        "history/test_trial.py",
+    ),
+    Fault(
+        "trial: recovered units count as timed",
+        "history/trial.py",
+        " and not work.recovered:",
+        ":",
+        "history/test_trial.py",
+    ),
+    Fault(
+        "journal: a failed append keeps the end that it believed",
+        "storage/runs/journal.py",
+        "        self._end = None  # until it is known again\n",
+        "",
+        "storage/runs/test_journal.py",
+    ),
+    Fault(
+        "checkpoints: records of checks go after their states",
+        "storage/runs/checkpoints.py",
+        "key=_records_first):\n            match = _CHECK",
+        "key=None):\n            match = _CHECK",
+        "storage/runs/test_checkpoints.py",
+    ),
+    Fault(
+        "disk: the directory is not synced after a rename",
+        "storage/disk.py",
+        "    if sync:\n        _sync_directory(path.parent)\n\n\ndef create",
+        "\n\ndef create",
+        "storage/runs/test_crash.py::"
+        "test_what_was_appended_claimed_or_saved_with_sync_survives_a_power_failure",
+    ),
+    Fault(
+        "tidy: partial states stay",
+        "session.py",
+        "for partial in (False, True):",
+        "for partial in (False,):",
+        "driver/test_tidy.py",
+    ),
+    Fault(
+        "tidy: states of other trials stay",
+        "session.py",
+        "if best is None or trial != best.trial:",
+        "if best is None:",
+        "driver/test_tidy.py",
+    ),
+    Fault(
+        "tidy: copies of states that were scored stay",
+        "session.py",
+        "states.drop_checks(best.trial, but=best.check)",
+        "pass",
+        "driver/test_tidy.py",
+    ),
+    Fault(
+        "runner: the engine does not hear of a priority",
+        "driver/runner.py",
+        "            self._limits.prioritize(trial.number, train.priority)\n",
+        "",
+        "driver/test_runner.py",
+    ),
+    Fault(
+        "run: replicas are forgotten",
+        "run.py",
+        "replicas=given.replicas,",
+        "",
+        "attack/test_wrong_arguments.py::test_what_was_meant_is_taken",
+    ),
+    Fault(
+        "run: the time limit of a unit is forgotten",
+        "run.py",
+        "unit_timeout_s=given.unit_timeout,",
+        "",
+        "attack/test_wrong_arguments.py::test_what_was_meant_is_taken",
+    ),
+    Fault(
+        "session: the dispatcher does not hear of replicas",
+        "session.py",
+        "            self.settings.replicas,\n",
+        "",
+        "driver/test_session.py",
+    ),
+    Fault(
+        "session: the dispatcher does not hear of the time limit of a unit",
+        "session.py",
+        "unit_timeout_s=self.settings.unit_timeout_s,",
+        "",
+        "driver/test_session.py",
+    ),
+    Fault(
+        "worker: a later result is not looked for in the store",
+        "execution/state_cache.py",
+        "if latest is not None and latest > place:",
+        "if False:",
+        "workers/test_state_cache.py",
+    ),
+    Fault(
+        "worker: max_batches is one more",
+        "execution/unit_runner.py",
+        "self._batches_left <= 0",
+        "self._batches_left < 0",
+        "workers/test_unit_runner.py",
+    ),
+    Fault(
+        "worker: a loser's state goes on beside the winner's report",
+        "execution/unit_runner.py",
+        "if kept.shard != binding.shard:",
+        "if False:",
+        "workers/test_unit_runner.py",
+    ),
+    Fault(
+        "dispatcher: strikes are never cleared",
+        "dispatch/dispatch_state.py",
+        "        self.strikes.pop(unit, None)\n",
+        "",
+        "dispatch/test_strikes.py",
+    ),
+    Fault(
+        "dispatcher: what speaks against a unit is never cleared",
+        "dispatch/dispatch_state.py",
+        "        self.suspects.pop(unit, None)\n",
+        "",
+        "dispatch/test_strikes.py",
+    ),
+    Fault(
+        "dispatcher: a unit that is done keeps its strikes",
+        "dispatch/dispatcher.py",
+        "event.seconds)\n        self.state.clear_strikes(unit)\n",
+        "event.seconds)\n",
+        "dispatch/test_strikes.py",
+    ),
+    Fault(
+        "dispatcher: a trial that has ended keeps its strikes",
+        "dispatch/dispatch_state.py",
+        "                self.clear_strikes(unit)",
+        "                pass",
+        "dispatch/test_strikes.py",
+    ),
+    Fault(
+        "dispatcher: the last piece's time is learnt",
+        "dispatch/dispatcher.py",
+        "not (repeat or was_cut or binding.members)",
+        "not (repeat or binding.members)",
+        "dispatch/test_dispatch.py",
+    ),
+    Fault(
+        "dispatcher: the time of the last piece of a gang is learnt",
+        "dispatch/dispatcher.py",
+        "event.seconds and not was_cut:",
+        "event.seconds:",
+        "dispatch/test_dispatch.py",
+    ),
+    Fault(
+        "dispatcher: evaluation times are never learnt",
+        "dispatch/dispatcher.py",
+        "self.times.observe_evaluation(unit.trial, worker, event.seconds)",
+        "pass",
+        "dispatch/test_dispatch.py",
+    ),
+    Fault(
+        "placement: one shard beyond memory after a refusal",
+        "dispatch/placement.py",
+        "len(chosen[k]) < host.max_shards)",
+        "len(chosen[k]) <= host.max_shards)",
+        "dispatch/test_placement.py",
+    ),
+    Fault(
+        "world: no trial fails that is paused",
+        "testing/world.py",
+        "victims = sorted({trial.number for trial in [*movers, *begun]})",
+        "victims = sorted({trial.number for trial in movers})",
+        "flows/test_suite_bites.py",
+    ),
+)

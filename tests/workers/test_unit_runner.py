@@ -1,0 +1,91 @@
+"""A unit on its worker: how far it goes in a turn, and whose result counts if it ran twice.
+
+No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tell.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Reschedule
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.dispatch.units import Unit
+from dagsel.execution.run_spec import RunSpec, StoredResult
+from dagsel.execution.unit_runner import ShouldStop, UnitRunner
+from dagsel.messages import Assignment, PieceRecord
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload, seen
+
+UNIT = Unit("train", 0, 1, 0)
+
+
+class Workers:
+    """Workers of a run, each with both shards of eight training samples, and all they tell."""
+
+    def __init__(self, folder: Path, n_batches: int) -> None:
+        arrays = {"x": np.zeros((20, 2), np.float32)}
+        data = ShardedDataset.write(folder / "data.zarr", arrays, n_shards=2)
+        self.spec = RunSpec("3f9a", b"", data, RunDir(folder / "run"), seed=0)
+        self.workload = SyntheticWorkload(n_batches=n_batches)
+        self.told: list[Any] = []
+
+    def come(self, address: str) -> UnitRunner:
+        made = UnitRunner(
+            self.spec,
+            self.workload,
+            address=address,
+            tell=self.told.append,
+            tell_surely=self.told.append,
+            is_short_of_memory=lambda: False,
+        )
+        made.load(0)
+        made.load(1)
+        return made
+
+
+@given(n=st.integers(1, 50), is_told=st.booleans())
+def test_a_unit_has_to_stop_after_so_many_batches_or_as_soon_as_it_is_told(
+    n: int, is_told: bool
+) -> None:
+    stop = threading.Event()
+    should_stop = ShouldStop(stop, None, n)
+    assert [should_stop() for _ in range(n - 1)] == [False] * (n - 1)
+    assert should_stop()
+    endless = ShouldStop(stop, None, None)
+    assert [endless() for _ in range(n)] == [False] * n
+    stop.set()
+    assert endless()
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_turn_of_so_many_batches_trains_so_many(tmp_path: Path, n: int) -> None:
+    workers = Workers(tmp_path, n_batches=4)
+    worker = workers.come("a")
+    with pytest.raises(Reschedule):
+        worker.train(UNIT, Assignment(shard=1, max_batches=n), {}, None)
+    (piece,) = (told for told in workers.told if isinstance(told, PieceRecord))
+    assert piece.losses is not None
+    assert (piece.losses[0], piece.share) == (n, n / 4)
+    after, done = worker.train(UNIT, Assignment(shard=1, attempt=2, n_pieces=1), {}, None)
+    assert seen(after) == [(1, 1, batch) for batch in range(4)]
+    assert done.losses is not None
+    assert done.losses[0] == 4 - n
+
+
+def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path: Path) -> None:
+    """The second attempt is begun when the first is believed lost, with another shard."""
+    workers = Workers(tmp_path, n_batches=2)
+    slow, other = workers.come("a"), workers.come("b")
+    winner, told = other.train(UNIT, Assignment(shard=1, attempt=2), {}, None)
+    loser, told_later = slow.train(UNIT, Assignment(shard=0, attempt=1), {}, None)
+    assert loser == StoredResult(0, 1, 0)
+    assert slow.states.load(loser) == winner
+    assert (told_later.shard, told_later.digest) == (told.shard, told.digest) == (1, told.digest)
+    after, _ = slow.train(Unit("train", 0, 1, 1), Assignment(shard=0, visits=(1,)), {}, loser)
+    assert [(shard, batch) for _, shard, batch in seen(after)] == [(1, 0), (1, 1), (0, 0), (0, 1)]
