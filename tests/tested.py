@@ -24,6 +24,7 @@ FOLDERS = {
     "planning": "Plans, budgets and bills",
     "dispatch": "Who trains what, where, when",
     "driver": "The driver",
+    "workers": "Units on a worker, without a cluster",
     "simulation": "Virtual time",
     "study": "The study",
     "history": "The record",
