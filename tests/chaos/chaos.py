@@ -150,6 +150,7 @@ class Outcome:
 
     scenario: Scenario
     done: Counter[str] = field(default_factory=Counter)
+    inflicted: set[Fault] = field(default_factory=set)
     n_sessions: int = 1
     n_started: int = 0
     n_needed: int = 0
@@ -240,6 +241,7 @@ def sessions(
                 end([driver])
                 injector.release()
                 outcome.done.update(type(done.fault).__name__ for done in injector.done)
+                outcome.inflicted |= {done.fault for done in injector.done}
                 outcome.n_excused += sum(excused(done.fault) for done in injector.done)
                 killed = {type(done.fault) for done in injector.done}
                 injector.done.clear()
