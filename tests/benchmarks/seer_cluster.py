@@ -234,7 +234,7 @@ def main() -> None:
         ends = f"{one.most} | {one.last} | {one.after} | {one.run.best_value:.3f}"
         print(f"{seed} | {one.seconds:.2f} | {one.wall_s:.1f} | {told} | {ends}")
         held &= one.seconds <= FLOW.deadline_s + OVERSHOOT_S
-        held &= one.worker_seconds <= FLOW.budget_worker_s + one.last * OVERSHOOT_S
+        held &= one.worker_seconds <= FLOW.cost.worker_seconds + one.last * OVERSHOOT_S
         held &= abs(differs) <= 0.01
     print("held" if held else "NOT HELD")
 
