@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests alone beside slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults clean
+.PHONY: help demo test lint types imports doctest tests alone beside slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults mutants clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -18,6 +18,7 @@ help:
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
+	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
@@ -112,6 +113,9 @@ replay: $(VENV)/.dev
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py
+
+mutants: $(VENV)/.dev
+	$(BIN)/python tests/mutants/mutate.py --n 300 --seed 0
 
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py

@@ -1,0 +1,100 @@
+"""Laws of the draw of mutants: what is changed, what never, and that a seed says which."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+SPEC = importlib.util.spec_from_file_location("mutate_draw", HERE / "mutate_draw.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+draw = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = draw
+SPEC.loader.exec_module(draw)
+
+PACKAGE = HERE.parents[1] / "dagsel"
+CHANGED = """
+def f(x, y=2, mode="most"):
+    while not x:
+        if 3 <= x and y:
+            break
+        continue
+    z.append(min(x, y + 0))
+    z.kept = 7
+    if x is None:
+        raise ValueError("x")
+    return g(x)
+"""
+KEPT = '''
+"""One 1 < 2."""
+from typing import TYPE_CHECKING
+__all__ = ["f", *names[1:]]
+if TYPE_CHECKING:
+    SIZE = 5
+def f(x: tuple[1, 2]) -> A[1]:
+    """Not 1."""
+    logger.warning("%d", 1)
+    warnings.warn(f"{x + 1}", stacklevel=2)
+    assert x < 3
+    y: list[1]
+    zip(x, strict=True)
+'''
+
+
+def changes(code: str) -> set[str]:
+    """Everything that could stand in another place, over many seeds."""
+    found = (m for seed in range(40) for m in draw.mutants("a/f.py", code.encode(), seed))
+    return {mutant.mutation for mutant in found}
+
+
+def test_each_kind_of_place_is_changed():
+    assert changes(CHANGED) == {
+        "2  ->  3",
+        "\"most\"  ->  'mutant'",
+        "not x  ->  (x)",
+        "3 <= x and y  ->  (3 <= x or y)",
+        "3 <= x  ->  (3 > x)",
+        "3 <= x  ->  (3 < x)",
+        "3  ->  4",
+        "break  ->  continue",
+        "continue  ->  break",
+        "z.append(min(x, y + 0))  ->  pass",
+        "min(x, y + 0)  ->  max(x, y + 0)",
+        "y + 0  ->  (y - 0)",
+        "0  ->  1",
+        "z.kept = 7  ->  pass",
+        "7  ->  8",
+        "x is None  ->  (x is not None)",
+        'raise ValueError("x")  ->  pass',
+        "return g(x)  ->  return None",
+        "return g(x)  ->  return x",
+    }
+
+
+def test_texts_hints_checks_and_what_is_said_stay():
+    assert changes(KEPT) == {"zip(x, strict=True)  ->  pass"}
+
+
+def test_each_mutant_is_another_program_that_can_be_read():
+    code = (PACKAGE / "flows" / "asha.py").read_bytes()
+    right = ast.dump(ast.parse(code))
+    every = list(draw.mutants("flows/asha.py", code, 0))
+    assert len({mutant.name for mutant in every}) == len(every) > 50
+    for mutant in every:
+        changed = mutant.put_in(code)
+        assert ast.dump(ast.parse(changed)) != right
+        assert mutant.changed(code) in changed.decode()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_change_elsewhere_leaves_the_draw_as_it_is(seed: int):
+    def ranks(code: str, seed: int) -> set[str]:
+        return {mutant.rank(seed, "place") for mutant in draw.mutants("f.py", code.encode(), seed)}
+
+    assert ranks(CHANGED, seed) < ranks("A = 1\n" + CHANGED, seed)
+    assert not ranks(CHANGED, seed) & ranks(CHANGED, seed + 1)
