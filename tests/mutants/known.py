@@ -27,6 +27,7 @@ from pathlib import Path
 from known_faults import FAULTS, Fault
 
 ROOT = Path(__file__).parents[2]
+FAILED = re.compile(r"^(?:FAILED|ERROR) (?:\S*/)?(.+?)(?: - .*)?$", re.MULTILINE)
 LIMIT_S = 240  # of a processor: a fault may make the code go round for ever
 
 
@@ -53,7 +54,9 @@ def try_out(fault: Fault) -> str:
             return f"ended after {LIMIT_S} s"
         if done.returncode not in (0, 1):
             raise RuntimeError(f"{fault.name}: the tests could not run:\n{done.stdout}")
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?([^\s:/]+\.py\S*)", done.stdout, re.MULTILINE)
+        failed = re.search(
+            r"^(?:FAILED|ERROR) (?:\S*/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE
+        )
         return failed[1] if failed else "" if done.returncode == 0 else "?"
 
 

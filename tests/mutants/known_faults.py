@@ -289,7 +289,7 @@ FAULTS = (
         "storage/runs/checkpoints.py",
         "key=_records_first):\n            match = _CHECK",
         "key=None):\n            match = _CHECK",
-        "storage/runs/test_checkpoints.py",
+        "storage/runs/test_checkpoint_crashes.py",
     ),
     Fault(
         "disk: the directory is not synced after a rename",
