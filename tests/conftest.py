@@ -11,12 +11,18 @@ import numpy as np
 import optuna
 import pytest
 from distributed import Client, LocalCluster
+from hypothesis import settings
 from sklearn.datasets import load_digits
 
 from dagsel.execution.cluster import local_cluster
 from dagsel.storage import ShardedDataset
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+# How long an example takes says how busy the machine is, no more.
+settings.register_profile("dagsel", deadline=None)
+if settings().deadline is not None:  # else a profile without one is chosen already
+    settings.load_profile("dagsel")
 
 HERE = Path(__file__).parent
 #: Tests here start clusters or gangs.

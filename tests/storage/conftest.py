@@ -12,11 +12,6 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
-from hypothesis import settings
-
-# How long an example takes says how busy the machine is, no more.
-settings.register_profile("dagsel", deadline=None)
-settings.load_profile("dagsel")
 
 
 @dataclass(frozen=True)
