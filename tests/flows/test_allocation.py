@@ -10,12 +10,12 @@ import math
 from itertools import pairwise, product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dagsel.flow import Flow
+from dagsel.flow import Flow, Reported
 from dagsel.flows import JobQueue, Marble
-from dagsel.flows.allocation import Job
+from dagsel.flows.allocation import Job, Work, WorkBook
 from dagsel.flows.baselines import LSF, Optimus
 from dagsel.flows.baselines.lsf import lsf
 from dagsel.flows.baselines.optimus import optimus
@@ -145,6 +145,17 @@ def check_division(jobs: list[Job], gangs: dict[int, int], n_workers: int) -> No
     assert sum(gangs.values()) <= max(n_workers, sum(job.least for job in jobs))
     for job in jobs:
         assert job.least <= gangs[job.trial] <= max(job.most, job.least)
+
+
+@given(st.lists(st.lists(st.floats(0.0, 100.0), max_size=4), max_size=20))
+@example([[float(n)] for n in range(30)])
+def test_a_switch_costs_the_median_of_the_last_twenty(costs: list[list[float]]) -> None:
+    book = WorkBook(live={0: Work("resnet", left=len(costs))})
+    for epoch, switches in enumerate(costs, 1):
+        book.count(Reported(0, epoch, 0.5, {}, seconds=epoch, switches=tuple(switches)))
+    last = sorted([cost_s for switches in costs for cost_s in switches][-20:])
+    middle = [last[(len(last) - 1) // 2], last[len(last) // 2]] if last else [1.0]
+    assert book.switch_s("resnet") == pytest.approx(sum(middle) / len(middle))
 
 
 # ---- whole queues on the node on paper

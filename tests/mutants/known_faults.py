@@ -128,7 +128,7 @@ FAULTS = (
         "flows/allocation.py",
         "known[-N_SWITCHES:]",
         "known[:N_SWITCHES]",
-        "flows/test_allocation.py flows/test_marble.py",
+        "flows/test_allocation.py",
     ),
     Fault(
         "allocation: where workers were lost, the first jobs lose them first",
