@@ -207,6 +207,9 @@ class Bench:
             output = (self.copy / "output").read_text()
             if "while loading conftest" not in output:
                 raise RuntimeError(f"{mutant}: the tests could not run:\n{output}")
+        by = failed.read_text() if status != "0" and failed.exists() else f"status {status}"
+        if status == "hung" and not by.startswith("in "):
+            status = "1"  # it failed before
         return {
             "name": mutant.name,
             "folder": mutant.folder,
@@ -215,7 +218,7 @@ class Bench:
             "mutation": mutant.mutation,
             "changed": mutant.changed(right),
             "outcome": {"0": "survived", "5": "survived", "hung": "hung"}.get(status, "killed"),
-            "by": failed.read_text() if status != "0" and failed.exists() else f"status {status}",
+            "by": by,
             "n_tests": len(order),
             "seconds": round(time.monotonic() - start, 1),
         }

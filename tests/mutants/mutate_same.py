@@ -7,4 +7,58 @@ SAME: tuple[tuple[str, str, str, str], ...] = (
         "residual < best[0]  ->  (residual <= best[0])",
         "the columns are independent: two supports with one residual have one and the same x",
     ),
+    (
+        "dispatch/dispatch_state.py",
+        "best = (-inf, False)",
+        "False  ->  True",
+        "a priority is a finite number: the first one is greater than minus infinity",
+    ),
+    (
+        "dispatch/dispatcher.py",
+        "self.list_scheduler.rem[chain.trial] = 0.0",
+        "0.0  ->  1.0",
+        "the same call counts anew what remains, and puts the trial in its place again",
+    ),
+    (
+        "flows/baselines/fifo.py",
+        "migrate: bool = field(default=False, init=False, repr=False)",
+        "False  ->  True",
+        "with one trial a worker and turns to the end, none that could move is left over",
+    ),
+    (
+        "flows/hypersched.py",
+        "is_paused: bool = False  # in a pause of all",
+        "False  ->  True",
+        "the first Train says False; until then the gang is 0, which is asked first",
+    ),
+    (
+        "flows/hypersched.py",
+        "n_workers: int = field(init=False, repr=False, compare=False)",
+        "False  ->  True",
+        "compare: it follows from the deadline and the budget, which are compared",
+    ),
+    (
+        "dispatch/list_scheduler.py",
+        "top_pressure = max(pressure.values(), default=0.0) or 1.0",
+        "1.0  ->  2",
+        "it counts where all pressures are 0: 0 is 0 in any unit",
+    ),
+    (
+        "dispatch/remaining_work.py",
+        "scheduler.speed[worker] = 1.0 / times.pace[worker]",
+        "1.0  ->  2",
+        "only ratios of speeds are used, and all are counted at once",
+    ),
+    (
+        "dispatch/remaining_work.py",
+        "everything = (1 << len(effort)) - 1",
+        "1  ->  0",
+        "a shortcut is not taken: the same sum is made shard by shard",
+    ),
+    (
+        "dispatch/shard_moves.py",
+        "self._holders_changed = True",
+        "True  ->  False",
+        "a loaded shard makes none missing; a refusal and a missing shard are looked at anyway",
+    ),
 )

@@ -1,0 +1,126 @@
+"""Laws of events that end, take back or repeat something; and of what `check` refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
+from dagsel.dispatch.events import (
+    Bind,
+    CheckAdded,
+    DispatchEvent,
+    FailTrial,
+    RoundAdded,
+    TrialStopped,
+    UnitDone,
+    UnitReady,
+    UnitReturned,
+    UnitStarted,
+    UnitTrains,
+    WorkerAdded,
+)
+from dagsel.dispatch.units import Chain, Round, Unit
+
+BUSY = settings(deadline=None)
+N_SHARDS = 3
+ALL = frozenset(range(N_SHARDS))
+FIRST = Unit("train", 0, 1, 0)
+
+
+class Told:
+    """A dispatcher that is told of events, a second apart, and checked after each."""
+
+    def __init__(self, *events: DispatchEvent, **config: object) -> None:
+        self.dispatcher = Dispatcher(DispatchConfig(n_shards=N_SHARDS, **config))  # type: ignore[arg-type]
+        self.now_s = 0.0
+        for event in events:
+            self(event)
+
+    def __call__(self, *events: DispatchEvent) -> list[object]:
+        self.now_s += 1.0
+        out = self.dispatcher.handle(*events, now_s=self.now_s)
+        self.dispatcher.check()
+        return [i.unit if isinstance(i, Bind) else i for i in out]
+
+
+def epochs(first: int, last: int) -> RoundAdded:
+    return RoundAdded(Round(first, (Chain(0, range(first, last + 1), N_SHARDS, evaluate=False),)))
+
+
+@BUSY
+@given(st.permutations(range(N_SHARDS)), st.integers(0, N_SHARDS))
+def test_a_check_goes_on_until_all_its_shards_are_scored_and_is_over_then(
+    order: list[int], n_done: int
+):
+    tell = Told(WorkerAdded("a", ALL), epochs(1, 1), CheckAdded(0, 1))
+    units = [Unit("check", 0, 1, shard) for shard in order]
+    for unit in units[:n_done]:
+        assert tell(UnitReady(unit)) == [unit]
+        assert tell(UnitDone(unit, 1.0, unit.position)) == []
+    for unit in units[n_done:] if n_done < N_SHARDS else units:
+        assert tell(UnitReady(unit)) == ([unit] if n_done < N_SHARDS else [])
+        tell(UnitReturned(unit))
+
+
+@BUSY
+@given(st.integers(1, 12))
+def test_a_worker_that_joins_again_under_its_unit_is_not_counted_as_lost(n_times: int):
+    tell = Told(WorkerAdded("a", ALL), epochs(1, 1), max_strikes=1)
+    for _ in range(n_times):
+        assert tell(UnitReady(FIRST)) == [FIRST]
+        tell(UnitStarted(FIRST, "a"), UnitTrains(FIRST, "a"))
+        assert not any(isinstance(out, FailTrial) for out in tell(WorkerAdded("a", ALL)))
+    assert tell.dispatcher.state.n_lost == 0
+
+
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_unit_that_came_back_is_bound_when_it_is_ready_again_and_not_before(is_bound: bool):
+    tell = Told(*([WorkerAdded("a", ALL)] if is_bound else []), epochs(1, 1))
+    assert tell(UnitReady(FIRST)) == ([FIRST] if is_bound else [])
+    assert FIRST not in tell(UnitReturned(FIRST))
+    assert FIRST not in tell(WorkerAdded("b", ALL))
+    assert FIRST in tell(UnitReady(FIRST))
+
+
+def test_a_trial_that_was_stopped_begins_other_epochs_while_its_old_unit_still_runs():
+    tell = Told(WorkerAdded("a", ALL), epochs(1, 1), UnitReady(FIRST), TrialStopped(0))
+    later = Unit("train", 0, 5, 0)
+    assert later not in tell(epochs(5, 6), UnitReady(later))
+    assert later in tell(UnitReturned(FIRST))
+
+
+def loads_what_it_holds(dispatcher: Dispatcher) -> None:
+    dispatcher.workers["a"].loading |= 1
+
+
+def runs_without_its_shard(dispatcher: Dispatcher) -> None:
+    dispatcher.workers["a"].held = 0
+
+
+def is_bound_twice(dispatcher: Dispatcher) -> None:
+    dispatcher.bindings[Unit("train", 0, 1, 1)] = dispatcher.bindings[FIRST]
+
+
+def runs_for_a_trial_that_is_over(dispatcher: Dispatcher) -> None:
+    del dispatcher.trials[0]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (loads_what_it_holds, "loads what it holds"),
+        (runs_without_its_shard, "does not hold shard"),
+        (is_bound_twice, "workers and bindings disagree"),
+        (runs_for_a_trial_that_is_over, "its trial is over"),
+    ],
+)
+def test_what_must_not_be_is_refused(break_it: Callable[[Dispatcher], None], words: str):
+    tell = Told(WorkerAdded("a", ALL), epochs(1, 1), UnitReady(FIRST))
+    assert FIRST in tell.dispatcher.bindings
+    break_it(tell.dispatcher)
+    with pytest.raises(AssertionError, match=words):
+        tell.dispatcher.check()

@@ -1,0 +1,119 @@
+"""Laws of the rule that chooses a trial: what it may not depend on, and what it forgets."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.dispatch.list_scheduler import ListScheduler
+
+BUSY = settings(deadline=None)
+UNIT_S, N_SHARDS = 10.0, 3
+masks = st.integers(1, 2**N_SHARDS - 1)
+
+
+def rule(
+    held: dict[str, int],
+    speed: dict[str, float],
+    demand: dict[int, float],
+    idle: dict[int, tuple[float, int]],
+    home: dict[int, str],
+) -> ListScheduler[str]:
+    """Workers at rest, and idle trials: what remains of each, and the shards it may take."""
+    made: ListScheduler[str] = ListScheduler(lambda trial, worker: UNIT_S)
+    made.held, made.speed, made.demand = dict(held), dict(speed), dict(demand)
+    made.load, made.free_at = dict.fromkeys(held, 0.0), dict.fromkeys(held, 0.0)
+    made.home.update(home)
+    made.holders_changed()
+    made.target = 1000.0
+    for trial, (remaining, need) in idle.items():
+        made.rem[trial] = remaining
+        made.enter(trial, need)
+    return made
+
+
+@BUSY
+@given(
+    held=st.lists(masks, min_size=2, max_size=4),
+    speed=st.lists(st.integers(1, 4), min_size=4, max_size=4),
+    demand=st.lists(st.integers(1, 20), min_size=N_SHARDS, max_size=N_SHARDS),
+    idle=st.lists(st.tuples(st.integers(1, 100), masks), min_size=1, max_size=5),
+    home=st.dictionaries(st.integers(0, 4), st.sampled_from("0123"), max_size=3),
+    factor=st.sampled_from([2.0**-10, 2.0**10]),
+)
+def test_the_choice_does_not_depend_on_the_units_of_work_and_of_speed(
+    held: list[int],
+    speed: list[int],
+    demand: list[int],
+    idle: list[tuple[int, int]],
+    home: dict[int, str],
+    factor: float,
+):
+    def choice(of_speed: float, of_work: float) -> tuple[int, int] | None:
+        made = rule(
+            {str(i): mask for i, mask in enumerate(held)},
+            {str(i): speed[i] * of_speed for i in range(len(held))},
+            {shard: work * of_work for shard, work in enumerate(demand)},
+            {trial: (float(remaining), need) for trial, (remaining, need) in enumerate(idle)},
+            {trial: worker for trial, worker in home.items() if trial < len(idle)},
+        )
+        return made.pick("0", 0.0)
+
+    assert choice(factor, 1.0) == choice(1.0, factor) == choice(1.0, 1.0)
+
+
+@BUSY
+@given(st.lists(masks, min_size=2, max_size=4), st.integers(1, 7))
+def test_no_demand_is_as_good_as_equal_demand(held: list[int], need: int):
+    def choice(work: float) -> tuple[int, int] | None:
+        made = rule(
+            {str(i): mask for i, mask in enumerate(held)},
+            {str(i): 1.0 for i in range(len(held))},
+            dict.fromkeys(range(N_SHARDS), work),
+            {0: (50.0, need), 1: (90.0, need)},
+            {},
+        )
+        return made.pick("0", 0.0)
+
+    found = choice(0.0)
+    assert (found is None) is (not need & held[0])
+    assert found is None or found[0] == 1
+
+
+@pytest.mark.parametrize("home", [{}, {1: "a"}], ids=["elsewhere", "here"])
+@given(unit_s=st.integers(1, 30), until_s=st.integers(1, 30))
+@BUSY
+def test_wherever_its_state_is_a_trial_waits_for_a_critical_one(
+    home: dict[int, str], unit_s: int, until_s: int
+):
+    """Trial 0 runs on ``b`` and then needs ``a``, or all ends late; trial 1 is idle."""
+    made = rule(
+        {"a": 0b01, "b": 0b10}, {"a": 1.0, "b": 1.0}, {}, {0: (100.0, 2), 1: (40.0, 1)}, home
+    )
+    made.time = lambda trial, worker: float(unit_s)
+    made.target = 100.0
+    made.start(0, "b", 0.0, float(until_s), need_next=0b01)
+    fits = unit_s <= until_s
+    assert made.pick("a", 0.0) == ((1, 0) if fits else None)
+    assert made.wait_until == (inf if fits else until_s)
+
+
+@BUSY
+@given(st.lists(masks, min_size=1, max_size=4))
+def test_nothing_is_remembered_of_a_worker_that_is_gone(held: list[int]):
+    made = rule(
+        {str(i): mask for i, mask in enumerate(held)},
+        {str(i): 1.0 for i in range(len(held))},
+        dict.fromkeys(range(N_SHARDS), 1.0),
+        {0: (50.0, 0b001)},
+        {0: "0"},
+    )
+    for worker in list(made.held):
+        made.pick(worker, 0.0)
+    for worker in list(made.held):
+        made.remove_worker(worker)
+    for table in (made.held, made.load, made.free_at, made.speed, made.unneeded, made.home):
+        assert not table

@@ -1,0 +1,72 @@
+"""Laws of the constructors of flows: what they take, and when two flows are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from typing import Any
+
+import pytest
+
+import dagsel.flows
+import dagsel.flows.baselines
+from dagsel.errors import SearchError
+from dagsel.flow import Context, Flow
+from dagsel.flows import ASHA, SEER, HyperSched, Marble, Range
+from dagsel.flows.baselines import ElasticHyperband, Optimus
+from dagsel.planning.scaling import Scaling
+
+FLOWS = [
+    found
+    for room in (dagsel.flows, dagsel.flows.baselines)
+    for found in (getattr(room, name) for name in room.__all__)
+    if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "handle")
+]
+ARGUMENTS: dict[str, Any] = {
+    "deadline": "10 min",
+    "budget": "80 worker-minutes",
+    "max_epochs": 4,
+    "n_trials": 4,
+    "mutations": {"lr": Range(0.001, 1.0)},
+    "flow": ASHA(max_epochs=4, n_trials=4),
+}
+PROFILE = {"scaling": {"a": Scaling({1: 1.0, 2: 1.8})}}
+SCALING: dict[Any, Any] = {Marble: PROFILE, Optimus: PROFILE}
+
+
+def documented(flow: type[Flow]) -> list[str]:
+    """The names in the section on parameters of the first docstring that has one."""
+    text = next(base.__doc__ for base in flow.__mro__ if "Parameters\n" in (base.__doc__ or ""))
+    section = re.split(r"\n\n? *(?:Raises|Examples|Notes|Returns)\n", inspect.cleandoc(text or ""))[
+        0
+    ]
+    lines = section.split("Parameters\n")[1].splitlines()[1:]
+    return [name.strip() for line in lines if line[:1].strip() for name in line.split(",")]
+
+
+def made(flow: type[Flow]) -> Flow:
+    parameters = inspect.signature(flow).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty]
+    return flow(**{name: ARGUMENTS[name] for name in needed} | SCALING.get(flow, {}))
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+def test_a_flow_takes_what_its_docstring_names_and_nothing_else(flow: type[Flow]):
+    assert sorted(inspect.signature(flow).parameters) == sorted(documented(flow))
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]):
+    begun, fresh = made(flow), made(flow)
+    assert begun == fresh
+    begun.start(Context(n_workers=2))
+    assert begun == fresh
+    assert repr(begun) == repr(fresh)
+
+
+@pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband])
+@pytest.mark.parametrize("factor", [1, 0, -2, 1.5, True, "3"])
+def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any):
+    with pytest.raises(SearchError, match="reduction_factor"):
+        flow("10 min", "80 worker-minutes", reduction_factor=factor)
