@@ -405,3 +405,19 @@ def test_a_run_that_has_done_nothing_is_shown(n: int) -> None:
     assert report.seconds == report.worker_seconds == 0
     assert "new" in repr(report)
     assert "new" in report._repr_html_()
+
+
+@pytest.mark.parametrize("n_came", [0, 1, 3])
+def test_workers_that_come_when_fewer_are_wanted_are_not_those_that_were_asked_for(
+    n_came: int,
+) -> None:
+    story = Story()
+    story.begin(8, Scale(4), plan((3.0, 40.0, 4, 8)), n_workers=0)
+    if n_came:
+        story.wait(2.0, n_came).turn(WorkersChanged(n_came))
+    story.wait(5.0, n_came).turn(None, Scale(2))
+    story.wait(6.0, 4).turn(WorkersChanged(4))
+    story.wait(9.0, 4).turn(None, Finish())
+    came = f"only {n_came}" if n_came else "none"
+    told = f"of the 4 workers that were asked for at 0 s {came} came while so many were wanted"
+    assert told in repr(story.ended(10.0, 4).report(50.0)).lower()

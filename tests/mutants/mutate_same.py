@@ -61,4 +61,10 @@ SAME: tuple[tuple[str, str, str, str], ...] = (
         "True  ->  False",
         "a loaded shard makes none missing; a refusal and a missing shard are looked at anyway",
     ),
+    (
+        "driver/trial_limits.py",
+        "self._numbers[trial] = self._numbers.get(trial, 0) + 1",
+        "1  ->  2",
+        "a number has to be one that was not given before, no more",
+    ),
 )

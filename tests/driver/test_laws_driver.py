@@ -1,0 +1,155 @@
+"""Laws of what the driver refuses, of its end, and of clusters whose size is somebody else's."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hand_engine import HandEngine, epoch_of, search
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scripted import Scripted
+
+from dagsel.dispatch.events import FailRun
+from dagsel.dispatch.units import Unit
+from dagsel.driver.consistency import check_settings
+from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.trial_limits import TrialLimits
+from dagsel.errors import ClusterError, RunDirError, SearchError
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Scale,
+    Train,
+)
+from dagsel.history.record import Record
+from dagsel.messages import SessionBegun, Turn, UnitRecord
+
+BUSY = settings(deadline=None)
+digests = st.sampled_from([None, "a", "b"])
+
+
+@BUSY
+@given(st.lists(digests, max_size=4))
+def test_settings_that_no_session_began_with_are_refused(begun_with: list[str | None]):
+    entries = [SessionBegun(0.0, 0.0, about) for about in begun_with]
+    if "b" in begun_with:
+        with pytest.raises(RunDirError, match="is not the one that the run began with"):
+            check_settings(entries, "a", "the run")
+    else:
+        check_settings(entries, "a", "the run")
+
+
+@BUSY
+@given(
+    st.integers(0, 4),
+    st.none() | st.integers(0, 8),
+    st.lists(st.integers(1, 9), max_size=3),
+)
+def test_a_gang_is_refused_if_there_can_never_be_so_many_workers(
+    n_workers: int, more: int | None, gangs: list[int]
+):
+    most = None if more is None else max(1, n_workers) + more
+    engine: Any = SimpleNamespace(n_workers=n_workers, most_workers=most)
+    limits = TrialLimits(engine, *(None,) * 4)  # type: ignore[arg-type]
+    trains = [Train(trial, 1, gang=gang) for trial, gang in enumerate(gangs)]
+    if most is not None and any(gang > most for gang in gangs):
+        with pytest.raises(SearchError, match=f"never have more than {most}"):
+            limits.check_gangs(trains)
+    else:
+        limits.check_gangs(trains)
+
+
+def begun(n_trials: int, *decisions: Any) -> Record:
+    """Make the record of a run whose trials all train."""
+    record = Record("run", n_shards=1, direction="minimize")
+    record.add(Turn(None, (Ask(n_trials), *decisions), context=Context(4)))
+    trials = tuple(range(n_trials))
+    trains = tuple(Train(trial, 9) for trial in trials)
+    record.add(Turn(Asked(trials), trains, params={trial: {} for trial in trials}))
+    return record
+
+
+@BUSY
+@given(st.integers(1, 6), st.integers(1, 6), st.booleans())
+def test_idle_workers_are_released_unless_the_search_scales_the_cluster_itself(
+    n_trials: int, n_workers: int, scales: bool
+):
+    record = begun(n_trials, *([Scale(n_workers)] if scales else []))
+    idle = IdleWorkers("release")
+    changes = [c for at in (0.0, 1e6, 2e6) for c in idle.settle(record, n_workers, at)]
+    wanted = [change.n_workers for change in changes]
+    assert wanted == ([n_trials] if n_trials < n_workers and not scales else [])
+
+
+@BUSY
+@given(st.integers(1, 3), st.integers(1, 8))
+def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
+    n_trials: int, n_workers: int
+):
+    refused: list[int] = []
+
+    def check(config: object, size: int) -> None:
+        refused.append(size)
+        raise ValueError("one process only")
+
+    record = begun(n_trials)
+    free, bound = IdleWorkers("gang"), IdleWorkers("gang", check=check)
+    free.settle(record, n_workers, 0.0)
+    notes = [c.note for at in (0.0, 1.0) for c in bound.settle(record, n_workers, at)]
+    for trial in range(n_trials):
+        assert free.gang_of(trial) == max(1, n_workers // n_trials)
+        assert bound.gang_of(trial) == 1
+    told = [note for note in notes if "one process only" in note]
+    assert len(told) == (n_workers >= 2 * n_trials)
+    assert all(size > 1 for size in refused)
+
+
+def test_a_trial_that_has_shown_what_gangs_bring_is_believed():
+    def about(start: float, stop: float, *members: str) -> dict[str, Any]:
+        where = {"worker": "a", "shard": 0, "hop": False, "members": members}
+        return {**where, "start": start, "stop": stop, "n_samples": 1}
+
+    record, idle = begun(1), IdleWorkers("gang")
+    for epoch, spent in enumerate(
+        [about(0, 1), about(1, 2), about(2, 9, "b"), about(9, 16, "b")], 1
+    ):
+        record.add(UnitRecord(Unit("train", 0, epoch, 0), **spent))
+    idle.settle(record, 2, 20.0)  # two workers took seven times as long as one
+    assert idle.gang_of(0) == 1
+
+
+def test_a_run_that_the_cluster_cannot_go_on_with_ends_with_its_reason():
+    with pytest.raises(ClusterError, match="shard 0 is nowhere"):
+        search(
+            [Ask(1)], lambda event: [Train(0, 1)], lambda engine: [FailRun("shard 0 is nowhere")]
+        )
+
+
+class Stubborn(Scripted):
+    """A flow that goes on at its deadline."""
+
+    def handle(self, event: Event) -> list[Decision]:
+        return [] if isinstance(event, DeadlineReached) else super().handle(event)
+
+
+@pytest.mark.parametrize("flow", [Scripted, Stubborn])
+def test_a_search_ends_at_its_deadline_whatever_its_flow_says(
+    flow: type[Scripted], monkeypatch: pytest.MonkeyPatch
+):
+    def late(engine: HandEngine) -> list[Any]:
+        engine.seconds = 1e6
+        return []
+
+    def answer(event: Event) -> list[Decision]:
+        return [Train(0, 9)] if isinstance(event, Asked) else []
+
+    monkeypatch.setattr("hand_engine.Scripted", flow)
+    done = search([Ask(1)], answer, lambda e: epoch_of(0, 1, 0.5), late, deadline_s=100.0)
+    assert done.record.finished
+    assert done.told("submit") == [[(0, range(1, 10))]]

@@ -1,0 +1,89 @@
+"""Laws of where a run and a trial stand: the end of the search, points of a drawing, places."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.dispatch.units import Unit
+from dagsel.flow import Paused, Train
+from dagsel.history.course import LEAST_S, Course, Moment
+from dagsel.history.tally import EpochTally
+from dagsel.history.trial import TrialRecord
+from dagsel.messages import PieceRecord, StatePlace, UnitRecord
+
+BUSY = settings(deadline=None)
+steps = st.lists(st.tuples(st.floats(0, 50), st.integers(0, 9)), min_size=1, max_size=8)
+
+
+def course(told: list[tuple[float, int]], *, is_over: bool = False) -> Course:
+    seconds = list(accumulate(step for step, _ in told))
+    costs = accumulate(step * n for step, n in told)
+    moments = [Moment(at, cost, 1) for at, cost in zip(seconds, costs, strict=True)]
+    if is_over:
+        moments[-1] = Moment(moments[-1].seconds, moments[-1].worker_seconds, 0, mark="end")
+    return Course(moments)
+
+
+@BUSY
+@given(steps, st.booleans())
+def test_a_search_ends_with_the_last_moment_before_the_release(
+    told: list[tuple[float, int]], is_over: bool
+):
+    made = course(told, is_over=is_over)
+    before = [moment for moment in made.moments if moment.mark != "end"] or [made.end]
+    assert made.search_end is before[-1]
+
+
+@BUSY
+@given(steps, st.floats(0, 100), st.floats(0.5, 100))
+def test_no_two_points_of_a_drawing_are_closer_than_can_be_read(
+    told: list[tuple[float, int]], start: float, lasts: float
+):
+    points = course(told).costs(start, start + lasts)
+    assert (points[0][0], points[-1][0]) == (start, start + lasts)
+    assert all(after - before >= LEAST_S - 1e-9 for (before, _), (after, _) in pairwise(points))
+
+
+ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False}
+
+
+@BUSY
+@given(st.integers(0, 3), st.integers(1, 4), st.data())
+def test_the_place_of_the_newest_state_is_as_far_as_the_trial_has_trained(
+    n_epochs: int, n_shards: int, data: st.DataObject
+):
+    n_units = data.draw(st.integers(0, n_shards - 1))
+    record = TrialRecord(0, {}, {})
+    record.allow(Train(0, n_epochs + 1))
+    for epoch in range(1, n_epochs + 2):
+        tally = record.tallies[epoch] = EpochTally(n_shards)
+        for position in range(n_shards if epoch <= n_epochs else n_units):
+            about = {**ABOUT, "shard": position}
+            tally.add(UnitRecord(Unit("train", 0, epoch, position), **about, n_samples=1))
+    place = record.place(n_shards)
+    assert record.progress(n_shards) == n_epochs + n_units / n_shards
+    if place is None:
+        assert n_epochs == n_units == 0
+    else:
+        assert place.epoch - 1 + (place.position + 1) / n_shards == record.progress(n_shards)
+
+
+@BUSY
+@given(st.lists(st.booleans(), min_size=1, max_size=5), st.booleans())
+def test_a_trial_that_rests_is_held_until_it_may_train_and_a_rest_is_no_switch(
+    told: list[bool], is_scored: bool
+):
+    record = TrialRecord(0, {}, {})
+    for rests in told:
+        if rests:
+            value = {"value": 0.5, "metrics": {"loss": 0.5}} if is_scored else {"value": None}
+            record.rest(Paused(0, 0.5, 2.0, **value), StatePlace(1, 0))
+        else:
+            record.allow(Train(0, 1))
+        assert record.is_held is rests
+        record.spend(PieceRecord(Unit("train", 0, 1, 0), **ABOUT, share=0.5))
+        assert (record.cut is None) is rests
