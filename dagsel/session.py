@@ -25,8 +25,8 @@ from dagsel.errors import (
     TooLittleTimeError,
 )
 from dagsel.execution.cluster import capacity_here, connect, own_until, why_no_room, workers_of
+from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import pack_workload, versions_here
-from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.pools import driver_for
 from dagsel.execution.run_spec import RunSpec

@@ -14,14 +14,10 @@ Three kinds of clusters are told apart by what they can do, not by their names:
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable
+from typing import Any
 
 from distributed import Client, LocalCluster, SchedulerPlugin, Status
 
@@ -31,218 +27,15 @@ from dagsel.execution.cluster import (
     WorkerLimit,
     limit_here,
     limit_of_gpus,
-    own_since,
     workers_of,
 )
+from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.jobs import jobs_of
 from dagsel.execution.spec_cluster import CLOSE_TIMEOUT_S, add_workers, withdraw
-from dagsel.planning.capacity import ClusterCapacity
-from dagsel.planning.pools import Workers
-
-logger = logging.getLogger("dagsel")
 
 ADAPTS = "cluster.adapt() decides how many workers there are"
 #: A worker in one of these states does not run again.
 GONE = {Status.closing_gracefully, Status.closing, Status.closed, Status.failed}
-
-
-class Size(NamedTuple):
-    """A request for a number of workers, not counting some that are leaving."""
-
-    n_workers: int
-    besides: frozenset[str]
-
-
-class Return(NamedTuple):
-    """A request for a number of workers, of which those that come first in an order go."""
-
-    n_workers: int
-    in_order: Callable[[], list[str]]
-
-
-#: A size to reach, addresses of workers to close, or None to end the thread.
-Request: TypeAlias = Size | Return | frozenset[str] | None
-
-
-class ClusterDriver(ABC):
-    """Scales a cluster: performs requests one after the other, in a thread of its own.
-
-    Each kind of cluster has a subclass, which overrides `why_not`, `wanted`, `limit`, `fill` and
-    `close_workers`. These may take long and raise what goes wrong.
-    """
-
-    #: Workers that the cluster has refused to exceed; None until it has refused some.
-    most: int | None = None
-    #: Pools of workers, and what an hour of one costs; empty if they are all alike.
-    pools: tuple[Workers, ...] = ()
-    prices: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, client: Client, cluster: Any) -> None:
-        self.client, self.cluster = client, cluster
-        self.on_grown: Callable[[], None] = lambda: None  # called in the thread after each `fill`
-        self.taken: set[str] = set()  # names of workers that went at notice and do not come back
-        self._requests: list[Request] = []
-        self._changed = threading.Condition()
-        self._troubles: list[str] = []
-        self._thread: threading.Thread | None = None
-
-    @property
-    @abstractmethod
-    def why_not(self) -> str:
-        """Why the cluster cannot be scaled, and what to do; empty if it can."""
-
-    @property
-    @abstractmethod
-    def wanted(self) -> int:
-        """Workers that the cluster was told to have: those that are there and those to come."""
-
-    @property
-    @abstractmethod
-    def limit(self) -> WorkerLimit:
-        """How many workers there can be."""
-
-    @abstractmethod
-    def fill(self, n_workers: int, besides: Collection[str]) -> None:
-        """Do what `grow` asks for."""
-
-    @abstractmethod
-    def close_workers(self, workers: Collection[str]) -> None:
-        """Do what `retire` asks for."""
-
-    @property
-    def wanted_of(self) -> Mapping[str, int]:
-        """The same by pool."""
-        return {"": self.wanted}
-
-    def pool_of(self, name: str) -> str:
-        """Return the pool of the worker of this name."""
-        return ""
-
-    @property
-    def can_scale(self) -> bool:
-        """Whether the cluster can be scaled, and nobody else scales it."""
-        return not self.why_not
-
-    @property
-    def node_size(self) -> int:
-        """Workers that start and end together, as in a batch system's job."""
-        return 1
-
-    def node_of(self, name: str) -> str:
-        """Return the job of the worker of this name; the name itself if it runs alone."""
-        return name
-
-    @property
-    def startup_s(self) -> float:
-        """Seconds that a worker takes to start, if the kind of cluster tells; 0 if it does not."""
-        return 0.0
-
-    @property
-    def own_since(self) -> float | None:
-        """When the workers of a cluster of our own were asked for; None if it is not ours."""
-        return own_since(self.cluster)
-
-    def capacity(
-        self, max_cluster_workers: int | None = None, startup_s: float | None = None
-    ) -> ClusterCapacity:
-        """Return what the cluster can have.
-
-        Parameters
-        ----------
-        max_cluster_workers
-            Workers that it may have, over all trials; None for as many as there can be.
-        startup_s
-            Seconds that a worker takes to start; None if it is not known.
-
-        Raises
-        ------
-        ClusterError
-            If there cannot be so many workers, or not so few.
-        """
-        known_s = self.startup_s if startup_s is None else startup_s
-        return self.limit.capacity(max_cluster_workers, known_s, self.node_size)
-
-    def grow(self, n_workers: int, *, besides: Collection[str] = ()) -> None:
-        """Have so many workers; lost ones are replaced.
-
-        The workers at the addresses in `besides` are leaving and do not count. If more are there,
-        all stay, and only those that have not started yet are given up.
-        """
-        self._request(Size(n_workers, frozenset(besides)))
-
-    def retire(self, workers: Iterable[str]) -> None:
-        """Close workers on which nothing runs any more, by address; they are not replaced."""
-        addresses = frozenset(workers)
-        if addresses:
-            self._request(addresses)
-
-    def give_back(self, n_workers: int, in_order: Callable[[], list[str]]) -> None:
-        """Have as many workers as before a run: give up those still to come, close the others.
-
-        `in_order` returns the workers that are there; the first ones go.
-        """
-        self._request(Return(n_workers, in_order))
-
-    def troubles(self) -> list[str]:
-        """Return what went wrong since the last call."""
-        with self._changed:
-            found, self._troubles = self._troubles, []
-        return found
-
-    def close(self, *, timeout_s: float = 60.0) -> bool:
-        """Perform what was requested and stop; return whether the time was enough."""
-        thread, self._thread = self._thread, None
-        if thread is None:
-            return True
-        self._request(None)
-        thread.join(timeout_s)
-        return not thread.is_alive()
-
-    def _request(self, request: Request) -> None:
-        if self._thread is None and request is not None:
-            self._thread = threading.Thread(target=self._perform, name="dagsel-scale", daemon=True)
-            self._thread.start()
-        with self._changed:
-            if isinstance(request, Size | Return):  # an earlier size is of no use any more
-                self._requests = [r for r in self._requests if not isinstance(r, Size)]
-            last = self._requests[-1] if self._requests else None
-            if isinstance(request, frozenset) and isinstance(last, frozenset):
-                # Closed one after the other, a worker would hand its data to the next that goes.
-                self._requests[-1] = last | request
-            else:
-                self._requests.append(request)
-            self._changed.notify()
-
-    def _perform(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._requests)
-                request = self._requests.pop(0)
-            if request is None:
-                return
-            try:
-                match request:
-                    case frozenset():
-                        self.close_workers(sorted(request))
-                    case Return(n_workers, in_order):
-                        self.fill(n_workers, ())
-                        there = in_order()  # one may have been lost just now
-                        surplus = there[: max(0, min(self.wanted, len(there)) - n_workers)]
-                        if surplus:
-                            self.close_workers(sorted(surplus))
-                            self.fill(n_workers, ())
-                    case Size(n_workers, besides):
-                        try:
-                            self.fill(n_workers, besides)
-                        finally:
-                            self.on_grown()
-            except Exception as error:  # a search goes on with the workers it has
-                logger.debug("scaling the cluster", exc_info=True)
-                self._trouble(f"{type(error).__name__}: {error}")
-
-    def _trouble(self, reason: str) -> None:
-        with self._changed:
-            self._troubles.append(f"scaling the cluster: {reason}")
 
 
 def elastic_for(client: Client, cluster: Any = None) -> ClusterDriver:

@@ -34,9 +34,9 @@ from dagsel.errors import (
     WorkerMemoryError,
 )
 from dagsel.execution.cluster import workers_of
+from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
-from dagsel.execution.elastic import ClusterDriver
 from dagsel.execution.graph import Key, check_graph, round_graph
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin

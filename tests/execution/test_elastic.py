@@ -13,7 +13,8 @@ from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
 
 from dagsel.execution.cluster import workers_of
-from dagsel.execution.elastic import ClusterDriver, _ByName, elastic_for
+from dagsel.execution.cluster_driver import ClusterDriver
+from dagsel.execution.elastic import _ByName, elastic_for
 from dagsel.messages import Note
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -437,12 +438,22 @@ def test_a_job_is_billed_as_a_whole(digits: ShardedDataset, run_dir: str) -> Non
 
 def test_the_workers_of_a_job_go_together(digits: ShardedDataset, run_dir: str) -> None:
     with jobs_of_two(3) as (_, client):
-        driver = elastic_for(client)
+        driver: Any = elastic_for(client)
+        close_workers, may_close = driver.close_workers, threading.Event()
+
+        def close_slowly(workers: Any) -> None:
+            close_workers(workers)
+            may_close.wait(TIMEOUT_S)
+
+        driver.close_workers = close_slowly
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
             jobs = set(engine.bill.nodes.values())
             engine.scale(3)  # one job goes; half of another one would save nothing
             while len(engine.workers) > 4:
                 list(engine.messages(timeout_s=TIMEOUT_S))
             assert engine.n_workers == 4
+            assert set(engine.bill.nodes.values()) == jobs  # billed until the cluster has closed it
+            may_close.set()
+            driver.close()
             assert set(engine.bill.nodes.values()) < jobs
             assert engine.bill.n_billed == 2
