@@ -67,4 +67,16 @@ SAME: tuple[tuple[str, str, str, str], ...] = (
         "1  ->  2",
         "a number has to be one that was not given before, no more",
     ),
+    (
+        "storage/datasets/sources.py",
+        "own = (own,) * math.ceil(length / max(1, own)) if own > 1 else ()",
+        "1  ->  2",
+        "the divisor: own is 2 or more there",
+    ),
+    (
+        "storage/datasets/sources.py",
+        "if len(blocks) == 1:",
+        "1  ->  0",
+        "a shortcut is not taken: one block joined with none is itself",
+    ),
 )

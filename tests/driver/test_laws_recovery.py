@@ -1,0 +1,107 @@
+"""Laws of the states that a search goes on from: the newest of use, and another trial's."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagsel.driver.recovery import StoredStates
+from dagsel.history.record import Record
+from dagsel.history.trial import EpochRecord, TrialRecord
+from dagsel.storage import RunDir
+
+BUSY = settings(deadline=None, max_examples=60)
+N = 2
+PLACES = [(epoch, position) for epoch in (1, 2, 3) for position in range(N)]
+
+
+def stored(**trials: set[tuple[int, int]]) -> StoredStates:
+    """Return the states of trials t0, t1, ... at places."""
+    states = RunDir(f"memory://{uuid.uuid4().hex}").states
+    for name, places in trials.items():
+        for place in sorted(places):
+            states.save(int(name[1:]), *place, f"{name} {place}".encode(), meta(place))
+    record = Record("run", n_shards=N, direction="minimize")
+    return StoredStates(states, record, lambda blob, config, new: blob + b" adapted")
+
+
+def meta(place: tuple[int, int], **about: Any) -> dict[str, Any]:
+    visits = list(range(place[1] + 1))
+    return {
+        "shard": place[1],
+        "visits": visits,
+        "n_samples": 1,
+        "loss": 0.5,
+        **about,
+    }
+
+
+def trial(number: int, n_epochs: int) -> TrialRecord:
+    epochs = [EpochRecord(epoch, 0.5, {}, 0.5, 1.0) for epoch in range(1, n_epochs + 1)]
+    return TrialRecord(number, {"x": number}, {}, epochs=epochs, n_decided=3)
+
+
+@BUSY
+@given(
+    st.sets(st.sampled_from(PLACES)),
+    st.sets(st.sampled_from(PLACES), max_size=2),
+    st.integers(0, 1),
+)
+def test_a_trial_goes_on_from_the_newest_state_before_which_all_is_known(
+    places: set[tuple[int, int]], damaged: set[tuple[int, int]], n_reported: int
+):
+    found = stored(t0=places)
+    for place in places & damaged:  # what it visited cannot be
+        found.states.save(0, *place, b"", meta(place, visits=[0] * (place[1] + 1) + [0]))
+    readable = places - damaged
+
+    def is_of_use(place: tuple[int, int]) -> bool:
+        return all((epoch, N - 1) in readable for epoch in range(n_reported + 1, place[0]))
+
+    states = [(state.epoch, state.position) for state in found.look_up(trial(0, n_reported))]
+    of_use = {place for place in readable if is_of_use(place)}
+    assert bool(states) is bool(of_use)
+    if states:
+        *ends, newest = states
+        assert newest in of_use
+        assert ends == [(epoch, N - 1) for epoch in range(n_reported + 1, newest[0])]
+        if max(readable) in of_use:
+            assert newest == max(readable)
+
+
+@pytest.mark.parametrize("n_epochs", [0, 1, 2])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_clone_has_the_state_at_the_end_of_the_epoch_that_it_goes_on_from(
+    n_epochs: int, is_there: bool
+):
+    ends = {(epoch, N - 1) for epoch in (1, 2) if is_there or epoch != 2}
+    found = stored(t0=ends | {(3, 0)}, t1={(e, N - 1) for e in range(1, n_epochs + 1)})
+    source, target = trial(0, 2), trial(1, n_epochs)
+    found.record.trials.update({0: source, 1: target})
+    target.adopt(source, {"x": 7})
+    for tell in (found.adopt_again, found.adopt_again):  # the second time it is there already
+        why = tell(target)
+        if is_there:
+            assert why == ""
+            blob, about = found.states.load(1, n_epochs, N - 1)
+            assert blob == b"t0 (2, 1) adapted"
+            assert about["adoptions"] == 1
+        else:
+            assert "trial 0" in why
+            assert "is lost" in why
+
+
+def test_a_state_that_was_adopted_once_is_not_adopted_again_over_what_was_trained_since():
+    found = stored(t0={(1, N - 1), (2, N - 1)}, t1={(1, N - 1)})
+    source, target = trial(0, 2), trial(1, 1)
+    found.record.trials.update({0: source, 1: target})
+    target.adopt(source, {})
+    assert found.adopt_again(target) == ""
+    found.states.save(0, 2, N - 1, b"another", meta((2, N - 1)))
+    found.states.save(1, 2, 0, b"trained", meta((2, 0), adoptions=1))
+    assert found.adopt_again(target) == ""
+    assert found.states.load(1, 1, N - 1)[0] == b"t0 (2, 1) adapted"

@@ -1,0 +1,146 @@
+"""Laws of shards and blocks, of the permutation of a data set, and of a folder and its lock."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+import uuid
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.errors import DatasetInputError, RunDirError, RunDirLockedError
+from dagsel.storage import RunDir
+from dagsel.storage.datasets import pair
+from dagsel.storage.datasets.permutation import Shuffle, _hash
+from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.sources import _block_bounds
+from dagsel.storage.files import Folder
+from dagsel.storage.runs import lock
+
+
+@given(st.integers(2, 60_000))
+def test_a_pair_has_a_shard_for_each_so_many_samples_but_at_least_one_and_no_crowd(
+    n_samples: int,
+):
+    x = np.broadcast_to(np.float32(0), (n_samples, 2))
+    y = np.broadcast_to(np.int64(0), (n_samples,))
+    if n_samples < 3:
+        return
+    n_shards = pair.ArrayPair.read(x, y).manifest.n_shards
+    assert 1 <= n_shards <= pair.MOST_SHARDS
+    assert n_shards == 1 or n_samples / n_shards >= pair.SHARD_SAMPLES
+    fuller = n_samples / (n_shards + 1) >= pair.SHARD_SAMPLES
+    assert not fuller or n_shards == pair.MOST_SHARDS
+
+
+@given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4))
+def test_text_becomes_an_array_of_text_whatever_holds_it(words: list[str]):
+    for value in (words, np.array(words, dtype=object), np.array(words)):
+        found = pair.as_array("y", value)
+        assert found.dtype.kind == "U"
+        assert found.tolist() == words
+
+
+@given(st.integers(2, 40), st.integers(1, 39), st.integers(1, 8))
+def test_each_shard_has_samples_to_train_and_to_validate_or_nothing_is_written(
+    n_samples: int, n_validation: int, n_shards: int
+):
+    if n_validation >= n_samples:
+        return
+    part: dict[str, Any] = {"validation": n_validation / n_samples, "seed": 0}
+    arrays = {"x": np.zeros((n_samples, 1))}
+    if min(n_validation, n_samples - n_validation) >= n_shards:
+        manifest = plan_write(arrays, "data-00000000", n_shards=n_shards, **part).manifest
+        assert manifest.n_validation == n_validation
+        assert manifest.n_train == n_samples - n_validation
+    else:
+        with pytest.raises(DatasetInputError, match="lower n_shards or change validation"):
+            plan_write(arrays, "data-00000000", n_shards=n_shards, **part)
+
+
+@given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 20))
+def test_blocks_are_whole_chunks_and_none_is_read_twice(length: int, chunk: int, block_rows: int):
+    array = SimpleNamespace(shape=(length,), chunks=(chunk,))
+    bounds = list(_block_bounds(array, block_rows))
+    assert (bounds[0][0], bounds[-1][1]) == (0, length)
+    assert all(before[1] == after[0] for before, after in pairwise(bounds))
+    assert all(start % chunk == 0 for start, _ in bounds)
+    assert all(stop - start <= max(chunk, block_rows) for start, stop in bounds)
+
+
+def test_the_hash_is_that_of_its_paper():
+    # SplitMix64 from the seed 1234567, as published with its reference implementation.
+    published = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    with np.errstate(over="ignore"):
+        found = _hash(np.arange(1, 6, dtype=np.uint64), np.uint64(1234567))
+    assert found.tolist() == published
+
+
+@pytest.mark.parametrize("n_samples", [2**16 + 1, 2**17, 2**17 + 3])
+def test_a_large_permutation_draws_no_number_from_outside_the_next_power_of_two(n_samples: int):
+    bits = (n_samples - 1).bit_length()
+    every = np.arange(2**bits, dtype=np.uint64)
+    found = Shuffle(n_samples, 5)._network(every, range(1))
+    assert np.array_equal(np.sort(found), every)
+
+
+def test_while_one_looks_at_the_lock_no_other_process_of_the_machine_does(tmp_path: Path):
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with lock._alone(Folder(tmp_path)), pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(fd)
+
+
+def test_a_driver_that_this_user_may_not_look_at_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    process = psutil.Process
+
+    def hidden(pid: int | None = None) -> psutil.Process:
+        if pid is not None:
+            raise psutil.AccessDenied(pid)
+        return process()
+
+    with RunDir(tmp_path).lock("one"):
+        monkeypatch.setattr(psutil, "Process", hidden)
+        with pytest.raises(RunDirLockedError):
+            RunDir(tmp_path).lock("two")
+
+
+@pytest.mark.parametrize("decides", [True, False])
+def test_a_lock_waits_only_for_stores_that_may_let_two_win(
+    decides: bool, monkeypatch: pytest.MonkeyPatch
+):
+    slept: list[float] = []
+    monkeypatch.setattr(lock, "_DECIDES", {"memory"} if decides else set())
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with RunDir(f"memory://{uuid.uuid4().hex}").lock("one"):
+        assert slept == ([] if decides else [lock._SETTLE_S])
+
+
+def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path):
+    run_dir = RunDir(tmp_path / "run")
+    run_dir.check_free()
+    run_dir.claim("3f9a", {"n": 3})
+    run_dir.check_free()
+    run_dir.journal.append([{"is": "session"}])
+    with pytest.raises(RunDirError, match="holds run 3f9a already; choose another run_dir"):
+        run_dir.check_free()
