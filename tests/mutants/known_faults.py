@@ -332,14 +332,14 @@ FAULTS = (
         "run.py",
         "replicas=given.replicas,",
         "",
-        "attack/test_wrong_arguments.py::test_what_was_meant_is_taken",
+        "driver/test_session.py",
     ),
     Fault(
         "run: the time limit of a unit is forgotten",
         "run.py",
         "unit_timeout_s=given.unit_timeout,",
         "",
-        "attack/test_wrong_arguments.py::test_what_was_meant_is_taken",
+        "driver/test_session.py",
     ),
     Fault(
         "session: the dispatcher does not hear of replicas",
