@@ -105,6 +105,15 @@ def processes() -> set[int]:
     return found
 
 
+def started_since(before: set[int]) -> list[psutil.Process]:
+    """This process's children that were not there before."""
+    found = []
+    for pid in processes() - before:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found.append(psutil.Process(pid))
+    return found
+
+
 def final_state(engine: DaskEngine, trial: int, epoch: int, n_shards: int) -> State:
     blob, _ = engine.spec.run_dir.states.load(trial, epoch, n_shards - 1)
     return State(blob)

@@ -26,7 +26,7 @@ from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import engine_for, processes, there
+from .helpers import engine_for, processes, started_since, there
 from .test_elastic import SCHEDULER, TIMEOUT_S, Job, Queued, TwoDevices, cluster_of, jobs_of_two
 
 
@@ -101,8 +101,7 @@ def test_our_own_cluster_is_not_waited_for_longer_than_there_is_time(
         with connect(n_workers=2, within_s=0.5):
             pass
     # On a busy machine one that is still starting ends in the background.
-    ours = [psutil.Process(pid) for pid in processes() - before]
-    assert not psutil.wait_procs(ours, timeout=TIMEOUT_S)[1]
+    assert not psutil.wait_procs(started_since(before), timeout=TIMEOUT_S)[1]
 
 
 def test_a_cluster_of_gpus_has_its_devices() -> None:

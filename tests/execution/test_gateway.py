@@ -25,7 +25,7 @@ from .deployed import (
     growing,
     search,
 )
-from .helpers import processes, there
+from .helpers import processes, started_since, there
 
 WHY = "needs the extra dev: a dask-gateway server"
 dask_gateway = pytest.importorskip("dask_gateway", reason=WHY)
@@ -43,7 +43,7 @@ def gateway(tmp_path: Path) -> Iterator[Any]:
         with dask_gateway.GatewayCluster(address=address, auth="basic") as cluster:
             with cluster.get_client(set_as_default=False) as client:
                 yield cluster, client
-            ours = [psutil.Process(pid) for pid in processes() - before]
+            ours = started_since(before)
         # Its __del__ asks for a loop that has ended.
         del cluster.gateway._loop_runner
     # Workers outlive the server as children of init.
