@@ -24,6 +24,7 @@ from dagsel.flow import (
     DeadlineReached,
     Decision,
     Event,
+    Finish,
     Scale,
     Train,
 )
@@ -96,7 +97,7 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
 
     def check(config: object, size: int) -> None:
         refused.append(size)
-        raise ValueError("one process only")
+        raise ValueError(f"one process only, not {size}")
 
     record = begun(n_trials)
     free, bound = IdleWorkers("gang"), IdleWorkers("gang", check=check)
@@ -105,7 +106,7 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
     for trial in range(n_trials):
         assert free.gang_of(trial) == max(1, n_workers // n_trials)
         assert bound.gang_of(trial) == 1
-    told = [note for note in notes if "one process only" in note]
+    told = [note for note in notes if "one process only, not 2" in note]
     assert len(told) == (n_workers >= 2 * n_trials)
     assert all(size > 1 for size in refused)
 
@@ -153,3 +154,19 @@ def test_a_search_ends_at_its_deadline_whatever_its_flow_says(
     done = search([Ask(1)], answer, lambda e: epoch_of(0, 1, 0.5), late, deadline_s=100.0)
     assert done.record.finished
     assert done.told("submit") == [[(0, range(1, 10))]]
+    assert done.told("stop") == [0]
+    assert all(t.state.is_finished() for t in done.study.study.trials)
+
+
+@pytest.mark.parametrize("wanted", [None, 3])
+def test_a_session_that_goes_on_asks_for_the_workers_that_were_wanted(wanted: int | None):
+    scales = (Scale(wanted),) if wanted else ()
+    record = Record("run", n_shards=1, direction="minimize")
+    record.add(SessionBegun(0.0, 0.0))
+    record.add(Turn(None, (Ask(1), *scales), context=Context(2)))
+
+    def answer(event: Event) -> list[Decision]:
+        return [Train(0, 1)] if isinstance(event, Asked) else [Finish()]
+
+    done = search([], answer, lambda e: epoch_of(0, 1, 0.5), record=record)
+    assert set(done.told("scale")) == ({wanted} if wanted else set())
