@@ -421,3 +421,30 @@ def test_workers_that_come_when_fewer_are_wanted_are_not_those_that_were_asked_f
     came = f"only {n_came}" if n_came else "none"
     told = f"of the 4 workers that were asked for at 0 s {came} came while so many were wanted"
     assert told in repr(story.ended(10.0, 4).report(50.0)).lower()
+
+
+@pytest.mark.parametrize("late_s", [2.0, 9.0])
+def test_workers_that_were_asked_for_later_are_timed_from_then(late_s: float) -> None:
+    story = Story()
+    story.begin(8, Scale(2), plan((3.0, 60.0, 2, 8)), n_workers=2)
+    story.wait(10.0, 2).turn(None, Scale(6))
+    story.wait(10.0 + late_s, 2).turn(WorkersChanged(6))
+    story.wait(40.0, 6).turn(None, Finish())
+    told = repr(story.ended(41.0, 6).report(70.0))
+    n_told = told.count("4 workers that were asked for at 10 s came after")
+    assert n_told == 1
+    assert f"at 10 s came after {late_s:g} s, 3 s were planned" in told
+
+
+@pytest.mark.parametrize("later_s", [-1.0, 0.5])
+def test_a_stage_was_planned_again_if_the_next_plan_begins_before_its_end(later_s: float) -> None:
+    story = Story()
+    story.begin(8, Scale(4), plan((3.0, 10.0, 4, 9)), n_workers=4)
+    story.wait(5.0, 4)
+    for trial in range(8):
+        story.trained(trial, 1.0)
+    story.wait(12.0, 4).turn(None, plan((13.0 + later_s, 20.0, 4, 8)), Train(0, 1))
+    story.wait(30.0, 4).trained(0, 9.0).turn(None, Finish())
+    told = repr(story.ended(31.0, 4).report(40.0))
+    assert "Stage 1 trained 8 trials, not 9" in told
+    assert ("planned again before its end" in told) is (later_s < 0)
