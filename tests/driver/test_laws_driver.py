@@ -14,7 +14,7 @@ from scripted import Scripted
 from dagsel.dispatch.events import FailRun
 from dagsel.dispatch.units import Unit
 from dagsel.driver.consistency import check_settings
-from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.idle_workers import RESTART_S, IdleWorkers
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.errors import ClusterError, RunDirError, SearchError
 from dagsel.flow import (
@@ -109,6 +109,18 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
     told = [note for note in notes if "one process only, not 2" in note]
     assert len(told) == (n_workers >= 2 * n_trials)
     assert all(size > 1 for size in refused)
+
+
+@pytest.mark.parametrize("n_between", [3, 4])
+def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_them_back(
+    n_between: int,
+):
+    idle, record, wanted = IdleWorkers("gang", costs=True), begun(2), []
+    for at, n_workers in ((0.0, 3), (0.9, n_between), (1.1, 3), (2.2, 3)):
+        changes = idle.settle(record, n_workers, at * RESTART_S)
+        wanted.append([c.n_workers for c in changes if c.n_workers is not None])
+    was_idle = n_between == 3  # with four workers both trials have two
+    assert wanted == ([[], [], [2], []] if was_idle else [[], [], [], [2]])
 
 
 def test_a_trial_that_has_shown_what_gangs_bring_is_believed():
