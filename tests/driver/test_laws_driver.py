@@ -111,7 +111,7 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
     assert all(size > 1 for size in refused)
 
 
-@pytest.mark.parametrize("n_between", [3, 4])
+@pytest.mark.parametrize("n_between", [2, 3, 4])
 def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_them_back(
     n_between: int,
 ):
@@ -119,7 +119,7 @@ def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_the
     for at, n_workers in ((0.0, 3), (0.9, n_between), (1.1, 3), (2.2, 3)):
         changes = idle.settle(record, n_workers, at * RESTART_S)
         wanted.append([c.n_workers for c in changes if c.n_workers is not None])
-    was_idle = n_between == 3  # with four workers both trials have two
+    was_idle = n_between == 3  # with four workers both trials have two, with two one each
     assert wanted == ([[], [], [2], []] if was_idle else [[], [], [], [2]])
 
 
