@@ -10,7 +10,8 @@ changed function. Which do, one run of each file of tests has shown (``--touched
 first failure, and at a test that takes several times the CPU time that it takes without the
 mutant: the mutant hangs. Together they take at most ``--seconds``; the dearest are left out, and so
 are all that start a cluster. Hypothesis draws the same examples each time and makes none small.
-``--out`` holds a line for each mutant and is gone on with; ``--again`` tries survivors once more.
+``--out`` holds a line for each mutant and is gone on with, but for files that have changed since;
+``--again`` tries survivors once more. After tests were changed, delete it.
 
 Not mutmut 3: it leaves out properties, defaults of fields and constants of modules, tries all
 mutants and no sample, and finds no tests where a module's path is not its name (``flows/asha.py``
@@ -130,9 +131,9 @@ class Bench:
         for folder in folders:
             for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
                 name = path.relative_to(ROOT).as_posix()
-                digest = hashlib.sha256(path.read_bytes()).hexdigest()
-                if known.get(name, {}).get("digest") != digest:
-                    known[name] = {"digest": digest, **self._touched(name)}
+                now = hashlib.sha256(path.read_bytes()).hexdigest()
+                if known.get(name, {}).get("digest") != now:
+                    known[name] = {"digest": now, **self._touched(name)}
                     kept.write_text(json.dumps(known))
         return {name: file for name, file in known.items() if (ROOT / name).exists()}
 
@@ -212,6 +213,7 @@ class Bench:
             status = "1"  # it failed before
         return {
             "name": mutant.name,
+            "code": digest(mutant),
             "folder": mutant.folder,
             "at": f"{mutant.file}:{mutant.line}",
             "text": mutant.text,
@@ -222,6 +224,11 @@ class Bench:
             "n_tests": len(order),
             "seconds": round(time.monotonic() - start, 1),
         }
+
+
+def digest(mutant: Mutant) -> str:
+    """Return the checksum of the file that is changed."""
+    return hashlib.sha256((ROOT / "dagsel" / mutant.file).read_bytes()).hexdigest()
 
 
 def is_same(mutant: Mutant) -> bool:
@@ -276,6 +283,8 @@ def main() -> int:
     if options.out.exists():
         lines = map(json.loads, options.out.read_text().splitlines())
         outcomes = {about["name"]: about for about in lines}
+        codes = {m.name: digest(m) for m in drawn}
+        outcomes = {n: a for n, a in outcomes.items() if a["code"] == codes.get(n)}
     todo = [m for m in drawn if m.name not in outcomes]
     if options.again:
         todo += [
