@@ -33,6 +33,7 @@ FOLDERS = {
     "views": "What is shown",
     "gpu": "GPUs",
     "benchmarks": "Benchmarks",
+    "mutants": "The tests themselves",
     ".": "The house, its documents, its values",
 }
 
