@@ -110,3 +110,14 @@ def test_a_trial_of_which_nothing_is_known_may_cost_two_deviations_more():
     assert times.optimism(1) == 1
     times.observe(0, "a", 3.0)
     assert times.optimism(0) == 1
+
+
+@pytest.mark.parametrize(("late_s", "is_same"), [(0.0, True), (0.5, True), (1.5, False)])
+def test_workers_of_a_gang_that_are_lost_soon_after_another_are_one_death(
+    late_s: float, is_same: bool
+):
+    suspect = Suspect(gang={"b"}, died_s=10.0)
+    assert suspect.was_in_gang("b", 10.0 + late_s) is is_same
+    assert not suspect.was_in_gang("c", 10.0 + late_s)
+    suspect.broke = Seen()  # no loss is known yet: it may be heard of whenever
+    assert suspect.was_in_gang("b", 1e6)
