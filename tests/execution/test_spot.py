@@ -22,6 +22,7 @@ from distributed.scheduler import Scheduler
 import dagsel
 from dagsel.errors import ClusterError, SearchError
 from dagsel.execution.cluster import workers_of
+from dagsel.execution.spec_cluster import END_S
 from dagsel.flow import Context, Decision, Scale
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
@@ -33,8 +34,9 @@ FREE = "127.0.0.1:0"
 UNIT_S, N_BATCHES, N_SHARDS = 0.4, 8, 4
 MAX_EPOCHS, N_TRIALS = 3, 6
 N_NEEDED = MAX_EPOCHS * N_TRIALS * N_SHARDS * N_BATCHES
-#: One batch, plus 2 s, plus as much for a machine that does other things as well.
-OVERSHOOT_S = UNIT_S / N_BATCHES + 2 + 3
+#: One batch, the time that a process has to end by itself, and 3 s for a machine that does other
+#: things as well.
+OVERSHOOT_S = UNIT_S / N_BATCHES + END_S + 3
 DEMAND = dagsel.Workers("demand", "3600 USD")  # a dollar a second
 SPOT = dagsel.Workers("spot", "720 USD", spot=True, most=2)
 POOLS = [DEMAND, SPOT]
