@@ -84,6 +84,7 @@ class Workforce:
         if own_since is not None:
             self._requests.extend([since] * len(names))
         if driver is not None and driver.can_scale:
+            driver.on_closed = self._closed
             self._n_found = driver.wanted
             self._bill = self._bill.ask(driver.wanted_of, at=since)
             if driver.pools and names:  # those that are taken back are replaced
@@ -131,7 +132,6 @@ class Workforce:
     def retire(self, worker: str) -> None:
         """Close a worker that holds nothing of the run any more, if the cluster shall do so."""
         if self.driver is not None and worker in self._retiring:
-            self.driver.on_closed = self._closed
             self.driver.retire([worker])
 
     def want(self, n_workers: int) -> str:
