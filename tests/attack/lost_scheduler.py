@@ -7,13 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
+from waiting import wait_until
 
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -66,10 +66,9 @@ def processes(folder: Path, n_workers: int = 2) -> Iterator[Processes]:
                 )
             )
         try:
-            deadline = time.monotonic() + 60
-            while not place.exists() or not place.read_text().strip():
-                assert time.monotonic() < deadline, (folder / "log").read_text()
-                started[0].poll()
+            wait_until(
+                lambda: place.exists() and place.read_text().strip(), (folder / "log").read_text
+            )
             yield Processes(json.loads(place.read_text())["address"], started[0])
         finally:
             for process in reversed(started):

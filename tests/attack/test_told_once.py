@@ -21,6 +21,7 @@ import pytest
 from dask.utils import parse_timedelta
 from distributed import Client
 from lost_scheduler import Processes, processes, space, workload
+from waiting import wait_until
 
 import dagsel
 from dagsel.errors import ClusterError, RunDirLockedError
@@ -76,8 +77,10 @@ def when_training(run_dir: str, act: Callable[[], None]) -> threading.Thread:
 
     def watch() -> None:
         journal = Path(run_dir, "journal.jsonl")
-        while not journal.exists() or journal.read_text().count('"unit"') < N_TRIALS:
-            time.sleep(0.02)
+        wait_until(
+            lambda: journal.exists() and journal.read_text().count('"unit"') >= N_TRIALS,
+            "the run has journaled units",
+        )
         act()
 
     thread = threading.Thread(target=watch, daemon=True)
@@ -137,6 +140,8 @@ def test_a_connection_that_breaks_ends_the_session_and_nothing_waits_for_ever(
         when_training(run_dir, lambda: client.loop.add_callback(comm.comm.abort))
         with pytest.raises(ClusterError, match="or the connection to it broke; the run is kept"):
             begin(client)
+        # Dask leaves a socket open if it is closed while it connects anew.
+        wait_until(lambda: client.status == "running", "the client connects anew")
     run = dagsel.resume(run_dir, scheduler.address, workload=workload(), space=space)
     assert run.record.n_sessions == 2
     assert states(home) == ["COMPLETE"] * N_TRIALS

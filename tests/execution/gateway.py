@@ -6,11 +6,12 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
+
+from waiting import wait_until
 
 CONFIG = """
 c.DaskGateway.backend_class = "dask_gateway_server.backends.local.UnsafeLocalBackend"
@@ -47,7 +48,12 @@ def gateway_server(folder: Path, *, timeout_s: float = 30.0) -> Iterator[str]:
         )
         try:
             address = f"http://127.0.0.1:{public}"
-            wait_until_healthy(server, address, log, time.monotonic() + timeout_s)
+            wait_until(
+                lambda: server.poll() is not None or is_healthy(address),
+                log.read_text,
+                timeout_s=timeout_s,
+            )
+            assert server.poll() is None, log.read_text()
             yield address
         finally:
             server.terminate()
@@ -58,17 +64,12 @@ def gateway_server(folder: Path, *, timeout_s: float = 30.0) -> Iterator[str]:
                 raise
 
 
-def wait_until_healthy(
-    server: subprocess.Popen[bytes], address: str, log: Path, deadline: float
-) -> None:
-    while True:
-        assert server.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        try:
-            with urllib.request.urlopen(f"{address}/api/health", timeout=1):
-                return
-        except OSError:  # nobody listens yet, or the proxy has no route yet
-            time.sleep(0.05)
+def is_healthy(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{address}/api/health", timeout=1):
+            return True
+    except OSError:  # nobody listens yet, or the proxy has no route yet
+        return False
 
 
 def free_ports(n: int) -> list[int]:

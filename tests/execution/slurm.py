@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 from gateway import free_ports
+from waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "squeue", "sinfo", "scontrol")
 #: Where Debian has them, if a user's own path does not.
@@ -120,18 +120,15 @@ class Slurm:
                     continue
                 at = datetime.fromisoformat(noted[1]).timestamp()
                 number = next(filter(None, event.groups()))
-                if what == "submitted":
-                    jobs[number] = Job(at)
-                elif getattr(jobs[number], what) is None:
-                    setattr(jobs[number], what, at)
+                # It may note that one starts a moment before it notes that it was submitted.
+                job = jobs.setdefault(number, Job(at))
+                if getattr(job, what) is None:
+                    setattr(job, what, at)
         return jobs
 
     def wait(self, holds: Callable[[], object], *, timeout_s: float = 60.0) -> None:
         """Ask again until something holds; raise an error with what is there if it does not."""
-        deadline = time.monotonic() + timeout_s
-        while not holds():
-            assert time.monotonic() < deadline, f"{self.queue()}\n{self.logs()}"
-            time.sleep(0.05)
+        wait_until(holds, lambda: f"{self.queue()}\n{self.logs()}", timeout_s=timeout_s)
 
     def logs(self) -> str:
         """Return the ends of all logs."""
@@ -174,12 +171,12 @@ def slurm(folder: Path, *, nodes: str = "a,b", n_cpus: int = 4) -> Iterator[Slur
             f"--socket={folder}/munge.socket", f"--pid-file={folder}/munge.pid",
             f"--seed-file={folder}/munge.seed", f"--log-file={folder}/munge-more.log",
         )  # fmt: skip
-        _until((folder / "munge.socket").exists, here)
+        wait_until((folder / "munge.socket").exists, here.logs)
         _start(stack, folder, "slurmctld", "-D", "-c", "-f", str(here.config))
         for node in nodes.split(","):
             _start(stack, folder, "slurmd", "-D", "-N", node, "-f", str(here.config), log=node)
         n_nodes = len(ports)
-        _until(lambda: _idle(here) == n_nodes, here)
+        wait_until(lambda: _idle(here) == n_nodes, here.logs)
         try:
             yield here
         finally:
@@ -198,13 +195,6 @@ def _idle(here: Slurm) -> int:
         return here("sinfo", "-h", "-N", "-t", "idle").count("main")
     except AssertionError:  # the controller does not listen yet
         return 0
-
-
-def _until(holds: Callable[[], object], here: Slurm, timeout_s: float = 60.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline, here.logs()
-        time.sleep(0.05)
 
 
 def _start(stack: ExitStack, folder: Path, name: str, *options: str, log: str = "") -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, SpecCluster, Status, Worker
+from waiting import wait_until
 
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution import cluster as cluster_module
@@ -31,10 +32,7 @@ PROMPT_S = 5.0
 
 
 def wait_for(path: Path) -> None:
-    ends = time.monotonic() + TIMEOUT_S
-    while not path.exists():
-        assert time.monotonic() < ends, f"{path} does not come"
-        time.sleep(0.01)
+    wait_until(path.exists, str(path), timeout_s=TIMEOUT_S)
 
 
 @contextmanager
@@ -123,10 +121,7 @@ def test_workers_that_are_not_wanted_any_more_are_let_go_at_once(busy: Any) -> N
             engine.scale(1)
             while engine.bill.n_billed > 1:
                 list(engine.messages(timeout_s=0.1))
-            ends = time.monotonic() + TIMEOUT_S
-            while not processes() <= before:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
+            wait_until(lambda: processes() <= before, "the process of the worker ends")
             assert list(cluster.worker_spec) == [0]
 
 

@@ -13,6 +13,7 @@ import distributed
 import optuna
 import pytest
 from distributed import Client
+from waiting import wait_until
 
 import dagsel
 from dagsel import errors
@@ -34,8 +35,9 @@ def scheduler(folder: Path, *flags: str, **environment: str) -> Iterator[str]:
         ) as process,
     ):
         try:
-            while not found.exists():
-                assert process.poll() is None, (folder / "scheduler.log").read_text()
+            log_of = (folder / "scheduler.log").read_text
+            wait_until(lambda: found.exists() or process.poll() is not None, "the scheduler starts")
+            assert process.poll() is None, log_of()
             with Client(scheduler_file=str(found), set_as_default=False) as client:
                 yield client.scheduler.address
         finally:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler
+from waiting import wait_until
 
 import dagsel
 from dagsel import errors
@@ -393,13 +393,9 @@ def test_a_driver_that_is_killed_leaves_nothing_on_the_cluster(
     before = client.run_on_scheduler(ours)
     command = [sys.executable, "-c", DRIVER, digits.url, cluster.scheduler_address, run_dir]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
-        while not client.run_on_scheduler(units):
-            assert driver.poll() is None
+        wait_until(lambda: client.run_on_scheduler(units), "units of the driver")
         driver.kill()
-    deadline = time.monotonic() + 60
-    while client.run_on_scheduler(ours) != before and time.monotonic() < deadline:
-        pass
-    assert client.run_on_scheduler(ours) == before
+    wait_until(lambda: client.run_on_scheduler(ours) == before, "nothing of the driver is left")
 
 
 def test_callbacks_get_what_optuna_gives_them(

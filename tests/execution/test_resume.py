@@ -28,6 +28,7 @@ from interrupted import FLOWS, interrupt, space, stopping_after, workload
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
+from waiting import wait_until
 
 import dagsel
 from dagsel.dispatch.units import visit_order
@@ -343,8 +344,10 @@ def test_a_run_dir_that_cannot_be_written_is_refused(
 
 def damageable(client: Client, run_dir: str, *, paused: bool) -> list[int]:
     """List trials with two states or more, once no worker is in a unit of the interrupted run."""
-    while any(client.run(lambda dask_worker: len(dask_worker.state.executing)).values()):
-        pass
+    wait_until(
+        lambda: not any(client.run(lambda dask_worker: len(dask_worker.state.executing)).values()),
+        "no worker is in a unit",
+    )
     store, trials = RunDir(run_dir).states, folded(run_dir).trials.values()
     live = [t.number for t in trials if t.is_live and t.is_paused == paused]
     return [number for number in live if len(store.list(number)) > 1]

@@ -21,6 +21,7 @@ import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler, Worker
 from helpers import done, engine_for, final_state, listen, of
+from waiting import wait_until
 
 import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
@@ -151,8 +152,7 @@ def test_results_that_were_heard_are_let_go(
         listen(engine, until=lambda heard: len(done(heard)) == 16)
         assert client.run_on_scheduler(scored) == {1, 2}
         engine.release(0, 1)
-        while client.run_on_scheduler(scored) != {2}:
-            pass
+        wait_until(lambda: client.run_on_scheduler(scored) == {2}, "the first score is forgotten")
 
 
 def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
@@ -187,14 +187,12 @@ def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
         engine.tell(TrialHeld(0, 1))
         listen(engine, until=lambda heard: of(TrialRests, heard))
         engine.check(0, 1, StatePlace(1, 0), {0: {}})
-        while not client.run_on_scheduler(checks):
-            pass
+        wait_until(lambda: client.run_on_scheduler(checks), "the check is submitted")
         if goes_on:
             engine.tell(TrialAllowed(0, 1, None, 2))
         else:
             engine.tell(TrialHeld(0, 2))
-        while client.run_on_scheduler(checks):
-            pass
+        wait_until(lambda: not client.run_on_scheduler(checks), "the check is taken back")
 
 
 def test_a_stopped_trial_lets_go_at_its_next_batch(

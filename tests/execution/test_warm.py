@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pytest
 from distributed import Client
+from waiting import wait_until
 
 from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round, Unit
@@ -79,7 +79,7 @@ class Pauses:
             bindings = dask_scheduler.plugins[name].dispatcher.bindings
             return any(unit.trial == trial for unit in bindings)
 
-        until(lambda: self.engine.client.run_on_scheduler(is_bound))
+        wait_until(lambda: self.engine.client.run_on_scheduler(is_bound), "its unit is bound")
 
     def warm(self) -> dict[str, set[Unit]]:
         """Units that wait in memory, by worker."""
@@ -102,12 +102,6 @@ class Pauses:
         self.begin(2)  # takes the free worker, as trial 1 trains on the other one
         self.pause(1)
         self.go_on(0)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end
 
 
 @contextmanager
@@ -168,22 +162,24 @@ def test_what_waits_in_memory_goes_when_the_unit_is_done_elsewhere(pauses: Pause
     pauses.pause(0)
     pauses.swap()
     listen(pauses.engine, until=lambda heard: UNIT in done(heard))
-    until(lambda: not any(UNIT in units for units in pauses.warm().values()))
+    wait_until(
+        lambda: not any(UNIT in units for units in pauses.warm().values()), "it is warm nowhere"
+    )
 
 
 def test_what_waits_in_memory_goes_when_its_trial_is_stopped(pauses: Pauses) -> None:
     pauses.begin(0)
     pauses.pause(0)
     pauses.engine.stop(0)
-    until(lambda: not pauses.warm())
+    wait_until(lambda: not pauses.warm(), "nothing is warm")
 
 
 def test_a_trial_that_is_stopped_while_it_trains_leaves_nothing_in_memory(pauses: Pauses) -> None:
     pauses.begin(0)
-    until(lambda: not pauses.is_idle())
+    wait_until(lambda: not pauses.is_idle(), "a worker is busy")
     pauses.engine.stop(0)
-    until(pauses.is_idle)
-    until(lambda: not pauses.warm())
+    wait_until(pauses.is_idle, "all workers are idle")
+    wait_until(lambda: not pauses.warm(), "nothing is warm")
 
 
 def test_where_memory_is_short_it_goes_on_from_the_store(

@@ -18,6 +18,7 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from waiting import wait_until
 
 from dagsel.errors import RunDirError, RunDirLockedError
 from dagsel.storage import RunDir
@@ -172,23 +173,16 @@ def test_a_driver_elsewhere_whose_clock_is_slow_is_seen_to_live(tmp_path: Path) 
         thread.join()
 
 
-def until(holds: Any) -> None:
-    for _ in range(10_000):
-        if holds():
-            return
-        time.sleep(0.001)
-    raise AssertionError("it never came")
-
-
 def test_the_heartbeat_is_renewed_and_a_holder_that_lost_it_finds_out(place: Any) -> None:
     folder = Folder(place.url, place.options)
     lock: RunLock = RunDir(place.url, place.options).lock("one", beat_s=0.01)
     begin = lock.holder.beat
-    until(lambda: json.loads(folder.read("lock.json") or b"")["beat"] > begin)
+    wait_until(lambda: json.loads(folder.read("lock.json") or b"")["beat"] > begin, "a heartbeat")
     lock.check()
     taken = replace(lock.holder, token="another", run="two")
     # It may be renewing just now, which is the moment that the module's text speaks of.
-    until(lambda: folder.replace("lock.json", json.dumps(asdict(taken)).encode()) or lost(lock))
+    now_theirs = json.dumps(asdict(taken)).encode()
+    wait_until(lambda: folder.replace("lock.json", now_theirs) or lost(lock), "it is told")
     with pytest.raises(RunDirLockedError, match="run two"):
         lock.check()
     lock.release()
