@@ -78,12 +78,14 @@ def withdraw(cluster: Any, names: Collection[Any], *, is_ours: bool = False) -> 
 
 async def _withdraw(cluster: Any, names: set[Any], is_ours: bool) -> None:
     leaving = [worker for worker in cluster._created if getattr(worker, "name", "") in names]
-    going = asyncio.ensure_future(cluster.scale_down(names))
-    going.add_done_callback(_read)
-    await asyncio.sleep(0)  # so that the specifications are gone when the processes end
+    for name in names:
+        cluster.worker_spec.pop(name, None)  # so that none is started again
     if is_ours:  # they have handed over what they had, and take seconds to end by themselves
         await asyncio.gather(*[_kill(nanny) for nanny in leaving])
+    # First the processes: one that is closing asks its nanny, which would not listen any more.
     await _end_processes(leaving, END_S)
+    going = asyncio.ensure_future(cluster.scale_down(()))  # which closes what has no specification
+    going.add_done_callback(_read)
     await asyncio.wait([going], timeout=CLOSE_TIMEOUT_S)
 
 
@@ -120,6 +122,9 @@ async def _end_process(nanny: Nanny, patience_s: float) -> None:
         await asyncio.sleep(0.01)
     if nanny.process is not None and nanny.process.status == Status.starting:
         await _kill(nanny)  # Dask would wait until it has started
+    elif nanny.status == Status.running:
+        nanny.close_gracefully()  # it starts no other one
+        await nanny.kill(timeout=patience_s)
     await nanny.close(timeout=patience_s)
 
 

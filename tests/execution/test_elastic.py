@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
@@ -75,6 +75,30 @@ def test_processes_come_and_the_named_ones_go_for_good() -> None:
         assert staying in there(client)
         assert arrivals(client) == 4  # 1, then 3, then the user's own
     assert processes() <= before
+
+
+class Asked(Nanny):
+    """A nanny that notes whether its worker's process had ended when it listened no more."""
+
+    had_ended: ClassVar[list[bool]] = []
+
+    def stop(self) -> None:
+        Asked.had_ended.append(self.process is None or self.process.status == Status.stopped)
+        super().stop()
+
+
+def test_a_nanny_listens_until_its_process_has_ended() -> None:
+    """A worker that closes asks it first, and would ask for seconds where nobody listens."""
+    spec = {"cls": Asked, "options": {"nthreads": 1, "host": "127.0.0.1"}}
+    with (
+        SpecCluster(dict.fromkeys(range(3), spec), SCHEDULER, spec, silence_logs=50) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        client.wait_for_workers(3, timeout=TIMEOUT_S)
+        with driving(client, cluster) as driver:
+            driver.retire(there(client)[1:])
+        assert len(there(client)) == 1
+        assert Asked.had_ended == [True, True]
 
 
 class Queued:

@@ -112,14 +112,14 @@ def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("flow", ["seer", "asha"])
 def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
-    cluster, client = gateway
+    cluster, _ = gateway
     one_worker(gateway)
     if flow == "asha":  # which asks for no worker itself
         cluster.scale(N_MOST)
     outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
     check_limits(outcome)
     check_model(outcome)
-    check_bill(outcome, cost_of(outcome, client, tmp_path), n_asked=n_created(tmp_path))
+    check_bill(outcome, cost_of(outcome, tmp_path), n_asked=n_created(tmp_path))
     assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
 
 
@@ -129,19 +129,11 @@ def one_worker(gateway: Any) -> None:
     client.wait_for_workers(1, timeout=TIMEOUT_S)
 
 
-def cost_of(outcome: Outcome, client: Any, folder: Path) -> float:
-    """Add up the seconds from each worker's request until it left, or was given up."""
+def cost_of(outcome: Outcome, folder: Path) -> float:
+    """Add up the seconds from each worker's request until the server stopped it."""
     log = (folder / "gateway.log").read_text()
-    created, is_running = times(log, r"Created worker (\w+)"), times(log, r"Worker (\w+) is")
-    stopped = times(log, r"Stopping worker (\w+)")
-    events = [(at, event["action"]) for at, event in client.get_events("all") if "action" in event]
-    joined, left = ([at for at, a in events if a == f"{do}-worker"] for do in ("add", "remove"))
-    # One that came just before it was stopped does not run yet, as the server sees it.
-    doubtful = sorted(stopped.keys() - is_running.keys(), key=created.__getitem__)
-    n_never = min(len(doubtful), len(created) - len(joined))
-    given_up = [stopped[name] for name in doubtful[len(doubtful) - n_never :]]
-    n_there = len(created) - len(given_up) - len(left)
-    ends = [*given_up, *left, *[outcome.end] * n_there]
+    created, stopped = times(log, r"Created worker (\w+)"), times(log, r"Stopping worker (\w+)")
+    ends = [stopped.get(name, outcome.end) for name in created]
     return outcome.within(ends) - outcome.within(created.values())
 
 
