@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from distributed import Client, SchedulerPlugin
 from gateway import gateway_server
 
 from dagsel.execution.elastic import elastic_for
@@ -112,14 +114,15 @@ def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("flow", ["seer", "asha"])
 def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
-    cluster, _ = gateway
+    cluster, client = gateway
     one_worker(gateway)
+    left = note_who_leaves(client)
     if flow == "asha":  # which asks for no worker itself
         cluster.scale(N_MOST)
     outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
     check_limits(outcome)
     check_model(outcome)
-    check_bill(outcome, cost_of(outcome, tmp_path), n_asked=n_created(tmp_path))
+    check_bill(outcome, cost_of(outcome, left(), tmp_path), n_asked=n_created(tmp_path))
     assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
 
 
@@ -129,11 +132,33 @@ def one_worker(gateway: Any) -> None:
     client.wait_for_workers(1, timeout=TIMEOUT_S)
 
 
-def cost_of(outcome: Outcome, folder: Path) -> float:
-    """Add up the seconds from each worker's request until the server stopped it."""
+def note_who_leaves(client: Client) -> Callable[[], dict[str, float]]:
+    """Return what tells when each worker left the scheduler, by name."""
+
+    class Left(SchedulerPlugin):  # in a function, so that it can be sent
+        name = "left"
+
+        def start(self, scheduler: Any) -> None:
+            self.names = {address: about.name for address, about in scheduler.workers.items()}
+            self.left: dict[str, float] = {}
+
+        def add_worker(self, scheduler: Any, worker: str) -> None:
+            self.names[worker] = scheduler.workers[worker].name
+
+        def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+            self.left[self.names[worker]] = time.time()
+
+    client.register_plugin(Left())
+    return lambda: client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.plugins["left"].left
+    )
+
+
+def cost_of(outcome: Outcome, left: dict[str, float], folder: Path) -> float:
+    """Add up the seconds from each worker's request until it left, or the server stopped it."""
     log = (folder / "gateway.log").read_text()
     created, stopped = times(log, r"Created worker (\w+)"), times(log, r"Stopping worker (\w+)")
-    ends = [stopped.get(name, outcome.end) for name in created]
+    ends = [min(left.get(n, outcome.end), stopped.get(n, outcome.end)) for n in created]
     return outcome.within(ends) - outcome.within(created.values())
 
 
