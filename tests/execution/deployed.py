@@ -200,15 +200,18 @@ def check_limits(outcome: Outcome, *, release_s: float = RELEASE_S) -> None:
     assert outcome.run.worker_seconds <= LIMITS["budget"] + N_MOST * release_s
 
 
-def check_bill(outcome: Outcome, again: float, *, n_asked: int, n_lost: int = 0) -> None:
+def check_bill(
+    outcome: Outcome, again: float, *, n_asked: int, n_lost: int = 0, late: float = 0.0
+) -> None:
     """The bill is what the cluster's own log says: `again`.
 
     A request takes a moment to become a worker of the cluster's, or none any more. For a worker
-    that is lost, another one is billed as if it had been asked for at once.
+    that is lost, another one is billed as if it had been asked for at once. So many seconds may
+    not be billed between giving up workers and their coming all the same: `late`.
     """
     billed, off = outcome.run.worker_seconds, 0.01 * again + MOMENT_S * n_asked
     told = f"billed {billed:.2f}, and {again:.2f} by the cluster's log"
-    assert again - off <= billed <= again + off + n_lost * REPLACE_S, told
+    assert again - late - off <= billed <= again + off + n_lost * REPLACE_S, told
 
 
 def check_model(outcome: Outcome) -> None:

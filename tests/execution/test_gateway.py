@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -116,13 +118,14 @@ def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) ->
 def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
     cluster, client = gateway
     one_worker(gateway)
-    left = note_who_leaves(client)
+    stays = note_stays(client)
     if flow == "asha":  # which asks for no worker itself
         cluster.scale(N_MOST)
     outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
     check_limits(outcome)
     check_model(outcome)
-    check_bill(outcome, cost_of(outcome, left(), tmp_path), n_asked=n_created(tmp_path))
+    again, late = cost_of(outcome, stays(), tmp_path)
+    check_bill(outcome, again, n_asked=n_created(tmp_path), late=late)
     assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
 
 
@@ -132,34 +135,59 @@ def one_worker(gateway: Any) -> None:
     client.wait_for_workers(1, timeout=TIMEOUT_S)
 
 
-def note_who_leaves(client: Client) -> Callable[[], dict[str, float]]:
-    """Return what tells when each worker left the scheduler, by name."""
+@dataclass
+class Stay:
+    """When a worker joined the scheduler and left it, by the clock on the wall."""
 
-    class Left(SchedulerPlugin):  # in a function, so that it can be sent
-        name = "left"
+    joined: float
+    left: float = math.inf
+
+
+def note_stays(client: Client) -> Callable[[], dict[str, Stay]]:
+    """Return what tells of each worker that comes from now on, or is there, by name."""
+
+    class Notes(SchedulerPlugin):  # in a function, so that it can be sent
+        name = "notes"
 
         def start(self, scheduler: Any) -> None:
-            self.names = {address: about.name for address, about in scheduler.workers.items()}
-            self.left: dict[str, float] = {}
+            self.stays: dict[str, list[float]] = {}
+            self.names: dict[str, str] = {}
+            for worker in scheduler.workers:
+                self.add_worker(scheduler, worker)
 
         def add_worker(self, scheduler: Any, worker: str) -> None:
             self.names[worker] = scheduler.workers[worker].name
+            self.stays[self.names[worker]] = [time.time()]
 
         def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
-            self.left[self.names[worker]] = time.time()
+            self.stays[self.names[worker]].append(time.time())
 
-    client.register_plugin(Left())
-    return lambda: client.run_on_scheduler(
-        lambda dask_scheduler: dask_scheduler.plugins["left"].left
-    )
+    def noted(dask_scheduler: Any) -> dict[str, list[float]]:
+        stays: dict[str, list[float]] = dask_scheduler.plugins["notes"].stays
+        return stays
+
+    client.register_plugin(Notes())
+    return lambda: {name: Stay(*times) for name, times in client.run_on_scheduler(noted).items()}
 
 
-def cost_of(outcome: Outcome, left: dict[str, float], folder: Path) -> float:
-    """Add up the seconds from each worker's request until it left, or the server stopped it."""
+def cost_of(outcome: Outcome, stays: dict[str, Stay], folder: Path) -> tuple[float, float]:
+    """Add up the seconds from each worker's request until it left, or the server stopped it.
+
+    Second, those in which one may have been given up that joined all the same; it is not billed
+    in between.
+    """
     log = (folder / "gateway.log").read_text()
     created, stopped = times(log, r"Created worker (\w+)"), times(log, r"Stopping worker (\w+)")
-    ends = [min(left.get(n, outcome.end), stopped.get(n, outcome.end)) for n in created]
-    return outcome.within(ends) - outcome.within(created.values())
+    asked, cost, late = list(outcome.wanted()), 0.0, 0.0
+    fewer = [at for (_, before), (at, n) in itertools.pairwise(asked) if n < before]
+    for name, created_at in created.items():
+        stay = stays.get(name, Stay(math.inf))
+        end = min(stay.left, stopped.get(name, math.inf))
+        cost += outcome.within([end]) - outcome.within([created_at])
+        late += max(
+            [stay.joined - at for at in fewer if created_at < at < stay.joined < end] or [0]
+        )
+    return cost, late
 
 
 def times(log: str, what: str) -> dict[str, float]:
