@@ -122,7 +122,7 @@ async def _end_process(nanny: Nanny, patience_s: float) -> None:
         await asyncio.sleep(0.01)
     if nanny.process is not None and nanny.process.status == Status.starting:
         await _kill(nanny)  # Dask would wait until it has started
-    elif nanny.status == Status.running:
+    elif nanny.status in (Status.running, Status.closing_gracefully):  # its worker closes itself
         nanny.close_gracefully()  # it starts no other one
         await nanny.kill(timeout=patience_s)
     await nanny.close(timeout=patience_s)

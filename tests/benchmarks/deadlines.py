@@ -133,11 +133,11 @@ class Processes:
     def look(self, script: psutil.Process) -> None:
         """Note which of them live now."""
         try:
-            for child in script.children():
+            for child in script.children(recursive=True):
                 key = (child.pid, child.create_time())
                 is_known = key in self.lives
                 if child.status() != psutil.STATUS_ZOMBIE and (
-                    is_known or "spawn_main" in " ".join(child.cmdline())
+                    is_known or is_worker(child, script)
                 ):
                     self.lives[key] = time.time()
         except psutil.NoSuchProcess:  # between two questions
@@ -147,6 +147,12 @@ class Processes:
     def seconds(self) -> float:
         """How long they have lived, all together."""
         return sum(seen - created - self.early_s for (_, created), seen in self.lives.items())
+
+
+def is_worker(process: psutil.Process, script: psutil.Process) -> bool:
+    """Whether a process was spawned, or is a copy of a fork server."""
+    command = " ".join(process.cmdline())
+    return "spawn_main" in command or ("forkserver" in command and process.ppid() != script.pid)
 
 
 def search(

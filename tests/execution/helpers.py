@@ -96,11 +96,13 @@ def there(client: Client) -> list[str]:
 
 
 def processes() -> set[int]:
-    """This process's children, but for Python's own helper."""
-    found = set()
-    for child in psutil.Process().children(recursive=True):
+    """This process's children, but for Python's own helpers: a tracker and a fork server."""
+    found, here = set(), psutil.Process()
+    for child in here.children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # one that has just ended
-            if "resource_tracker" not in " ".join(child.cmdline()):
+            command = " ".join(child.cmdline())
+            is_server = "forkserver" in command and child.ppid() == here.pid
+            if "resource_tracker" not in command and not is_server:
                 found.add(child.pid)
     return found
 

@@ -1,0 +1,111 @@
+"""Worker processes of our own cluster come from a process that has imported what they need once.
+
+Python's fork server imports PyTorch and the like, and each worker is a copy of it; a process that
+is spawned imports them anew, for seconds on each core. The server ends with this process.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from multiprocessing import forkserver
+from typing import Any
+
+import dask.config
+import distributed.utils
+from distributed import LocalCluster
+
+METHOD = "distributed.worker.multiprocessing-method"
+#: Set it to False in Dask's configuration, and our own workers are spawned.
+IS_WANTED = "dagsel.fork-server"
+
+#: Packages that start no thread while they are imported: a copy of a process has one thread only.
+_SAFE = frozenset(
+    {"dagsel", "dask", "distributed", "numpy", "optuna", "scipy", "sklearn", "torch", "zarr"}
+)
+_OURS = ("dagsel.execution.forked", "dagsel.execution.worker_plugin")
+#: What PyTorch imports at the first step of an optimizer.
+_AT_FIRST_STEP = "torch._dynamo"
+
+_lock = threading.Lock()
+_n_open = 0
+
+
+def is_possible() -> bool:
+    """Whether workers may come from a fork server here.
+
+    Not where somebody has chosen how Dask starts processes, and not on macOS, whose libraries do
+    not bear a fork.
+    """
+    return (
+        sys.platform == "linux"
+        and "forkserver" in multiprocessing.get_all_start_methods()
+        and bool(dask.config.get(IS_WANTED, True))
+        and (_n_open > 0 or dask.config.get(METHOD, "spawn") == "spawn")
+    )
+
+
+def modules_for_workers(imported: Iterable[str]) -> list[str]:
+    """Choose what the server imports, of what this process has imported.
+
+    Examples
+    --------
+    >>> modules_for_workers(["json", "torch", "torch.nn", "torch.nn.init.x", "dagsel.run"])[2:]
+    ['torch', 'torch.nn', 'dagsel.run', 'torch._dynamo']
+    """
+    names = [*_OURS]
+    for name in imported:
+        package, *inner = name.split(".")
+        if package in _SAFE and (package == "dagsel" or len(inner) < 2):
+            names.append(name)
+    if "torch" in names:
+        names.append(_AT_FIRST_STEP)
+    return list(dict.fromkeys(names))
+
+
+def start() -> None:
+    """Start the server if it does not run yet; wait for nothing."""
+    # What Dask sets before it starts a worker; libraries read it while they are imported.
+    before: Mapping[str, Any] = dask.config.get("distributed.nanny.pre-spawn-environ", {})
+    for name, value in before.items():
+        if value is not None:
+            os.environ.setdefault(name, str(value))
+    # Else Dask imports pandas and others here, so that the server imports them as well.
+    distributed.utils._forkserver_preload_set = True
+    forkserver.set_forkserver_preload(modules_for_workers(list(sys.modules)))
+    forkserver.ensure_running()
+
+
+class OwnCluster(LocalCluster):
+    """A cluster of ours. While one is open, Dask takes processes from the fork server."""
+
+    def __init__(self, **options: Any) -> None:
+        self._takes_from_server = is_possible()
+        if self._takes_from_server:
+            _count(+1)
+            start()
+        try:
+            super().__init__(**options)  # type: ignore[no-untyped-call]
+        except BaseException:
+            self._leave_server()
+            raise
+
+    async def _close(self) -> None:
+        await super()._close()  # type: ignore[no-untyped-call]
+        self._leave_server()
+
+    def _leave_server(self) -> None:
+        if self._takes_from_server:
+            self._takes_from_server = False
+            _count(-1)
+
+
+def _count(n: int) -> None:
+    """Count our clusters that are open, and tell Dask of the first and of the last."""
+    global _n_open
+    with _lock:
+        _n_open += n
+        dask.config.set({METHOD: "forkserver" if _n_open else "spawn"})

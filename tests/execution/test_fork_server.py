@@ -1,0 +1,123 @@
+"""The fork server: workers of our own are copies of it, and it changes nothing else."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import psutil
+import pytest
+import torch
+from distributed import Client, LocalCluster
+from waiting import wait_until
+
+from dagsel.execution.cluster import local_cluster
+from dagsel.execution.fork_server import IS_WANTED, METHOD
+
+from .helpers import client_of
+
+DRIVER = """
+import sys, time
+from dagsel.execution.cluster import local_cluster
+if __name__ == "__main__":
+    with local_cluster(2):
+        open(sys.argv[1], "w").close()
+        time.sleep(600)
+"""
+
+
+def parents(client: Client) -> set[int]:
+    return set(client.run(os.getppid).values())
+
+
+def server() -> psutil.Process:
+    """The fork server of this process."""
+    here = psutil.Process()
+    (found,) = (c for c in here.children() if "forkserver" in " ".join(c.cmdline()))
+    return found
+
+
+def test_workers_of_ours_are_copies_of_one_process_that_imported_what_they_need() -> None:
+    for _ in range(2):  # the second cluster's, too
+        with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
+            assert dask.config.get(METHOD) == "forkserver"
+            assert parents(client) == {server().pid}
+        assert dask.config.get(METHOD) == "spawn"
+    assert server().num_threads() == 1  # a copy would have the locks of others, and not the threads
+
+
+def python() -> float:
+    return random.random()
+
+
+def numpy() -> float:
+    return float(np.random.random())
+
+
+def pytorch() -> float:
+    return float(torch.rand(1))
+
+
+def test_copies_draw_other_random_numbers() -> None:
+    with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
+        assert [len(set(client.run(draw).values())) for draw in (python, numpy, pytorch)] == [2] * 3
+
+
+def test_a_worker_has_the_environment_and_the_path_of_today(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with local_cluster(1):  # so that the server has begun
+        monkeypatch.setenv("DAGSEL_TEST", "set later")
+        monkeypatch.syspath_prepend(tmp_path)
+        with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+            assert set(client.run(os.getenv, "DAGSEL_TEST").values()) == {"set later"}
+            assert set(client.run(os.getenv, "OMP_NUM_THREADS").values()) == {"1"}
+            (path,) = client.run(lambda: sys.path).values()
+            assert str(tmp_path) in path
+        assert dask.config.get(METHOD) == "forkserver"  # one of ours is open
+
+
+@pytest.mark.parametrize("chosen", [{IS_WANTED: False}, {METHOD: "forkserver"}])
+def test_what_somebody_has_chosen_stays(chosen: dict[str, Any]) -> None:
+    with dask.config.set(chosen):
+        before = dask.config.get(METHOD)
+        with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+            assert dask.config.get(METHOD) == before
+            assert (parents(client) == {os.getpid()}) == (before == "spawn")
+        assert dask.config.get(METHOD) == before
+
+
+def test_a_cluster_of_somebody_else_is_spawned() -> None:
+    with client_of(1) as client:
+        assert isinstance(client.cluster, LocalCluster)
+        assert parents(client) == {os.getpid()}
+
+
+def test_a_server_that_was_killed_is_started_again() -> None:
+    with local_cluster(1):
+        before = server()
+        before.kill()
+        wait_until(lambda: before.status() == psutil.STATUS_ZOMBIE, "it ends")
+    with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+        assert parents(client) == {server().pid}
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+def test_server_and_workers_end_with_the_driver(end: signal.Signals, tmp_path: Path) -> None:
+    script, there = tmp_path / "driver.py", tmp_path / "there"
+    script.write_text(DRIVER)
+    command = [sys.executable, str(script), str(there)]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
+        wait_until(lambda: there.exists() or driver.poll() is not None, "the cluster")
+        family = psutil.Process(driver.pid).children(recursive=True)
+        driver.send_signal(end)
+        driver.wait(60)
+    assert len(family) >= 4  # with Python's tracker of resources
+    assert not psutil.wait_procs(family, timeout=60)[1]
