@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests slurm test-gpu docs bench bench-dispatch bench-engine newest newest-short churn chaos attack known-faults mutants clean
+.PHONY: help demo test lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
+	bench-engine bench-smoke newest newest-short churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
 	@echo "make test            lint, types, import contracts, doctests, tests"
+	@echo "make quick           all that is pure or simulated: for each save of a file"
 	@echo "make test-gpu        the tests that need a GPU, with dask-cuda"
+	@echo "make nightly         what has more than one seed, with all of them: hours; .ci/nightly runs it"
 	@echo "make docs            build the documentation into site/"
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
+	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
@@ -63,6 +67,9 @@ tests: $(VENV)/.dev slurm
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
 	$(BIN)/python -m pytest -q -m alone tests
 
+quick: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone and not slow" tests
+
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[cuda]"
@@ -79,6 +86,24 @@ bench-dispatch: $(VENV)/.dev
 
 bench-engine: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/engine.py
+
+BENCH := $(BIN)/python tests/benchmarks
+bench-smoke: $(VENV)/.dev
+	$(BENCH)/dispatch.py --quick
+	$(BENCH)/engine.py
+	$(BENCH)/simulator.py
+	$(BENCH)/checkpoints.py
+	$(BENCH)/determinism.py
+	$(BENCH)/unit_overhead.py --repeats 1
+	$(BENCH)/suspend_resume.py --megabytes 1 --repeats 1
+	$(BENCH)/time_sharing.py --megabytes 1
+	$(BENCH)/write_memory.py --gigabytes 0.2
+	$(BENCH)/marble_table2.py --draws 1
+	$(BENCH)/hermes.py --orders 1
+	$(BENCH)/seer_comparison.py --seeds 1
+	$(BENCH)/seer_cluster.py --seeds 1 --quiet
+	$(BENCH)/flows_on_digits.py --seeds 1
+	$(BENCH)/deadlines.py --runs 1
 
 bench: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/write_memory.py
@@ -112,6 +137,8 @@ mutants: $(VENV)/.dev
 
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
+
+nightly: churn chaos replay attack bench-smoke known-faults mutants
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

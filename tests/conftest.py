@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import fsspec
 import numpy as np
 import optuna
@@ -14,6 +15,7 @@ from distributed import Client, LocalCluster
 from hypothesis import settings
 from sklearn.datasets import load_digits
 
+from dagsel.execution import fork_server
 from dagsel.execution.cluster import local_cluster
 from dagsel.storage import ShardedDataset
 
@@ -47,6 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
         if is_there or "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_are_copies() -> Iterator[None]:
+    """Let all workers of this process be copies of one: most of their time they would import."""
+    with dask.config.set({fork_server.METHOD: "forkserver"}):
+        fork_server.prepare()
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
 def test_the_programs_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text("\n".join(blocks(page)))
@@ -105,6 +106,7 @@ def test_the_page_of_the_tests_is_what_they_say() -> None:
     assert files == set(re.findall(r"^\| \S.* \| `([^`]+)` \|$", tested.page(), re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs the extra docs")
     site = tmp_path / "site"
@@ -139,6 +141,7 @@ def best_accuracy(output: str) -> float:
     return float(accuracy)
 
 
+@pytest.mark.slow
 def test_the_digits_example_keeps_its_promise(tmp_path: Path) -> None:
     output = run(str(ROOT / "examples/digits.py"), folder=tmp_path)
     assert best_accuracy(output) >= 0.95
@@ -153,6 +156,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
     path.write_bytes(gzip.compress(header + array.tobytes(), compresslevel=1))
 
 
+@pytest.mark.slow
 def test_the_mnist_example_reads_the_original_files(tmp_path: Path) -> None:
     labels = np.tile(np.arange(10, dtype=np.uint8), 60)
     images = np.zeros((600, 28, 28), np.uint8)

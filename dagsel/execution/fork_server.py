@@ -66,8 +66,8 @@ def modules_for_workers(imported: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def start() -> None:
-    """Start the server if it does not run yet; wait for nothing."""
+def prepare() -> None:
+    """Say what the server imports, if it does not run yet."""
     # What Dask sets before it starts a worker; libraries read it while they are imported.
     before: Mapping[str, Any] = dask.config.get("distributed.nanny.pre-spawn-environ", {})
     for name, value in before.items():
@@ -76,7 +76,6 @@ def start() -> None:
     # Else Dask imports pandas and others here, so that the server imports them as well.
     distributed.utils._forkserver_preload_set = True
     forkserver.set_forkserver_preload(modules_for_workers(list(sys.modules)))
-    forkserver.ensure_running()
 
 
 class OwnCluster(LocalCluster):
@@ -86,7 +85,8 @@ class OwnCluster(LocalCluster):
         self._takes_from_server = is_possible()
         if self._takes_from_server:
             _count(+1)
-            start()
+            prepare()
+            forkserver.ensure_running()  # it imports while the scheduler starts
         try:
             super().__init__(**options)  # type: ignore[no-untyped-call]
         except BaseException:

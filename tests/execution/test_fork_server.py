@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,13 @@ if __name__ == "__main__":
         open(sys.argv[1], "w").close()
         time.sleep(600)
 """
+
+
+@pytest.fixture(autouse=True)
+def as_dask_comes() -> Iterator[None]:
+    """Other tests have chosen the fork server for all clusters."""
+    with dask.config.set({METHOD: "spawn"}):
+        yield
 
 
 def parents(client: Client) -> set[int]:
