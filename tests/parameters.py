@@ -1,0 +1,101 @@
+"""Which test names which parameter of what is public.
+
+A parameter counts as named by a test whose file names the function or class, and that gives a
+keyword or a key of that name. Whether the test shows what the parameter changes, a reader says.
+
+python tests/parameters.py  # lists the parameters, and the first test of each
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagsel
+import dagsel.flows
+import dagsel.metrics
+import dagsel.storage
+import dagsel.testing
+
+TESTS = Path(__file__).parent
+MODULES = (dagsel, dagsel.flows, dagsel.metrics, dagsel.storage, dagsel.testing)
+
+
+def public() -> dict[str, Any]:
+    """Return the functions and classes of the public modules, and their public methods."""
+    found: dict[str, Any] = {}
+    for module in MODULES:
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if not callable(thing):
+                continue
+            found[name] = thing
+            if inspect.isclass(thing):
+                for method, inner in inspect.getmembers(thing, inspect.isroutine):
+                    is_own = inner.__qualname__ == f"{thing.__name__}.{method}"
+                    if is_own and not method.startswith("_"):
+                        found[f"{name}.{method}"] = inner
+    return found
+
+
+def parameters(thing: Any) -> list[str]:
+    """Return the names of what a call of a function, a class or a method takes."""
+    try:
+        signature = inspect.signature(thing)
+    except ValueError:
+        return []
+    rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [
+        p.name for p in signature.parameters.values() if p.name != "self" and p.kind not in rest
+    ]
+
+
+def named(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield what the tests of a file name: a keyword or a key, and the test or what it is in."""
+    tree = ast.parse(path.read_text())
+    for top in tree.body:
+        where = getattr(top, "name", "")
+        for node in ast.walk(top):
+            if isinstance(node, ast.keyword) and node.arg:
+                yield node.arg, where
+            elif isinstance(node, ast.Dict):
+                for key in node.keys:
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        yield key.value, where
+
+
+def positional(path: Path) -> Iterator[tuple[str, int, str]]:
+    """Yield what is called with how many arguments without a keyword, and in what."""
+    for top in ast.parse(path.read_text()).body:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                yield name, len(node.args), getattr(top, "name", "")
+
+
+def table() -> dict[tuple[str, str], str]:
+    """Return the first test that names each parameter; empty for none."""
+    things = {name: parameters(thing) for name, thing in public().items()}
+    found = {(name, parameter): "" for name, given in things.items() for parameter in given}
+    for path in sorted(TESTS.rglob("*.py")):
+        text = path.read_text()
+        here = {name for name in things if name.rpartition(".")[2] in text}
+        place = path.relative_to(TESTS).as_posix()
+        for key, where in named(path):
+            for name in here:
+                if found.get((name, key)) == "":
+                    found[name, key] = f"{place}::{where}"
+        for called, n, where in positional(path):
+            for name in here:
+                if name.rpartition(".")[2] == called:
+                    for parameter in things[name][:n]:
+                        found[name, parameter] = found[name, parameter] or f"{place}::{where}"
+    return found
+
+
+if __name__ == "__main__":
+    for (name, parameter), test in table().items():
+        print(f"{name:32} {parameter:24} {test or '-- none'}")
