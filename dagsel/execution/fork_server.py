@@ -6,6 +6,7 @@ is spawned imports them anew, for seconds on each core. The server ends with thi
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import sys
@@ -17,6 +18,8 @@ from typing import Any
 import dask.config
 import distributed.utils
 from distributed import LocalCluster
+
+logger = logging.getLogger("dagsel")
 
 METHOD = "distributed.worker.multiprocessing-method"
 #: Set it to False in Dask's configuration, and our own workers are spawned.
@@ -78,15 +81,26 @@ def prepare() -> None:
     forkserver.set_forkserver_preload(modules_for_workers(list(sys.modules)))
 
 
+def is_there() -> bool:
+    """Whether workers can come from the server; start it if it does not run, wait for nothing."""
+    if not is_possible():
+        return False
+    prepare()
+    try:
+        forkserver.ensure_running()
+    except OSError as error:  # say, temporary files lie so deep that a socket there has no name
+        logger.info("workers are spawned: Python's fork server does not start: %s", error)
+        return False
+    return True
+
+
 class OwnCluster(LocalCluster):
     """A cluster of ours. While one is open, Dask takes processes from the fork server."""
 
     def __init__(self, **options: Any) -> None:
-        self._takes_from_server = is_possible()
+        self._takes_from_server = is_there()  # it imports while the scheduler starts
         if self._takes_from_server:
             _count(+1)
-            prepare()
-            forkserver.ensure_running()  # it imports while the scheduler starts
         try:
             super().__init__(**options)  # type: ignore[no-untyped-call]
         except BaseException:

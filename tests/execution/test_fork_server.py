@@ -25,7 +25,7 @@ from dagsel.execution.fork_server import IS_WANTED, METHOD
 from .helpers import client_of
 
 DRIVER = """
-import sys, time
+import multiprocessing, sys, time
 from dagsel.execution.cluster import local_cluster
 if __name__ == "__main__":
     with local_cluster(2):
@@ -100,6 +100,22 @@ def test_what_somebody_has_chosen_stays(chosen: dict[str, Any]) -> None:
             assert dask.config.get(METHOD) == before
             assert (parents(client) == {os.getpid()}) == (before == "spawn")
         assert dask.config.get(METHOD) == before
+
+
+def test_where_no_server_can_be_workers_are_spawned(tmp_path: Path) -> None:
+    deep = tmp_path / ("deep" * 30)
+    deep.mkdir()
+    script, there = tmp_path / "driver.py", tmp_path / "there"
+    script.write_text(DRIVER.replace("time.sleep(600)", "print(multiprocessing.active_children())"))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), str(there)],
+        env={**os.environ, "TMPDIR": str(deep)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.count("<SpawnProcess") == 2
 
 
 def test_a_cluster_of_somebody_else_is_spawned() -> None:
