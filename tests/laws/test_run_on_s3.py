@@ -1,0 +1,97 @@
+"""A whole run on S3: data, journal and states lie there, and nothing but URLs says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import optuna
+import pytest
+from distributed import Client
+
+import dagsel
+from dagsel.execution.cluster import local_cluster
+from dagsel.flows import RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+
+FLOW = RandomSearch(max_epochs=2, n_trials=6, n_concurrent=3)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("x", 0.0, 1.0)}
+
+
+def value(config: Any, epoch: int) -> float:
+    return float(config["x"]) * epoch
+
+
+def interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def move(url: str, to: str) -> None:
+    store = fsspec.filesystem("s3")
+    for path in store.find(url):
+        store.copy(path, path.replace(url.removeprefix("s3://"), to.removeprefix("s3://")))
+    store.rm(url, recursive=True)
+
+
+@pytest.fixture
+def bucket(s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A bucket that processes find by their environment, as on a cloud's machines."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_options["client_kwargs"]["endpoint_url"])
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    yield "s3://bucket/run-on-s3"
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def test_it_is_interrupted_resumed_moved_and_replayed(
+    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ShardedDataset.write(f"{bucket}/data.zarr", {"x": np.arange(80)}, n_shards=4)
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", direction="maximize")
+    workload, ended = SyntheticWorkload(seconds=0.1, value=value), list[int]()
+    with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
+        with pytest.raises(KeyboardInterrupt):
+            dagsel.optimize(
+                study,
+                workload,
+                data,
+                space=space,
+                flow=FLOW,
+                metric="value",
+                client=client,
+                run_dir=f"{bucket}/run",
+                callbacks=[interrupt],
+            )
+        move(data.url, f"{bucket}/moved.zarr")
+        options: dict[str, Any] = {"workload": workload, "space": space}
+        run = dagsel.resume(
+            f"{bucket}/run",
+            client,
+            data=f"{bucket}/moved.zarr",
+            callbacks=[lambda _, trial: ended.append(trial.number)],
+            **options,
+        )
+        again = dagsel.replay(
+            f"{bucket}/run",
+            client,
+            data=f"{bucket}/moved.zarr",
+            into=f"{bucket}/again",
+            **options,
+        )
+    assert run.record.finished
+    assert run.record.n_sessions == 2
+    assert 0 < len(ended) < FLOW.n_trials  # those that ended before the interruption are not told
+    best = value(run.record.trials[run.best.trial].config, FLOW.max_epochs)
+    assert run.best_value == again.best_value == best
+    assert run.best_model() == again.best_model()
+    rounds = run.makespans()
+    assert len(rounds) >= 2  # one in each session
+    assert (rounds.makespan >= rounds.bound).all()
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
