@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dagsel.history.record import Record
+from dagsel.history.record import Record, RoundRecord
 from dagsel.messages import UnitRecord
 
 
@@ -22,14 +22,19 @@ def makespans(record: Record) -> pd.DataFrame:
     The bound (`dagsel.history.makespans.round_bound`) is what no schedule can beat with the workers
     that held its shards. What other rounds did meanwhile counts against a round.
     """
-    by_epoch: dict[tuple[int, int], list[UnitRecord]] = {}
+    rounds: dict[tuple[int, int], list[RoundRecord]] = {}
+    for round_ in record.rounds:
+        for epoch in round_.epochs:
+            rounds.setdefault(epoch, []).append(round_)
+    by_round: dict[int, list[UnitRecord]] = {}
     for unit in record.units:
-        if unit.unit.kind != "check":  # it is of no round: it scores a trial that is paused
-            by_epoch.setdefault((unit.unit.trial, unit.unit.epoch), []).append(unit)
+        # One that scores a paused trial is of no round. An epoch that was interrupted is of two.
+        if unit.unit.kind != "check" and (sent := rounds.get((unit.unit.trial, unit.unit.epoch))):
+            begun = [round_ for round_ in sent if round_.start <= unit.start] or sent[:1]
+            by_round.setdefault(begun[-1].number, []).append(unit)
     rows = []
     for round_ in record.rounds:
-        units = [unit for epoch in round_.epochs for unit in by_epoch.get(epoch, ())]
-        if units:
+        if units := by_round.get(round_.number):
             makespan = max(unit.stop for unit in units) - round_.start
             bound = bound_of(units)
             ratio = makespan / bound if bound > 0 else math.nan  # all were found in the store

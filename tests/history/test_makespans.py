@@ -72,6 +72,19 @@ def test_a_round_that_was_found_in_the_store_has_no_bound() -> None:
     assert math.isnan(ratio)
 
 
+def test_a_unit_is_of_the_round_that_had_begun_when_it_began() -> None:
+    """An epoch that is interrupted goes on in another round."""
+    record = Record("3f9a")
+    for position, start in enumerate((1.0, 2.0, 11.0)):
+        unit = Unit("train", 0, 1, position)
+        record.units.append(UnitRecord(unit, "w", position, start, start + 1, False, False, 1))
+    record.rounds = [RoundRecord(n, frozenset({(0, 1)}), at) for n, at in ((1, 0.5), (2, 10.5))]
+    frame = makespans(record)
+    assert frame.units.tolist() == [2, 1]
+    assert frame.makespan.tolist() == [2.5, 1.5]
+    assert frame.bound.tolist() == [2.0, 1.0]
+
+
 def test_what_scores_a_paused_trial_is_of_no_round() -> None:
     record = Record("3f9a")
     record.units = [
