@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -20,6 +21,7 @@ from dagsel.dispatch.events import ShardLoaded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import DaskEngine
+from dagsel.execution.fork_server import METHOD
 from dagsel.messages import Message, TrialReport, UnitRecord
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -156,14 +158,15 @@ def count_notes(run: str, dask_scheduler: Any) -> int:
 
 
 def small_cluster() -> LocalCluster:
-    return LocalCluster(
-        n_workers=1,
-        threads_per_worker=2,
-        memory_limit="400 MB",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.ERROR,
-    )
+    with dask.config.set({METHOD: "spawn"}):  # a copy would have all that was imported here
+        return LocalCluster(
+            n_workers=1,
+            threads_per_worker=2,
+            memory_limit="400 MB",
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=logging.ERROR,
+        )
 
 
 def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(
