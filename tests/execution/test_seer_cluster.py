@@ -101,15 +101,16 @@ def sizes(client: Client) -> list[int]:
 
 @pytest.mark.slow
 def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) -> None:
-    flow = SEER("15 s", 40, reduction_factor=2, max_workers_per_trial=1, min_stage=3, mode="paper")
+    flow = SEER("15 s", 46, reduction_factor=2, max_workers_per_trial=1, min_stage=3, mode="paper")
+    # The first stage is of four whatever the start takes, up to 3 s; of 40 it depends on 0.1 s.
     assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
     with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
-        limits = {"deadline": "15 s", "budget": 40, "price_per_worker_hour": "3.60 USD"}
+        limits = {"deadline": "15 s", "budget": 46, "price_per_worker_hour": "3.60 USD"}
         run = search(flow, cluster=cluster, **limits)
         assert max(sizes(client)) == 4
         assert len(there(client)) == len(cluster.worker_spec) == 1  # as it was
     assert run.record.seconds <= 15 + OVERSHOOT_S
-    assert run.worker_seconds <= 40 + 4 * OVERSHOOT_S
+    assert run.worker_seconds <= 46 + 4 * OVERSHOOT_S
     assert run.money == pytest.approx(run.worker_seconds / 1000)
     assert run.record.notes == []
     assert run.failures == []
