@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError, NoWorkersError
-from dagsel.execution.fork_server import OwnCluster
+from dagsel.execution import fork_server
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
 from dagsel.execution.run_spec import RESOURCE
@@ -328,7 +328,7 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
     if gpus_seen():
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
     # If they saw the GPUs, all of them would train on the first one.
-    cluster = OwnCluster(
+    cluster = fork_server.OwnCluster(
         n_workers=0,
         resources={RESOURCE: 1},
         # A fork server has the environment that there was when it began.

@@ -17,8 +17,9 @@ What was set before any run, and is not changed after one:
 - The bill is `Run.worker_seconds`. The outer bill is how long the worker processes have lived, as
   the operating system tells it from outside: from the creation of each to its end. A worker is
   billed from its request to its release, so the outer bill should lie below the bill, by what a
-  request takes to become a process. (Corrected on 2026-11-22: Linux dates creations from a boot
-  whose time it knows in whole seconds, so each process had lived up to a second too long.)
+  request takes to become a process: a copy of a server that imports first. (Corrected on
+  2026-11-22: Linux dates creations from a boot whose time it knows in whole seconds, so each
+  process had lived up to a second too long.)
 - ``--believed-cores 16``: ``dask.system.CPU_COUNT`` is set before dagsel is imported, in the script
   and so in its workers. ``--startup 5``: a preload lets each worker wait so long before it joins.
 
