@@ -40,6 +40,7 @@ class HyperSchedTrial:
     n_given: int = 0
     gang: int = 0  # 0 while it stands on a rung
     is_paused: bool = False  # in a pause of all
+    is_scored: bool = False  # in a pause; at the end of an epoch each is
     rung: int = 0  # how many it has passed
     loss: float = math.inf
     since: float = 0.0  # when its present epoch began
@@ -171,7 +172,8 @@ class HyperSched(Flow):
             case Paused(trial, value=value) if trial in state.pausing:
                 state.trials[trial].is_paused = True
                 if value is not None:
-                    state.trials[trial].loss = state.context.loss(value)
+                    one = state.trials[trial]
+                    one.loss, one.is_scored = state.context.loss(value), True
                 return self._go_on_without(trial)
             case TrialFailed(trial) if trial in state.trials:
                 del state.trials[trial]
@@ -352,10 +354,7 @@ class HyperSched(Flow):
     def _finish(self, reason: str) -> list[Decision]:
         state = self.state
         state.finished = True
-        scored = [
-            (one.loss, trial)
-            for trial, one in state.trials.items()
-            if one.epochs or one.loss < math.inf
-        ]
+        trials = state.trials.items()
+        scored = [(one.loss, trial) for trial, one in trials if one.epochs or one.is_scored]
         _, best = min([*scored, *([state.best] if state.best else [])], default=(0.0, None))
         return end_all(state.trials, best, reason)

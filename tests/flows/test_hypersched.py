@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from dagsel.flow import (
     Ask,
     Asked,
     Context,
+    DeadlineReached,
     Decision,
     Finish,
     Pause,
@@ -56,6 +58,20 @@ def pause_all(flow: HyperSched, at: float, until: float) -> Sequence[Decision]:
         decisions = flow.handle(Paused(trial, 0.5, until))
         assert not decisions or trial == trials[-1]
     return decisions
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e30])
+def test_of_trials_as_bad_the_first_is_the_best_wherever_they_were_scored(value: float) -> None:
+    """One was scored in the middle of its first epoch, the other at the end of one."""
+    flow = begun()
+    flow.handle(Reported(1, 1, value, {}, 10.0))
+    pauses = flow.handle(Tick(49.95))
+    for decision in pauses:
+        if isinstance(decision, Pause):
+            flow.handle(Paused(decision.trial, 0.5, 50.0, value=value))
+    ended = flow.handle(DeadlineReached(100.0))
+    (best,) = [d.trial for d in ended if isinstance(d, Stop) and d.outcome == "complete"]
+    assert best == 0
 
 
 def gangs(decisions: Sequence[Decision]) -> dict[int, int]:
