@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,44 +52,44 @@ def parameters(thing: Any) -> list[str]:
     ]
 
 
-def named(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield what the tests of a file name: a keyword or a key, and the test or what it is in."""
-    tree = ast.parse(path.read_text())
+def given(tree: ast.Module) -> tuple[list[tuple[str, str]], list[tuple[str, int, str]]]:
+    """Return what the tests of a file give, each with the test or what it is in.
+
+    First the keywords and the keys of dicts, second what is called, with how many arguments
+    without a keyword.
+    """
+    named: list[tuple[str, str]] = []
+    called: list[tuple[str, int, str]] = []
     for top in tree.body:
         where = getattr(top, "name", "")
         for node in ast.walk(top):
             if isinstance(node, ast.keyword) and node.arg:
-                yield node.arg, where
+                named.append((node.arg, where))
             elif isinstance(node, ast.Dict):
-                for key in node.keys:
-                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                        yield key.value, where
-
-
-def positional(path: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield what is called with how many arguments without a keyword, and in what."""
-    for top in ast.parse(path.read_text()).body:
-        for node in ast.walk(top):
-            if isinstance(node, ast.Call):
+                keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+                named += [(key, where) for key in keys if isinstance(key, str)]
+            elif isinstance(node, ast.Call):
                 name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-                yield name, len(node.args), getattr(top, "name", "")
+                called.append((name, len(node.args), where))
+    return named, called
 
 
 def table() -> dict[tuple[str, str], str]:
     """Return the first test that names each parameter; empty for none."""
     things = {name: parameters(thing) for name, thing in public().items()}
-    found = {(name, parameter): "" for name, given in things.items() for parameter in given}
+    found = {(name, parameter): "" for name, taken in things.items() for parameter in taken}
     for path in sorted(TESTS.rglob("*.py")):
         text = path.read_text()
         here = {name for name in things if name.rpartition(".")[2] in text}
         place = path.relative_to(TESTS).as_posix()
-        for key, where in named(path):
+        named, called = given(ast.parse(text))
+        for key, where in named:
             for name in here:
                 if found.get((name, key)) == "":
                     found[name, key] = f"{place}::{where}"
-        for called, n, where in positional(path):
+        for short, n, where in called:
             for name in here:
-                if name.rpartition(".")[2] == called:
+                if name.rpartition(".")[2] == short:
                     for parameter in things[name][:n]:
                         found[name, parameter] = found[name, parameter] or f"{place}::{where}"
     return found

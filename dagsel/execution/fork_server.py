@@ -108,8 +108,10 @@ class OwnCluster(LocalCluster):
             raise
 
     async def _close(self) -> None:
-        await super()._close()  # type: ignore[no-untyped-call]
-        self._leave_server()
+        try:
+            await super()._close()  # type: ignore[no-untyped-call]
+        finally:
+            self._leave_server()
 
     def _leave_server(self) -> None:
         if self._takes_from_server:

@@ -16,6 +16,7 @@ from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import Unit
 from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
+from dagsel.execution.fork_server import METHOD
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.messages import Message, UnitRecord
 from dagsel.state import State
@@ -41,6 +42,19 @@ def own_cluster(n_workers: int) -> Iterator[LocalCluster]:
             yield cluster
     finally:
         close(cluster)
+
+
+def spawned_cluster(n_workers: int, memory_limit: str, silence_logs: int) -> LocalCluster:
+    """A cluster whose workers have little memory: a copy would have all that was imported here."""
+    with dask.config.set({METHOD: "spawn"}):
+        return LocalCluster(
+            n_workers=n_workers,
+            threads_per_worker=2,
+            memory_limit=memory_limit,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=silence_logs,
+        )
 
 
 @contextmanager

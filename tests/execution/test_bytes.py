@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import dask
 import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
-from helpers import done, engine_for, final_state, listen, of
+from helpers import done, engine_for, final_state, listen, of, spawned_cluster
 
 from dagsel.dispatch.events import ShardLoaded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.fork_server import METHOD
 from dagsel.messages import Message, TrialReport, UnitRecord
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
@@ -158,15 +156,7 @@ def count_notes(run: str, dask_scheduler: Any) -> int:
 
 
 def small_cluster() -> LocalCluster:
-    with dask.config.set({METHOD: "spawn"}):  # a copy would have all that was imported here
-        return LocalCluster(
-            n_workers=1,
-            threads_per_worker=2,
-            memory_limit="400 MB",
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=logging.ERROR,
-        )
+    return spawned_cluster(1, "400 MB", logging.ERROR)
 
 
 def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(

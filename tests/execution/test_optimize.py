@@ -393,7 +393,11 @@ def test_a_driver_that_is_killed_leaves_nothing_on_the_cluster(
     before = client.run_on_scheduler(ours)
     command = [sys.executable, "-c", DRIVER, digits.url, cluster.scheduler_address, run_dir]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
-        wait_until(lambda: client.run_on_scheduler(units), "units of the driver")
+        wait_until(
+            lambda: client.run_on_scheduler(units) or driver.poll() is not None,
+            "units of the driver",
+        )
+        assert driver.poll() is None
         driver.kill()
     wait_until(lambda: client.run_on_scheduler(ours) == before, "nothing of the driver is left")
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler, Worker
-from helpers import done, engine_for, final_state, listen, of
+from helpers import done, engine_for, final_state, listen, of, spawned_cluster
 from waiting import wait_until
 
 import dagsel
@@ -255,14 +255,7 @@ class Hostile(SyntheticWorkload):
 
 @pytest.fixture
 def own_cluster() -> Iterator[LocalCluster]:
-    cluster = LocalCluster(
-        n_workers=2,
-        threads_per_worker=2,
-        memory_limit="500 MB",
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
+    cluster = spawned_cluster(2, "500 MB", logging.CRITICAL)
     yield cluster
     close(cluster)  # a `with` may wait for ever when a worker was just lost
 
