@@ -68,8 +68,10 @@ tests: $(VENV)/.dev slurm
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
 	$(BIN)/python -m pytest -q -m alone tests
 
+PURE := dispatch driver flows history planning simulation views workers \
+	test_codec.py test_flow.py test_messages.py test_metrics.py
 quick: $(VENV)/.dev
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone and not slow" tests
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=quick -m "not alone and not slow" $(PURE:%=tests/%)
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev

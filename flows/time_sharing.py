@@ -160,13 +160,14 @@ class TimeSharing(Flow):
         return decisions
 
     def _place(self) -> None:
-        """Place the trials that wait, each on the worker with the fewest."""
+        """Place the trials that wait and have paused, each on the worker with the fewest."""
         state = self.state
-        while state.waiting:
+        for trial in [t for t in state.waiting if not state.trials[t].leaves]:
             worker = min(state.workers, key=lambda w: len(w.trials))
             if len(worker.trials) >= self.max_trials_per_worker:
                 return
-            worker.trials.append(state.waiting.pop(0))
+            state.waiting.remove(trial)
+            worker.trials.append(trial)
 
     def _migrate_to(self, worker: SharedWorker) -> None:
         """Move trials to an idle worker until no other has two more."""
@@ -199,9 +200,9 @@ class TimeSharing(Flow):
             decisions.append(Finish())
         return decisions
 
-    def _ready(self, worker: SharedWorker) -> list[int]:
-        trials = self.state.trials
-        return [t for t in worker.trials if t != worker.turn and not trials[t].leaves]
+    @staticmethod
+    def _ready(worker: SharedWorker) -> list[int]:
+        return [trial for trial in worker.trials if trial != worker.turn]
 
     def _next(self, ready: list[int]) -> int:
         n_waited = {trial: self.state.trials[trial].n_waited for trial in ready}

@@ -23,6 +23,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 # How long an example takes says how busy the machine is, no more.
 settings.register_profile("dagsel", deadline=None)
+settings.register_profile("quick", deadline=None, max_examples=20)
 if settings().deadline is not None:  # else a profile without one is chosen already
     settings.load_profile("dagsel")
 

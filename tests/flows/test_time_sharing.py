@@ -7,7 +7,7 @@ import warnings
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagsel.errors import SearchError
@@ -213,6 +213,12 @@ def schedulers(draw: st.DrawFn) -> TimeSharing:
     return draw(st.sampled_from(kinds))
 
 
+@example(
+    # Two trials that are about to leave a worker that is gone would fill another one.
+    flow=RoundRobin(max_epochs=1, n_trials=8, max_trials_per_worker=2),
+    choices=b"\x00" * 39 + b"\x1f\x00\x18\x01",
+    n=3,
+)
 @settings(deadline=None)
 @given(flow=schedulers(), choices=st.binary(min_size=30, max_size=120), n=st.integers(1, 3))
 def test_turns_and_places_at_every_moment(flow: TimeSharing, choices: bytes, n: int) -> None:
