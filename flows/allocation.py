@@ -154,13 +154,18 @@ class WorkBook:
             self.switched[work.architecture] = known[-N_SWITCHES:]
 
     def left_s(self, work: Work) -> float | None:
-        """Return the time on one worker that a trial has left; None if no epoch was timed."""
+        """Return the time on one worker that a trial has left; None if no epoch was timed.
+
+        An epoch that already takes longer than those before takes as much longer as it is late, and
+        the next ones no less.
+        """
         known_s, epochs = work.reported_s, work.epochs
         if not epochs:
             known_s, epochs = self.trained.get(work.architecture, (0.0, 0))
         if not epochs:
             return None
-        return max(0.0, work.left * known_s / epochs - (work.worked_s - work.reported_s))
+        epoch_s, this_s = known_s / epochs, work.worked_s - work.reported_s
+        return abs(epoch_s - this_s) + (work.left - 1) * max(epoch_s, this_s)
 
     def switch_s(self, architecture: str) -> float:
         """Return what a switch costs: of this architecture, of others, or an assumption."""

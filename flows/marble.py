@@ -38,7 +38,7 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
         gang = gangs[job.trial]
         cost_s = job.switch_s if switch_s is None else switch_s
         more = min(job.scaling.best(n_workers), job.most, gang + free)
-        if more > gang and (not gang or job.won_s(gang, more) > cost_s):
+        if more > gang and (not gang or not cost_s or job.won_s(gang, more) > cost_s):
             gangs[job.trial] = more
             free -= more - gang
     return gangs

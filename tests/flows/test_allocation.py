@@ -158,6 +158,18 @@ def test_a_switch_costs_the_median_of_the_last_twenty(costs: list[list[float]]) 
     assert book.switch_s("resnet") == pytest.approx(sum(middle) / len(middle))
 
 
+@given(st.integers(1, 5), st.floats(0.0, 50.0), st.floats(0.0, 50.0))
+def test_what_is_left_shrinks_until_an_epoch_is_late_and_grows_then(
+    left: int, early: float, late: float
+) -> None:
+    def left_s(this_s: float) -> float:
+        book = WorkBook(trained={"resnet": (100.0, 2)})
+        return book.left_s(Work("resnet", left=left, worked_s=this_s)) or 0.0
+
+    assert left_s(early) == pytest.approx(50.0 * left - early)
+    assert left_s(50.0 + late) == pytest.approx(50.0 * (left - 1) + left * late)
+
+
 # ---- whole queues on the node on paper
 
 
@@ -175,6 +187,16 @@ def queues(draw: st.DrawFn) -> tuple[list[dict[str, float | str]], dict[str, Sca
     ], scaling
 
 
+# The last job takes longer than those before: what it has left is not over when it is late.
+@example(
+    (
+        [{"architecture": "a", "epochs": 1, "epoch_s": s} for s in (1.0, 1.0, 1.0, 1.0, 5.0, 4.0)],
+        dict.fromkeys("abc", UniversalScaling(0.0, 3 / 64)),
+    ),
+    5,
+    0.0,
+    1,
+)
 @settings(max_examples=60)
 @given(queues(), st.integers(1, 7), st.sampled_from([0.0, 1.0, 20.0]), st.integers(1, 9))
 def test_marble_loses_to_lsf_only_what_it_gives_up(

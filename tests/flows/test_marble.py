@@ -287,8 +287,8 @@ def test_optimus_waits_for_its_interval() -> None:
     assert rest == []
     assert flow.handle(Tick(10.0)) == [Train(2, 8), Wake(20.0)]
     assert flow.handle(Tick(20.0)) == [Wake(30.0)]
-    # Trial 1 should have ended soon, at the 3 s an epoch that trial 0 took.
-    assert flow.handle(WorkersChanged(4)) == [Train(2, 0, gang=3)]
+    # Both are late in their first epoch, by the 3 s that trial 0 took, and have more of them.
+    assert flow.handle(WorkersChanged(4)) == [Train(1, 0, gang=2), Train(2, 0, gang=2)]
 
 
 def test_optimus_wakes_the_search_inside() -> None:
