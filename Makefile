@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help demo test lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke newest newest-short churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke newest newest-short shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -21,6 +21,8 @@ help:
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
+	@echo "make shuffle         all tests in five random orders"
+	@echo "make coverage        all tests; which branches do they run? Writes docs/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
@@ -62,11 +64,19 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# What has a cluster of its own wants the cores for itself; the rest goes side by side. Two files of
-# clusters at a time (`-n 2 --dist loadfile`) take 11 minutes in place of 17, and two tests failed.
+# Three files at a time on two cores: what has a cluster of its own waits three quarters of its time.
+TESTS := pytest -q -n 3 --dist loadfile tests
 tests: $(VENV)/.dev slurm
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not alone" tests
-	$(BIN)/python -m pytest -q -m alone tests
+	$(BIN)/python -m $(TESTS)
+
+shuffle: $(VENV)/.dev slurm
+	for seed in 1 2 3 4 5; do $(BIN)/python -m $(TESTS) -p randomly --randomly-seed=$$seed || exit; done
+
+coverage: $(VENV)/.dev slurm
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m $(TESTS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/python tests/covered.py
 
 PURE := dispatch driver flows history planning simulation views workers \
 	test_codec.py test_flow.py test_messages.py test_metrics.py
@@ -141,7 +151,7 @@ mutants: $(VENV)/.dev
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
 
-nightly: churn chaos replay attack bench-smoke known-faults mutants
+nightly: shuffle coverage churn chaos replay attack bench-smoke known-faults mutants
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -109,9 +109,8 @@ class FlowSuite:
             world = self._play(tape)
             flow = self.make_flow()
             ran = flow.fresh()
-            for _ in replay(ran, world.context, world.steps):
-                pass
-            assert _text(flow) == begins_with, "a flow and its fresh copy share their state"
+            for step, _ in replay(ran, world.context, world.steps):
+                assert _text(flow) == begins_with, f"they share their state after {step.event}"
             assert flow == ran == ran.fresh(), "a fresh flow has another configuration"
             assert _text(ran.fresh()) == begins_with, "a fresh flow has begun already"
 

@@ -134,15 +134,16 @@ class Outcome:
 
 
 @contextlib.contextmanager
-def interrupted_after(n_writes: int | None) -> Iterator[None]:
-    """Interrupt a search when it has written to its journal so often."""
+def interrupted_after(n_records: int | None) -> Iterator[None]:
+    """Interrupt a search when its journal has so many records, or one write more."""
     append, n = Journal.append, 0
 
     def counted(self: Journal, records: Any) -> None:
         nonlocal n
         append(self, records)
-        n += 1
-        if n == n_writes:
+        was_below = n_records is not None and n < n_records
+        n += len(records)
+        if was_below and n >= (n_records or 0):
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
@@ -150,17 +151,18 @@ def interrupted_after(n_writes: int | None) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            assert n == n_writes
+            assert n_records is not None
+            assert n >= n_records
         else:
-            assert n_writes is None
+            assert n_records is None
 
 
 def begin(
-    kind: str, data: ShardedDataset, run_dir: Path, client: Any, n_writes: int | None = None
+    kind: str, data: ShardedDataset, run_dir: Path, client: Any, n_records: int | None = None
 ) -> None:
-    """Search; interrupt it after so many writes to the journal, if a number is given."""
+    """Search; interrupt it when so many records are in the journal, if a number is given."""
     workload, metric, flow = SEARCHES[kind]
-    with interrupted_after(n_writes):
+    with interrupted_after(n_records):
         dagsel.optimize(
             optuna.create_study(study_name="attacked", direction=DIRECTION),
             workload(),

@@ -26,15 +26,15 @@ SEED = int(os.environ.get("ATTACK_SEED", "0"))
 #: By name of the run: what it trains, and after how many writes to its journal it was interrupted.
 RUNS: dict[str, tuple[str, int | None]] = {
     "torch": ("torch", None),
-    "torch-6": ("torch", 6),
-    "torch-12": ("torch", 12),
-    "torch-24": ("torch", 24),
+    "torch-7": ("torch", 7),
+    "torch-14": ("torch", 14),
+    "torch-34": ("torch", 34),
     "sklearn": ("sklearn", None),
-    "sklearn-18": ("sklearn", 18),
-    "synthetic-12": ("synthetic", 12),
-    "synthetic-30": ("synthetic", 30),
-    "pbt-60": ("pbt", 60),
-    "hermes-30": ("hermes", 30),
+    "sklearn-21": ("sklearn", 21),
+    "synthetic-20": ("synthetic", 20),
+    "synthetic-50": ("synthetic", 50),
+    "pbt-95": ("pbt", 95),
+    "hermes-36": ("hermes", 36),
 }
 
 
@@ -60,9 +60,9 @@ def run(
     request: pytest.FixtureRequest, home: Path, data: ShardedDataset, client: Client
 ) -> tuple[str, Path, attacked.Outcome]:
     """Make a run; return what it trains, its folder, and what it comes to undisturbed."""
-    kind, n_writes = RUNS[request.param]
+    kind, n_records = RUNS[request.param]
     folder, whole = home / request.param, home / f"{request.param}-undisturbed"
-    attacked.begin(kind, data, folder, client, n_writes)
+    attacked.begin(kind, data, folder, client, n_records)
     shutil.copytree(folder, whole)
     return kind, folder, attacked.go_on(kind, data, whole, client)
 

@@ -133,7 +133,7 @@ def test_of_two_drivers_that_claim_at_once_one_wins(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def halted(data: ShardedDataset, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("halted") / "run"
-    attacked.begin("torch", data, folder, client, 12)
+    attacked.begin("torch", data, folder, client, 14)
     assert RunDir(str(folder)).states.trials()
     return folder
 
@@ -221,7 +221,7 @@ def test_another_runs_journal_is_refused(
 def test_a_journal_that_is_cut_anywhere_is_refused_or_the_search_comes_to_the_same(
     data: ShardedDataset, client: Client, tmp_path: Path
 ) -> None:
-    attacked.begin("synthetic", data, tmp_path / "halted", client, 30)
+    attacked.begin("synthetic", data, tmp_path / "halted", client, 45)
     shutil.copytree(tmp_path / "halted", tmp_path / "whole")
     undisturbed = attacked.go_on("synthetic", data, tmp_path / "whole", client)
     n_lines = len((tmp_path / "halted/journal.jsonl").read_bytes().splitlines())

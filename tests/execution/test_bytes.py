@@ -149,10 +149,31 @@ def test_states_wait_in_the_store_where_memory_is_short(
         assert len(set(seen(state))) == len(seen(state)) == N_EPOCHS * digits.n_shards
 
 
-def count_notes(run: str, dask_scheduler: Any) -> int:
-    """Count the notes that stand for states in the store."""
-    tasks = dask_scheduler.tasks.values()
-    return sum(0 < t.nbytes < 1_000 for t in tasks if t.key[0] == f"train-{run}" and t.who_has)
+class Watch(SchedulerPlugin):
+    """Counts, at each step of the scheduler, the copies of states that workers hold.
+
+    And the notes, which stand for states in the store.
+    """
+
+    name = "watch"
+
+    def __init__(self, run: str) -> None:
+        self.run, self.most_copies, self.most_notes = run, 0, 0
+
+    async def start(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+    def transition(self, key: Any, *args: Any, **kwargs: Any) -> None:
+        states = [t for t in self.scheduler.tasks.values() if t.key[0] == f"train-{self.run}"]
+        copies = sum(len(t.who_has or ()) for t in states)
+        notes = sum(0 < t.nbytes < 1_000 for t in states if t.who_has)
+        self.most_copies = max(self.most_copies, copies)
+        self.most_notes = max(self.most_notes, notes)
+
+
+def watched(dask_scheduler: Any) -> tuple[int, int]:
+    watch = dask_scheduler.plugins["watch"]
+    return watch.most_copies, watch.most_notes
 
 
 def small_cluster() -> LocalCluster:
@@ -164,19 +185,19 @@ def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(
 ) -> None:
     # 14 states of 20 MB and the process itself are more than 65% of the limit; what a unit needs
     # beside them brings the worker near the 80% at which Dask pauses it.
-    n_trials, n_notes = 14, 0
+    n_trials = 14
     workload = SyntheticWorkload(state_bytes=20_000_000)
     with (
         small_cluster() as cluster,
         Client(cluster, set_as_default=False) as client,
         engine_for(client, digits, workload, run_dir) as engine,
     ):
+        client.register_plugin(Watch(engine.spec.run))
         chains = tuple(Chain(t, range(1, 2), digits.n_shards) for t in range(n_trials))
         engine.submit(Round(1, chains), {t: {} for t in range(n_trials)})
-        heard: list[Message] = []
-        while len(done(heard)) < n_trials * digits.n_shards * 2:
-            heard += listen(engine, until=bool)
-            n_notes = max(n_notes, client.run_on_scheduler(count_notes, engine.spec.run))
+        n_units = n_trials * digits.n_shards * 2
+        heard = listen(engine, until=lambda heard: len(done(heard)) == n_units)
+        _, n_notes = client.run_on_scheduler(watched)
         for trial in range(n_trials):
             assert len(seen(final_state(engine, trial, 1, digits.n_shards))) == digits.n_shards
     assert n_notes > 0
@@ -204,27 +225,6 @@ def test_a_worker_that_dask_pauses_goes_on(digits: ShardedDataset, run_dir: str)
     assert not [*of(WorkerRemoved, heard), *of(TrialReport, heard)]
 
 
-class Watch(SchedulerPlugin):
-    """Counts, at each step of the scheduler, the copies of states that workers hold."""
-
-    name = "watch"
-
-    def __init__(self, run: str) -> None:
-        self.run, self.most = run, 0
-
-    async def start(self, scheduler: Scheduler) -> None:
-        self.scheduler = scheduler
-
-    def transition(self, key: Any, *args: Any, **kwargs: Any) -> None:
-        tasks = self.scheduler.tasks.values()
-        copies = sum(len(t.who_has or ()) for t in tasks if t.key[0] == f"train-{self.run}")
-        self.most = max(self.most, copies)
-
-
-def most_copies(dask_scheduler: Any) -> int:
-    return int(dask_scheduler.plugins["watch"].most)
-
-
 def test_fewer_than_two_states_a_trial_are_in_memory(
     wide_client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
@@ -237,7 +237,7 @@ def test_fewer_than_two_states_a_trial_are_in_memory(
         engine.submit(Round(1, chains), {t: {} for t in range(n_trials)})
         n_units = n_trials * N_EPOCHS * digits.n_shards * 2
         listen(engine, until=lambda heard: len(done(heard)) == n_units)
-        most = wide_client.run_on_scheduler(most_copies)
+        most, _ = wide_client.run_on_scheduler(watched)
         wide_client.unregister_scheduler_plugin("watch")
     assert 0 < most < 1.6 * n_trials
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from distributed import Client, SchedulerPlugin
 from gateway import gateway_server
+from waiting import slowness, wait_until
 
 from dagsel.execution.elastic import elastic_for
 
@@ -101,14 +102,17 @@ def test_adapt_stays_in_charge(gateway: Any) -> None:
 def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) -> None:
     cluster, client = gateway
     one_worker(gateway)
-    outcome = search(growing(patience=60), tmp_path, cluster=cluster, deadline=90, budget=360)
+    limits: dict[str, Any] = {"deadline": 90 * slowness(), "budget": 360 * slowness()}
+    outcome = search(growing(patience=60), tmp_path, cluster=cluster, **limits)
+    wait_until(lambda: wanted(tmp_path)[-1] == 1, "one is wanted")
     sizes = [n for n, _ in itertools.groupby(wanted(tmp_path))]
     up = sizes.index(N_MOST)
     assert sizes == sorted(sizes[:up]) + sorted(sizes[up:], reverse=True)
     assert {1, N_MOST} <= set(sizes)
     assert sizes[-1] == len(there(client)) == 1  # as it was
     assert n_created(tmp_path) == N_MOST
-    assert outcome.run.record.notes == []
+    # On a machine that does other things they come, but late.
+    assert [note for note in outcome.run.record.notes if "have not come" not in note] == []
     assert outcome.run.timeline().worker.nunique() == N_MOST
     assert outcome.n_trained_again == 0
     check_model(outcome)
@@ -118,15 +122,16 @@ def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) ->
 def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
     cluster, client = gateway
     one_worker(gateway)
-    stays = note_stays(client)
+    stays, slow = note_stays(client), slowness()
     if flow == "asha":  # which asks for no worker itself
         cluster.scale(N_MOST)
-    outcome = search(FLOWS[flow](), tmp_path, cluster=cluster)
+    outcome = search(FLOWS[flow](slow), tmp_path, slow, cluster=cluster)
     check_limits(outcome)
     check_model(outcome)
     again, late = cost_of(outcome, stays(), tmp_path)
     check_bill(outcome, again, n_asked=n_created(tmp_path), late=late)
-    assert wanted(tmp_path)[-1] == (N_MOST if flow == "asha" else 1)  # as it was
+    n_before = N_MOST if flow == "asha" else 1
+    wait_until(lambda: wanted(tmp_path)[-1] == n_before, "as many are wanted as before")
 
 
 def one_worker(gateway: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from distributed import Status
+from waiting import slowness
 
 from .deployed import (
     FLOWS,
@@ -69,7 +70,7 @@ EACH = [(kind, flow, seed) for kind, flow in product(KINDS, FLOWS) for seed in r
     ("kind", "flow", "seed"), EACH if SEEDS > 1 else [(*one, 0) for one in SHORT]
 )
 def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path) -> None:
-    about = KINDS[kind]
+    about, slow = KINDS[kind], slowness()
     provider = Provider(tmp_path, **about.provider)
     lost = provider.losing(about.loss, every_s=2.0, seed=seed) if about.loss else nullcontext([])
     with cluster_of(provider) as cluster:
@@ -77,7 +78,7 @@ def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path)
             cluster.scale(N_MOST)
             cluster.wait_for_workers(N_MOST if provider.waits else 1, timeout=60)
         with lost as taken:
-            outcome = search(FLOWS[flow](), tmp_path, cluster=cluster, **about.told)
+            outcome = search(FLOWS[flow](slow), tmp_path, slow, cluster=cluster, **about.told)
         n_before = N_MOST if flow == "asha" else 1
         assert len(cluster.worker_spec) == n_before
         assert sum(m.status == Status.running for m in provider.machines) <= n_before
@@ -89,7 +90,7 @@ def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path)
         n_asked=len(provider.machines),
         n_lost=len(taken),
     )
-    check_wanted(outcome, provider, about.release_s)
+    check_wanted(outcome, provider, about.release_s * slow)
     n_lost = 1 if about.loss == "notice" else N_BATCHES  # the one or those of a unit
     assert outcome.n_trained_again <= n_lost * len(taken)
     if kind == "two never":

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from gateway import gateway_server
+from waiting import slowness
 
 import dagsel
 from dagsel.errors import DagselError
@@ -48,8 +49,9 @@ TIMEOUT_S = 90
 def test_a_killed_driver_is_resumed_on_another_cluster(
     before: str, after: str, flow: str, tmp_path: Path
 ) -> None:
+    slow = slowness()
     with server(tmp_path, before, after) as address:
-        kill_a_driver(before, flow, tmp_path, address)
+        kill_a_driver(before, flow, tmp_path, address, str(slow))
         with clusters(after, tmp_path, address) as cluster:
             called = time.time()
             run = dagsel.resume(
@@ -59,7 +61,7 @@ def test_a_killed_driver_is_resumed_on_another_cluster(
                 space=space,
                 max_cluster_workers=N_MOST,
             )
-            outcome = Outcome(run, called, time.time() - called, tmp_path)
+            outcome = Outcome(run, called, time.time() - called, tmp_path, slow)
     assert run.record.n_sessions == 2
     check_limits(outcome)
     check_model(outcome)
@@ -77,9 +79,9 @@ def server(folder: Path, *kinds: str) -> Iterator[str]:
         yield address
 
 
-def kill_a_driver(kind: str, flow: str, folder: Path, address: str) -> None:
+def kill_a_driver(kind: str, flow: str, folder: Path, *more: str) -> None:
     """Start a driver, and kill it once it has trained some epochs; what it has started ends."""
-    command = [sys.executable, "-m", "tests.execution.deployed", kind, flow, str(folder), address]
+    command = [sys.executable, "-m", "tests.execution.deployed", kind, flow, str(folder), *more]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with (folder / "driver.log").open("wb") as log:
         driver = subprocess.Popen(command, stdout=log, stderr=log, env=environment)

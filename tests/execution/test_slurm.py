@@ -22,6 +22,7 @@ import psutil
 import pytest
 from distributed import Client
 from slurm import PATH, Job, Slurm, slurm, why_not
+from waiting import slowness
 
 import dagsel
 from dagsel.errors import DagselError, NoWorkersError
@@ -142,7 +143,7 @@ def check_bill(run: dagsel.Run, queue: Queue, size: int = 1) -> None:
     """The run's bill is Slurm's: 1%, and what passes until Slurm has written what was wished."""
     by_slurm = size * queue.job_seconds()
     print(f"bill: {run.worker_seconds:.2f}, by Slurm's log {by_slurm:.2f}")
-    allowed = 0.01 * by_slurm + size * ENTRY_S * len(queue.jobs)
+    allowed = 0.01 * by_slurm + size * ENTRY_S * len(queue.jobs) * slowness()
     assert run.worker_seconds == pytest.approx(by_slurm, abs=allowed)
 
 
@@ -203,12 +204,13 @@ def test_a_cluster_grows_and_shrinks_as_it_is_told(
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=only_long), 2])
 def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path: Path) -> None:
-    flow = SEER("24 s", 60, reduction_factor=2, max_workers_per_trial=1)
+    slow = slowness()
+    flow = SEER(24 * slow, 60 * slow, reduction_factor=2, max_workers_per_trial=1)
     with slurm_cluster(tmp_path, size=size) as cluster:
         run = search(flow, cluster, max_cluster_workers=4)
         assert cluster.worker_spec == {}
-    assert run.record.seconds <= 24 + LATE_S
-    assert run.worker_seconds <= 60 + 4 * LATE_S
+    assert run.record.seconds <= (24 + LATE_S) * slow
+    assert run.worker_seconds <= (60 + 4 * LATE_S) * slow
     assert run.failures == []
     assert set(Counter(run.best_model()).values()) == {1}
     assert max(queue.sizes()) <= 4 // size
@@ -216,12 +218,14 @@ def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path
 
 
 def test_asha_keeps_to_a_budget(here: Slurm, queue: Queue, search: Any, tmp_path: Path) -> None:
+    slow = slowness()
+    flow = ASHA(max_epochs=9, n_trials=32, reduction_factor=2)
     with slurm_cluster(tmp_path) as cluster:
         cluster.scale(2)
         here.wait(lambda: here.count("RUNNING") == 2)
-        run = search(ASHA(max_epochs=9, n_trials=32, reduction_factor=2), cluster, budget=24)
+        run = search(flow, cluster, budget=24 * slow)
         assert len(cluster.worker_spec) == 2
-    assert run.worker_seconds <= 24 + 2 * LATE_S
+    assert run.worker_seconds <= (24 + 2 * LATE_S) * slow
     assert run.failures == []
     assert set(Counter(run.best_model()).values()) == {1}
 
