@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import ast
-import sys
 from collections import Counter
-from pathlib import Path
 from statistics import median
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from architecture import circle, floors, imports, product, upward
+from .architecture import circle, floors, imports, product, upward
 
 MODULES = product()
 

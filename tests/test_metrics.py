@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dagsel import metrics
 
 @given(st.integers(0, 10**6), st.integers(1, 40), st.integers(2, 6))
 @settings(max_examples=60, deadline=None)
-def test_classification(seed, n, n_classes):
+def test_classification(seed: int, n: int, n_classes: int) -> None:
     rng = np.random.default_rng(seed)
     scores, classes = rng.random((n, n_classes)), rng.integers(0, n_classes, n)
     expected = sklearn.metrics.accuracy_score(classes, scores.argmax(1))
@@ -32,7 +33,7 @@ def test_classification(seed, n, n_classes):
 
 @given(st.integers(0, 10**6), st.integers(1, 40))
 @settings(max_examples=40, deadline=None)
-def test_regression(seed, n):
+def test_regression(seed: int, n: int) -> None:
     rng = np.random.default_rng(seed)
     output, target = rng.normal(size=(n, 1)), rng.normal(size=n)
     squared = sklearn.metrics.mean_squared_error(target, output[:, 0])
@@ -44,14 +45,14 @@ def test_regression(seed, n):
         assert float(got) == pytest.approx(absolute)
 
 
-def test_counts_are_exact_in_low_precision():
+def test_counts_are_exact_in_low_precision() -> None:
     n = 4099
     output = torch.zeros(n, 2, dtype=torch.float16)
     output[: n - 1, 1] = 1
     assert float(metrics.accuracy(output, torch.ones(n, dtype=torch.int64))) == (n - 1) / n
 
 
-def test_segmentation_maps_count_every_pixel():
+def test_segmentation_maps_count_every_pixel() -> None:
     output = torch.zeros(2, 3, 4, 4)
     output[:, 1] = 1
     target = torch.ones(2, 4, 4, dtype=torch.int64)
@@ -62,19 +63,19 @@ def test_segmentation_maps_count_every_pixel():
 @pytest.mark.parametrize(
     "metric", [metrics.mean_squared_error, metrics.mean_absolute_error, metrics.binary_accuracy]
 )
-def test_shapes_that_would_broadcast_are_refused(metric):
+def test_shapes_that_would_broadcast_are_refused(metric: Any) -> None:
     with pytest.raises(ValueError, match=r"output has shape \(3,\) and target \(3, 1\)"):
         metric(np.zeros(3), np.zeros((3, 1)))
 
 
-def test_a_nan_score_is_no_hit():
+def test_a_nan_score_is_no_hit() -> None:
     scores = np.array([[np.nan, 1.0], [0.0, 1.0]])
     assert float(metrics.top_k(2)(scores, np.array([0, 1]))) == 0.5
     with pytest.raises(ValueError, match="k must be a whole number of 1 or more, got 0"):
         metrics.top_k(0)
 
 
-def test_directions():
+def test_directions() -> None:
     more = [metrics.accuracy, metrics.binary_accuracy, metrics.top_k(3)]
     less = [metrics.mean_squared_error, metrics.mean_absolute_error]
     assert {metric.direction for metric in more} == {"maximize"}
@@ -82,6 +83,6 @@ def test_directions():
 
 
 @pytest.mark.parametrize("module", ["dagsel.metrics", "dagsel.workloads", "dagsel.testing"])
-def test_importing_is_cheap(module):
+def test_importing_is_cheap(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'sklearn'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

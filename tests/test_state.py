@@ -4,6 +4,7 @@ import json
 import pickle
 import sys
 from collections import Counter, OrderedDict, deque
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,7 +71,7 @@ def test_any_nested_structure_goes_through_a_state(tree):
 def test_states_are_pickled_out_of_band_and_read_by_safetensors(named):
     named.pop("__metadata__", None)
     state = State.pack({name: Tensor.from_numpy(a) for name, a in named.items()}, {"n": 1})
-    frames = []
+    frames: list[Any] = []
     head = pickle.dumps(state, protocol=5, buffer_callback=frames.append)
     assert len(frames) == 1
     assert frames[0].raw().nbytes == state.nbytes

@@ -13,6 +13,7 @@ import sys
 import warnings
 from collections import Counter
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -231,7 +232,7 @@ def use(workload: Any, shard: Any, state: State, visit: Visit) -> str:
 def main(kind: str, n_cases: int, seed: int) -> None:
     warnings.simplefilter("ignore")
     for package in (*objects._PUBLIC, *objects._PRIVATE):
-        objects.import_module(package)
+        import_module(package)
     made = []
     for workload in workloads(kind):
         shard, visit = workload.prepare(sample(0)), Visit(0, 0, 1, 0)

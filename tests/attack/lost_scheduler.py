@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from waiting import wait_until
 
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.waiting import wait_until
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:

@@ -125,7 +125,7 @@ def test_the_search_ends_at_once_with_the_users_own_frame(
         assert len(log) < 3000
     # What was drawn is told as failed; the same is said again, and nothing is trained.
     assert {trial.state for trial in study.trials} == {optuna.trial.TrialState.FAIL}
-    resume = {"workload": trained, "space": space, "study": study}
+    resume: dict[str, Any] = {"workload": trained, "space": space, "study": study}
     with pytest.raises(errors.AllTrialsFailedError) as again:
         dagsel.resume(str(tmp_path / "run"), client, **resume)
     assert str(again.value) == text

@@ -26,7 +26,7 @@ from dagsel.testing.synthetic import SyntheticWorkload
 
 TESTS = Path(__file__).parents[1]
 RUNS = TESTS / "data" / "runs_of_163b1ee"
-LOCK = threading.Lock()  # cannot be sent
+LOCK: Any = threading.Lock()  # cannot be sent
 
 Call = Callable[[Path], object]
 

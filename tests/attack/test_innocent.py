@@ -72,7 +72,8 @@ class Hunter(SchedulerPlugin):
         is_first = isinstance(key, tuple) and key[0].startswith("train-") and key[1:] == (0, 1, 0)
         if is_first and finish == "processing" and self.left:
             self.left -= 1
-            pid = self.cluster.scheduler.tasks[key].processing_on.pid
+            scheduler: Any = self.cluster.scheduler
+            pid = scheduler.tasks[key].processing_on.pid
             asyncio.get_running_loop().call_later(self.after_s, os.kill, pid, signal.SIGKILL)
 
 
@@ -156,6 +157,7 @@ def test_chance_may_kill_the_workers_of_one_unit_in_a_row(
     workload = SyntheticWorkload(seconds=0.6, n_batches=2)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         hunter = Hunter(cluster, kills=kills, after_s=after_s)
+        assert cluster.scheduler is not None
         cluster.scheduler.add_plugin(hunter)
         run = search(client, digits, workload, f"{tmp_path}/run", n_trials=3)
     assert run.failures == []
@@ -168,6 +170,7 @@ def test_a_poison_trial_fails_and_costs_at_most_six_workers(
     workload = Poison(seconds=0.05, n_batches=2)
     lost: list[str] = []
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
+        assert cluster.scheduler is not None
         cluster.scheduler.add_plugin(Losses(lost))
         run = search(client, digits, workload, f"{tmp_path}/run", n_trials=4)
         n_lost = len(lost)

@@ -32,7 +32,7 @@ FUZZER = Path(__file__).with_name("fuzz_states.py")
 
 @pytest.mark.parametrize("kind", ["sklearn", "torch"])
 def test_random_edits_of_a_state_run_nothing(kind: str) -> None:
-    command = [sys.executable, "-X", "faulthandler", FUZZER, kind, str(CASES), "0"]
+    command = [sys.executable, "-X", "faulthandler", str(FUZZER), kind, str(CASES), "0"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]
     ends = json.loads(ran.stdout)

@@ -51,7 +51,8 @@ def begin(
     def call(callback: Any, **changes: Any) -> dagsel.Run:
         study = optuna.create_study(study_name="s", direction="maximize", storage=stored[1])
         flow = RandomSearch(max_epochs=2, n_trials=N_TRIALS)
-        arguments = {"space": space, "flow": flow, "metric": "value", "run_dir": run_dir}
+        arguments: dict[str, Any] = {"space": space, "flow": flow}
+        arguments |= {"metric": "value", "run_dir": run_dir}
         arguments |= {"client": client, "callbacks": [callback], **changes}
         return dagsel.optimize(study, workload(), data, **arguments)
 

@@ -21,13 +21,13 @@ import pytest
 from dask.utils import parse_timedelta
 from distributed import Client
 from lost_scheduler import Processes, processes, space, workload
-from waiting import wait_until
 
 import dagsel
 from dagsel.errors import ClusterError, RunDirLockedError
 from dagsel.execution.cluster import silent
 from dagsel.flows import RandomSearch
 from dagsel.storage import RunDir, ShardedDataset
+from tests.waiting import wait_until
 
 N_TRIALS = 4
 #: Cannot have ended when its first trial has.
@@ -57,7 +57,8 @@ def begin(data: ShardedDataset, run_dir: str, home: str) -> Callable[..., dagsel
     def call(client: Any, **changes: Any) -> dagsel.Run:
         study = optuna.create_study(study_name="s", direction="maximize", storage=home)
         flow = RandomSearch(max_epochs=3, n_trials=N_TRIALS)
-        arguments = {"space": space, "flow": flow, "metric": "value", "run_dir": run_dir}
+        arguments: dict[str, Any] = {"space": space, "flow": flow}
+        arguments |= {"metric": "value", "run_dir": run_dir}
         return dagsel.optimize(study, workload(), data, client=client, **(arguments | changes))
 
     return call

@@ -24,6 +24,7 @@ from dagsel.testing import WorkloadSuite
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import Visit
+from dagsel.workloads.base import checks
 from dagsel.workloads.gang.gang import Gang
 
 N_SHARDS = 2
@@ -76,8 +77,8 @@ def test_a_batch_larger_than_a_shard_is_refused_before_anything_starts(
     with pytest.raises(WorkloadError, match=r"41 .*drop_last.* 2 training shards has 40 .* 40"):
         search("tcp://127.0.0.1:9", tmp_path, data, workload)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
-    torch_workload(batch_size=40, drop_last=True)
-    assert torch_workload(batch_size=41).validate({}) is None  # without drop_last it is trained
+    checks(torch_workload(batch_size=40, drop_last=True), data.manifest)({})
+    checks(torch_workload(batch_size=41), data.manifest)({})  # without drop_last it is trained
 
 
 def test_of_the_configurations_only_those_fail_whose_batch_is_too_large(

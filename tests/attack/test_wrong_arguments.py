@@ -421,6 +421,7 @@ def searched(folder: Path, **changes: Any) -> dict[str, Any]:
     return about
 
 
+NUMPY_COUNTS: dict[str, Any] = {"max_epochs": np.int64(9), "n_trials": np.int32(3)}
 ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "numbers of numpy": (
         {"replicas": np.int64(2), "seed": np.int32(3), "deterministic": np.bool_(True),
@@ -435,7 +436,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"deadline_s": 120.0, "unit_timeout_s": 60.0},
     ),
     "a flow's numbers of numpy": (
-        {"flow": ASHA(max_epochs=np.int64(9), n_trials=np.int32(3))},
+        {"flow": ASHA(**NUMPY_COUNTS)},
         {"flow": "ASHA"},
     ),
     "no callbacks": ({"callbacks": None}, {}),
@@ -517,7 +518,7 @@ def rate(optimizer: Any, config: dict[str, Any]) -> dict[str, Any]:
     """Return the options of the optimizer that a workload makes."""
     made: dict[str, Any] = {}
 
-    class Seen(optimizer):  # type: ignore[misc]
+    class Seen(optimizer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             made.update(self.defaults)
@@ -588,7 +589,7 @@ def test_a_class_that_needs_more_than_the_configuration_has_is_refused() -> None
     ids=["list", "tuple", "name", "function", "functions", "names by name", "functions by name"],
 )
 def test_metrics_go_by_their_names(metrics: Any) -> None:
-    models = [
+    models: list[Any] = [
         dagsel.TorchWorkload(**torch_workload(metrics=metrics)),
         dagsel.SklearnWorkload(sklearn.linear_model.SGDRegressor(), metrics=metrics),
     ]

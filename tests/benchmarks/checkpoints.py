@@ -95,7 +95,7 @@ def journal(folder: Path, synced: bool) -> float:
     log.append(records)
     try:
         if not synced:
-            os.fsync = lambda fd: None  # type: ignore[assignment]
+            os.fsync = lambda fd: None
         times = [seconds(lambda: log.append(records)) for _ in range(300)]
     finally:
         os.fsync = sync

@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from reference.bounds import lower_bound
-from reference.exact import solve
-from reference.open_shop import plan, randomized
-
+from tests.benchmarks.reference.bounds import lower_bound
+from tests.benchmarks.reference.exact import solve
+from tests.benchmarks.reference.open_shop import plan, randomized
 from tests.dispatch.families import (
     FIGURE_5,
     UNIT_S,
@@ -32,10 +33,10 @@ from tests.dispatch.families import (
 )
 
 SIZES = (4, 5, 7, 8, 10, 12, 16, 17, 20, 24, 33, 256)
-failures = []
+failures: list[str] = []
 
 
-def report(what, measured, bar, *, digits=4):
+def report(what: str, measured: Any, bar: float, *, digits: int = 4) -> None:
     """Print a line of the table: measured must not be above the bar."""
     is_met = measured <= bar + 1e-9
     if not is_met:
@@ -46,16 +47,16 @@ def report(what, measured, bar, *, digits=4):
     )
 
 
-def note(what, measured, digits=4):
+def note(what: str, measured: Any, digits: int = 4) -> None:
     """Print a line that has no bar."""
     print(f"| {what} | {measured:.{digits}f} | | |", flush=True)
 
 
-def n_hops(outcome):
+def n_hops(outcome: Any) -> int:
     return sum(ran.hop for ran in outcome.timeline)
 
 
-def planner_gaps(family, n_trials, n_workers, seeds):
+def planner_gaps(family: str, n_trials: int, n_workers: int, seeds: Iterable[int]) -> Any:
     gaps = []
     for seed in seeds:
         times = times_of(family, n_trials, n_workers, seed)
@@ -65,14 +66,14 @@ def planner_gaps(family, n_trials, n_workers, seeds):
     return gaps
 
 
-def random_gap(family, n_trials, n_workers, seeds):
+def random_gap(family: str, n_trials: int, n_workers: int, seeds: Iterable[int]) -> Any:
     return np.mean([
         randomized(times_of(family, n_trials, n_workers, seed), seed=k).gap
         for seed in seeds for k in range(5)
     ])  # fmt: skip
 
 
-def bench_planner(seeds):
+def bench_planner(seeds: Iterable[int]) -> None:
     equal = [plan(np.ones((n, p))).gap for n in SIZES for p in (8, 16)]
     report("planner, equal times, 24 sizes, worst", max(equal), 1.0)
     for n, p in ((16, 8), (16, 16)):
@@ -94,7 +95,7 @@ def bench_planner(seeds):
         report(f"planner / randomized, {family} {n}×{p}", ratio, bar)
 
 
-def bench_taillard(indices, limit_s):
+def bench_taillard(indices: Sequence[int], limit_s: float) -> None:
     for size, bar in ((4, 3.0), (5, 6.0), (7, 4.0), (10, 2.0)):
         gaps, slowest, n_proved = [], 0.0, 0
         for index in indices:
@@ -111,7 +112,7 @@ def bench_taillard(indices, limit_s):
         report(what, len(indices) - n_proved, 0, digits=0)
 
 
-def bench_planner_time():
+def bench_planner_time() -> None:
     for n, p, bar in ((256, 16, 1.0), (1000, 64, 3.0)):
         for family in ("het", "hetC"):
             times = times_of(family, n, p, 0)
@@ -126,7 +127,7 @@ def bench_planner_time():
             )
 
 
-def bench_noise(seeds, draws):
+def bench_noise(seeds: Iterable[int], draws: int) -> None:
     for family, n, p, bar in (("het", 16, 8, 1.01), ("hetC", 16, 8, 1.03), ("hetC", 24, 8, 1.03)):
         for sigma in (0.05, 0.2, 0.5):
             gaps = []
@@ -143,7 +144,7 @@ def bench_noise(seeds, draws):
             report(f"dispatcher, {family} {n}×{p}, σ = {sigma}", np.mean(gaps), bar)
 
 
-def bench_replicas(seeds):
+def bench_replicas(seeds: Iterable[int]) -> None:
     n, p = 64, 16
     for replicas, bar in ((2, 0.64), (3, 0.56)):
         ring, placed, hops = [], [], []
@@ -169,7 +170,7 @@ def bench_replicas(seeds):
         note(f"dispatcher, het 64×16, r = {replicas}, hops a unit", np.mean(hops), 2)
 
 
-def bench_shares(seeds):
+def bench_shares(seeds: Iterable[int]) -> None:
     n, p, k = 16, 8, 8
     ratios, possible = [], []
     for seed in seeds:
@@ -185,7 +186,7 @@ def bench_shares(seeds):
     note("  the same, bound against bound, shares exactly proportional", np.mean(possible))
 
 
-def bench_stays(seeds):
+def bench_stays(seeds: Iterable[int]) -> None:
     n, p, k = 24, 8, 4
     ratios = []
     for seed in seeds:
@@ -201,7 +202,7 @@ def bench_stays(seeds):
     note("  its hops, against the fewest possible", np.mean([r[1] for r in ratios]), 3)
 
 
-def bench_speed():
+def bench_speed() -> None:
     for n, p, k in ((256, 16, 1), (256, 16, 4)):
         costs, speeds = het(n, p, 0)
         start = time.process_time()
@@ -211,7 +212,7 @@ def bench_speed():
              1e6 * took / len(outcome.timeline), 0)  # fmt: skip
 
 
-def bench_figures(limit_s):
+def bench_figures(limit_s: float) -> None:
     report("Figure 5: planner (whole trials 9, careless 9)", plan(FIGURE_5).makespan, 7.0, digits=0)
     assert whole_trials(FIGURE_5) == careless(FIGURE_5) == 9.0
     for family in ("equal", "het"):
@@ -225,7 +226,7 @@ def bench_figures(limit_s):
                 note(line, made.gap)
 
 
-def main():
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true")
     quick = parser.parse_args().quick

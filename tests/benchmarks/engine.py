@@ -93,7 +93,7 @@ def cluster_of(n_workers: int) -> LocalCluster:
 def bench_sleep(folder: str) -> list[tuple[str, float, float]]:
     with cluster_of(2) as cluster, Client(cluster) as client:
         data = make_data(folder, 16)
-        configs = {trial: {} for trial in range(16)}
+        configs: dict[int, Any] = {trial: {} for trial in range(16)}
         seconds, _ = run_round(client, data, folder, SyntheticWorkload(seconds=0.05), configs)
     return [("256 units of 50 ms on 2 workers / ideal", seconds / 6.4, 1.06)]
 
@@ -101,7 +101,7 @@ def bench_sleep(folder: str) -> list[tuple[str, float, float]]:
 def bench_noop(folder: str) -> list[tuple[str, float, float]]:
     with cluster_of(2) as cluster, Client(cluster) as client:
         data = make_data(folder, 16)
-        configs = {trial: {} for trial in range(64)}
+        configs: dict[int, Any] = {trial: {} for trial in range(64)}
         seconds, _ = run_round(client, data, folder, SyntheticWorkload(), configs)
     return [("1,024 no-op units on 2 workers, ms a unit", seconds / 1.024, 4.0)]
 
@@ -122,7 +122,7 @@ def bench_scaling(folder: str) -> list[tuple[str, float, float]]:
     for n_workers in (1, 8):
         with cluster_of(n_workers) as cluster, Client(cluster) as client:
             data = make_data(folder, 32)
-            configs = {trial: {} for trial in range(16)}
+            configs: dict[int, Any] = {trial: {} for trial in range(16)}
             workload = SyntheticWorkload(seconds=0.1)
             seconds[n_workers], _ = run_round(client, data, folder, workload, configs)
     return [("1 worker / 8 workers, at least 7.6", -seconds[1] / seconds[8], -7.6)]

@@ -21,6 +21,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -154,7 +155,7 @@ def rotate(bench: Bench, n_repeats: int) -> None:
 
         bench.cycle("another worker", exchange, gang=1)
         busy, other = other, busy
-        bench.cycle("1 to 2 workers", lambda busy=busy: bench.rest(busy), gang=2)
+        bench.cycle("1 to 2 workers", partial(bench.rest, busy), gang=2)
         bench.cycle("2 to 1 workers", lambda: None, gang=1)
         bench.go_on(busy)
     for trial in (0, busy):  # else they write while the folder is removed

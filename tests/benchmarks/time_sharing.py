@@ -164,7 +164,7 @@ def measure(megabytes: int, *, use_torch: bool) -> float:
     with tempfile.TemporaryDirectory() as folder, local_cluster(2) as cluster:
         data = ShardedDataset.write(f"{folder}/data", arrays, n_shards=N_SHARDS)
         with Client(cluster, set_as_default=False) as client:
-            size = {"max_epochs": 1, "n_trials": N_TRIALS}
+            size: Any = {"max_epochs": 1, "n_trials": N_TRIALS}
             whole = search(client, data, workload, FIFO(**size))
             cut = search(client, data, workload, RoundRobin(**size, quantum=QUANTUM_S))
     store, way, start, n_moved = switches(cut)

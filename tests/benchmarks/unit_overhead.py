@@ -9,6 +9,7 @@ import argparse
 import statistics
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 from dagsel.workloads import TorchWorkload, Visit
 
 
-def cnn(config):
+def cnn(config: Any) -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -26,22 +27,22 @@ def cnn(config):
     )  # fmt: skip
 
 
-def mlp(config):
+def mlp(config: Any) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
-def large(config):
+def large(config: Any) -> nn.Module:
     layers = [nn.Flatten(), nn.Linear(784, 1024), nn.ReLU()]
     for _ in range(23):
         layers += [nn.Linear(1024, 1024), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(1024, 10))
 
 
-def adam(parameters, config):
+def adam(parameters: Any, config: Any) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3)
 
 
-def plain(model, optimizer, x, y, visit, batch_size):
+def plain(model: Any, optimizer: Any, x: Any, y: Any, visit: Any, batch_size: int) -> None:
     order = torch.from_numpy(visit.order(len(x)))
     for start in range(0, len(x), batch_size):
         index = order[start : start + batch_size]
@@ -50,9 +51,9 @@ def plain(model, optimizer, x, y, visit, batch_size):
         optimizer.step()
 
 
-def compare(name, factory, n_samples, batch_size, repeats):
+def compare(name: str, factory: Any, n_samples: int, batch_size: int, repeats: int) -> None:
     rng = np.random.default_rng(0)
-    arrays = {
+    arrays: dict[str, Any] = {
         "x": rng.random((n_samples, 1, 28, 28), dtype="float32"),
         "y": rng.integers(0, 10, n_samples),
     }
@@ -67,7 +68,7 @@ def compare(name, factory, n_samples, batch_size, repeats):
         train_fn=lambda model, optimizer, batches, config: alive.append((model, optimizer)),
     )  # fmt: skip
     stop = threading.Event()
-    times = {"plain": [], "unit": [], "fixed": []}
+    times: dict[str, list[float]] = {"plain": [], "unit": [], "fixed": []}
     calls = {
         "plain": lambda: plain(*alive.pop(), shard["x"], shard["y"], visit, batch_size),
         "unit": lambda: workload.train(state, shard, {}, visit=visit, should_stop=stop.is_set),
@@ -88,7 +89,7 @@ def compare(name, factory, n_samples, batch_size, repeats):
     )
 
 
-def polling():
+def polling() -> float:
     stop, n = threading.Event(), 1_000_000
     should_stop = stop.is_set
     start = time.perf_counter()

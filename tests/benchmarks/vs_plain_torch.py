@@ -32,7 +32,12 @@ N_SHARDS = 2  # one a worker: the workers are equal, and fewer units cost less
 EPOCHS = 5
 BARS = {"b": 0.9, "c": 0.45}
 NAMES = {"a": "dagsel", "b": "plain PyTorch processes", "c": "Client.submit of whole trials"}
-GRID = {"channels": [2, 4], "width": [32, 64], "batch_size": [256, 512], "lr": [5e-3, 1e-2]}
+GRID: dict[str, list[Any]] = {
+    "channels": [2, 4],
+    "width": [32, 64],
+    "batch_size": [256, 512],
+    "lr": [5e-3, 1e-2],
+}
 CONFIGS = [dict(zip(GRID, values, strict=True)) for values in itertools.product(*GRID.values())]
 
 
@@ -77,7 +82,7 @@ def train_trial(config: dict[str, Any], data: str) -> float:
     from PIL import Image
     from torch.utils.data import DataLoader, Dataset, random_split
 
-    class Mnist(Dataset):
+    class Mnist(Dataset[Any]):
         """What torchvision's MNIST does with ToTensor and Normalize, without torchvision."""
 
         def __init__(self) -> None:

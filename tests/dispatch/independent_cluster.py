@@ -6,6 +6,7 @@ It keeps its own records and asserts the laws from them; it does not rely on the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
@@ -324,7 +325,7 @@ class IndependentCluster:
             if unit.kind == "train" and unit not in self.visits:
                 self.stored[unit] = shard
         self.preempts = [(u, w) for u, w in self.preempts if w != worker]
-        events = [WorkerRemoved(worker, expected)]
+        events: list[Any] = [WorkerRemoved(worker, expected)]
         for unit, _ in broken:
             events += [GangBroke(unit, "its worker was lost"), UnitReturned(unit)]
         lost = sorted(unit for unit, where in self.results.items() if where == worker)
@@ -358,7 +359,7 @@ class IndependentCluster:
     def take_back_unready(self):
         """Units that wait, ready or on a worker, for a result that is lost."""
         events = []
-        possible = set()
+        possible: set[Unit] = set()
         for trial in self.chains:
             if trial not in self.gone:
                 train, evaluations = self.wanted(trial)

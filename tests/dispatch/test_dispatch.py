@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,7 @@ def test_looks_ahead_only_when_the_end_is_near_and_nobody_is_idle():
     second = binds(out)
     assert len(second) == 1
     wake_at = tell.dispatcher.wake_at
+    assert wake_at is not None
     assert 0.15 < wake_at < 0.2
     assert binds(tell(TimerFired(), at=wake_at - 0.01)) == []
     assert len(binds(tell(TimerFired(), at=wake_at))) == 1
@@ -206,8 +208,9 @@ def test_a_stopped_trial_is_forgotten_and_preempted():
     running = binds(tell(*ready(0, 1)))[0].unit
     assert tell(TrialStopped(running.trial)) == [Preempt(running, "a")]
     other = 1 - running.trial
+    shard: Any = pytest.approx(0, abs=1)
     assert binds(tell(UnitReturned(running, 0), UnitReady(running))) == [
-        Bind(train(other), "a", pytest.approx(0, abs=1))
+        Bind(train(other), "a", shard)
     ]
     assert tell(TrialStopped(7)) == []
 
@@ -398,9 +401,12 @@ def test_noise_moves_no_shards():
 
 def test_workers_come_die_and_are_drained_in_virtual_time():
     started = []
-    cluster = checked_cluster(
-        lambda unit, *_: started.append(unit) or 1.0, options={"load_seconds": 0.3}, n_shards=8
-    )
+
+    def begin(unit: Unit, *_: object) -> float:
+        started.append(unit)
+        return 1.0
+
+    cluster = checked_cluster(begin, options={"load_seconds": 0.3}, n_shards=8)
     cluster.add_workers(dict.fromkeys("abcd", 1.0))
     cluster.add_round(round_of(6, 8, n_epochs=2))
     cluster.at(5.5, WorkerRemoved("a"))
@@ -468,7 +474,7 @@ def test_a_shard_that_a_gangs_member_trains_on_is_not_dropped():
 
 @pytest.mark.parametrize("seconds", [5.0, 95.0])
 def test_a_trial_that_runs_trains_so_many_seconds_from_when_it_was_told(seconds):
-    rests_at = []
+    rests_at: list[float] = []
 
     def watch(instructions):
         rests_at.extend(cluster.now_s for i in instructions if isinstance(i, TrialRests))

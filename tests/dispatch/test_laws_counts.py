@@ -12,6 +12,7 @@ from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
     Bind,
     DropShard,
+    Instruction,
     RoundAdded,
     TrialHeld,
     TrialRests,
@@ -31,7 +32,7 @@ def test_what_waits_for_a_worker_is_counted_anew_when_it_drops_a_shard():
     dispatcher = Dispatcher(DispatchConfig(n_shards=8))
     n_drops = 0
 
-    def check(out: list[object]) -> None:
+    def check(out: list[Instruction]) -> None:
         nonlocal n_drops
         if any(isinstance(i, DropShard) for i in out) and not any(isinstance(i, Bind) for i in out):
             n_drops += 1

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
-from families import times_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +14,8 @@ from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import ShardLoaded, WorkerAdded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
 from dagsel.simulation.virtual_cluster import VirtualCluster
+
+from .families import times_of
 
 N_TRIALS, N_WORKERS, N_SHARDS = 5, 4, 4
 
@@ -38,9 +40,13 @@ def test_a_worker_that_waits_for_a_critical_trial_is_asked_again_in_time(family:
 
         for trial in range(N_TRIALS):
             dispatcher.times.add_trial(trial, cost=float(np.mean(times[trial])))
+
+        def seconds(unit: Any, worker: str, shard: Any, times: Any = times) -> float:
+            return float(times[unit.trial, int(worker)])
+
         cluster = VirtualCluster(
             dispatcher,
-            lambda unit, worker, shard, times=times: float(times[unit.trial, int(worker)]),
+            seconds,
             watch=check,
         )
         cluster.add_workers({str(i): 1.0 for i in range(N_WORKERS)})

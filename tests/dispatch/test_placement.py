@@ -54,7 +54,7 @@ def test_loads_are_proportional_and_no_rounding_ends_sooner(speeds, n_shards):
 def test_memory_is_kept_and_used_as_far_as_needed(limits, n_shards, replicas):
     hosts = [Capacity(f"w{k}", max_shards=limit) for k, limit in enumerate(limits)]
     placed = place(n_shards, hosts, replicas=replicas)
-    assert all(len(placed[s.worker]) <= s.max_shards for s in hosts)
+    assert all(len(placed[s.worker]) <= limit for s, limit in zip(hosts, limits, strict=True))
     room = sum(min(limit, n_shards) for limit in limits)
     assert sum(count > 0 for count in copies(placed, n_shards)) == min(room, n_shards)
 

@@ -22,6 +22,7 @@ from dagsel.dispatch.events import (
     Bind,
     FailTrial,
     GangBroke,
+    Instruction,
     RoundAdded,
     TimerFired,
     TrialAllowed,
@@ -260,7 +261,7 @@ def storm(
     def seconds(unit: Unit, worker: str, shard: int) -> float:
         return 1e9 if unit == UNIT and poisons is not None else chance.uniform(0.2, 2.0)
 
-    def watch(instructions: list[object]) -> None:
+    def watch(instructions: list[Instruction]) -> None:
         nonlocal n_deaths
         dispatcher.check()
         for i in instructions:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from scripted import Scripted
 
 from dagsel.dispatch.units import Round, Unit
 from dagsel.driver.runner import Runner
@@ -18,6 +17,8 @@ from dagsel.messages import Message, StatePlace, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.study import StudyDriver
+
+from .scripted import Scripted
 
 #: What happens between two turns of the runner: messages, or a change of the engine and none.
 Happens = Callable[["HandEngine"], Sequence[Message]]
@@ -111,11 +112,14 @@ class Kept:
     ) -> None:
         self.engine.told.append(("keep_check", (trial, number)))
 
-    def delete(self, trial: int, epoch: int, position: int) -> None:
+    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
         self.engine.told.append(("delete", (trial, epoch, position)))
 
     def drop(self, trial: int) -> None:
         self.engine.told.append(("drop", trial))
+
+    def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
+        return ()
 
 
 @dataclass
@@ -162,7 +166,8 @@ def search(
 
 def epoch_of(trial: int, epoch: int, loss: float) -> list[Message]:
     """The units of an epoch on one shard: trained, and scored."""
-    about = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False, "n_samples": 4}
+    about: dict[str, Any] = {"worker": "a", "shard": 0, "hop": False, "n_samples": 4}
+    about |= {"start": 0.0, "stop": 1.0}
     return [
         UnitRecord(Unit("train", trial, epoch, 0), **about, loss=0.5),
         UnitRecord(Unit("evaluate", trial, epoch, 0), **about, metrics={"loss": loss}),

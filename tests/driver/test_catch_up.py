@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from interrupted import FLOWS
 
 from dagsel.driver.consistency import read_entries
 from dagsel.driver.recovery import catch_up
@@ -22,6 +21,7 @@ from dagsel.messages import (
     SessionBegun,
     Turn,
 )
+from tests.execution.interrupted import FLOWS
 
 
 def drive(flow: Any, snapshot_every: int) -> list[Entry]:

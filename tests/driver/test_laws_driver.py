@@ -6,15 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hand_engine import HandEngine, epoch_of, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted import Scripted
 
 from dagsel.dispatch.events import FailRun
 from dagsel.dispatch.units import Unit
 from dagsel.driver.consistency import check_settings
-from dagsel.driver.idle_workers import RESTART_S, IdleWorkers
+from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.errors import ClusterError, RunDirError, SearchError
 from dagsel.flow import (
@@ -30,6 +28,10 @@ from dagsel.flow import (
 )
 from dagsel.history.record import Record
 from dagsel.messages import SessionBegun, Turn, UnitRecord
+from dagsel.planning.small_population import RESTART_S
+
+from .hand_engine import HandEngine, epoch_of, search
+from .scripted import Scripted
 
 BUSY = settings(deadline=None)
 digests = st.sampled_from([None, "a", "b"])
@@ -37,7 +39,7 @@ digests = st.sampled_from([None, "a", "b"])
 
 @BUSY
 @given(st.lists(digests, max_size=4))
-def test_settings_that_no_session_began_with_are_refused(begun_with: list[str | None]):
+def test_settings_that_no_session_began_with_are_refused(begun_with: list[str | None]) -> None:
     entries = [SessionBegun(0.0, 0.0, about) for about in begun_with]
     if "b" in begun_with:
         with pytest.raises(RunDirError, match="is not the one that the run began with"):
@@ -54,7 +56,7 @@ def test_settings_that_no_session_began_with_are_refused(begun_with: list[str | 
 )
 def test_a_gang_is_refused_if_there_can_never_be_so_many_workers(
     n_workers: int, more: int | None, gangs: list[int]
-):
+) -> None:
     most = None if more is None else max(1, n_workers) + more
     engine: Any = SimpleNamespace(n_workers=n_workers, most_workers=most)
     limits = TrialLimits(engine, *(None,) * 4)  # type: ignore[arg-type]
@@ -80,7 +82,7 @@ def begun(n_trials: int, *decisions: Any) -> Record:
 @given(st.integers(1, 6), st.integers(1, 6), st.booleans())
 def test_idle_workers_are_released_unless_the_search_scales_the_cluster_itself(
     n_trials: int, n_workers: int, scales: bool
-):
+) -> None:
     record = begun(n_trials, *([Scale(n_workers)] if scales else []))
     idle = IdleWorkers("release")
     changes = [c for at in (0.0, 1e6, 2e6) for c in idle.settle(record, n_workers, at)]
@@ -92,7 +94,7 @@ def test_idle_workers_are_released_unless_the_search_scales_the_cluster_itself(
 @given(st.integers(1, 3), st.integers(1, 8))
 def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
     n_trials: int, n_workers: int
-):
+) -> None:
     refused: list[int] = []
 
     def check(config: object, size: int) -> None:
@@ -114,7 +116,7 @@ def test_few_trials_train_in_gangs_where_all_fit_and_no_gang_is_refused(
 @pytest.mark.parametrize("n_between", [2, 3, 4])
 def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_them_back(
     n_between: int,
-):
+) -> None:
     idle, record, wanted = IdleWorkers("gang", costs=True), begun(2), []
     for at, n_workers in ((0.0, 3), (0.9, n_between), (1.1, 3), (2.2, 3)):
         changes = idle.settle(record, n_workers, at * RESTART_S)
@@ -123,7 +125,7 @@ def test_workers_are_let_go_that_were_idle_all_the_time_that_it_takes_to_get_the
     assert wanted == ([[], [], [2], []] if was_idle else [[], [], [], [2]])
 
 
-def test_a_trial_that_has_shown_what_gangs_bring_is_believed():
+def test_a_trial_that_has_shown_what_gangs_bring_is_believed() -> None:
     def about(start: float, stop: float, *members: str) -> dict[str, Any]:
         where = {"worker": "a", "shard": 0, "hop": False, "members": members}
         return {**where, "start": start, "stop": stop, "n_samples": 1}
@@ -137,7 +139,7 @@ def test_a_trial_that_has_shown_what_gangs_bring_is_believed():
     assert idle.gang_of(0) == 1
 
 
-def test_a_run_that_the_cluster_cannot_go_on_with_ends_with_its_reason():
+def test_a_run_that_the_cluster_cannot_go_on_with_ends_with_its_reason() -> None:
     with pytest.raises(ClusterError, match="shard 0 is nowhere"):
         search(
             [Ask(1)], lambda event: [Train(0, 1)], lambda engine: [FailRun("shard 0 is nowhere")]
@@ -154,7 +156,7 @@ class Stubborn(Scripted):
 @pytest.mark.parametrize("flow", [Scripted, Stubborn])
 def test_a_search_ends_at_its_deadline_whatever_its_flow_says(
     flow: type[Scripted], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     def late(engine: HandEngine) -> list[Any]:
         engine.seconds = 1e6
         return []
@@ -162,7 +164,7 @@ def test_a_search_ends_at_its_deadline_whatever_its_flow_says(
     def answer(event: Event) -> list[Decision]:
         return [Train(0, 9)] if isinstance(event, Asked) else []
 
-    monkeypatch.setattr("hand_engine.Scripted", flow)
+    monkeypatch.setattr("tests.driver.hand_engine.Scripted", flow)
     done = search([Ask(1)], answer, lambda e: epoch_of(0, 1, 0.5), late, deadline_s=100.0)
     assert done.record.finished
     assert done.told("submit") == [[(0, range(1, 10))]]
@@ -171,7 +173,7 @@ def test_a_search_ends_at_its_deadline_whatever_its_flow_says(
 
 
 @pytest.mark.parametrize("wanted", [None, 3])
-def test_a_session_that_goes_on_asks_for_the_workers_that_were_wanted(wanted: int | None):
+def test_a_session_that_goes_on_asks_for_the_workers_that_were_wanted(wanted: int | None) -> None:
     scales = (Scale(wanted),) if wanted else ()
     record = Record("run", n_shards=1, direction="minimize")
     record.add(SessionBegun(0.0, 0.0))

@@ -53,7 +53,7 @@ def trial(number: int, n_epochs: int) -> TrialRecord:
 )
 def test_a_trial_goes_on_from_the_newest_state_before_which_all_is_known(
     places: set[tuple[int, int]], damaged: set[tuple[int, int]], n_reported: int
-):
+) -> None:
     found = stored(t0=places)
     for place in places & damaged:  # what it visited cannot be
         found.states.save(0, *place, b"", meta(place, visits=[0] * (place[1] + 1) + [0]))
@@ -77,7 +77,7 @@ def test_a_trial_goes_on_from_the_newest_state_before_which_all_is_known(
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_clone_has_the_state_at_the_end_of_the_epoch_that_it_goes_on_from(
     n_epochs: int, is_there: bool
-):
+) -> None:
     ends = {(epoch, N - 1) for epoch in (1, 2) if is_there or epoch != 2}
     found = stored(t0=ends | {(3, 0)}, t1={(e, N - 1) for e in range(1, n_epochs + 1)})
     source, target = trial(0, 2), trial(1, n_epochs)
@@ -95,7 +95,7 @@ def test_a_clone_has_the_state_at_the_end_of_the_epoch_that_it_goes_on_from(
             assert "is lost" in why
 
 
-def test_a_state_that_was_adopted_once_is_not_adopted_again_over_what_was_trained_since():
+def test_a_state_that_was_adopted_once_is_not_adopted_again_over_what_was_trained_since() -> None:
     found = stored(t0={(1, N - 1), (2, N - 1)}, t1={(1, N - 1)})
     source, target = trial(0, 2), trial(1, 1)
     found.record.trials.update({0: source, 1: target})

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hand_engine import HandEngine, epoch_of, search
 
 from dagsel.dispatch.events import PriorityChanged
 from dagsel.driver import runner
@@ -42,6 +41,8 @@ from dagsel.messages import Message
 from dagsel.planning.bill import Bill
 from dagsel.session import LockedJournal
 from dagsel.storage import RunDir
+
+from .hand_engine import HandEngine, epoch_of, search
 
 
 def quiet(engine: HandEngine) -> list[Message]:
@@ -217,7 +218,7 @@ def test_the_budget_is_that_of_all_sessions() -> None:
         record.worker_seconds, record.context = before, Context(n_workers=1)
         record.n_workers = 1
         engine = HandEngine((), n_workers=1, bill=Bill().join("a", at=0.0))
-        begin = {"engine": engine, "record": record, "budget_s": 60.0}
+        begin: dict[str, Any] = {"engine": engine, "record": record, "budget_s": 60.0}
         return search([], lambda event: [], *(pass_time,) * 20, **begin).events
 
     assert spent(50.0) == [DeadlineReached(12.0)]

@@ -17,8 +17,6 @@ from typing import Any
 
 import optuna
 import pytest
-from hand_engine import HandEngine, Kept, epoch_of, search
-from scripted import Scripted
 
 from dagsel.dispatch.events import UnitTrains
 from dagsel.dispatch.units import Unit
@@ -30,6 +28,9 @@ from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Message, TrialReport, Turn
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import Raised
+
+from .hand_engine import HandEngine, Kept, epoch_of, search
+from .scripted import Scripted
 
 HERE = Raised("ValueError", "no", "train.py:3 loss", '  File "train.py", line 3, in loss')
 THERE = Raised("ValueError", "no", "train.py:4 loss")

@@ -35,6 +35,7 @@ from dagsel.flows import ASHA, SEER
 from dagsel.messages import ENTRIES, Turn
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.base import never
 from tests.driver.scripted import Scripted
 
 UNIT_S, N_BATCHES, N_SHARDS = 0.25, 5, 4
@@ -54,6 +55,10 @@ def growing(patience: int = 2) -> Flow:
 
     `patience` is how many epochs they train at most to wait for the workers.
     """
+
+    n_workers = 1
+    best: int | None = None
+    values: dict[int, float] = {}
 
     def answer(event: Event) -> list[Decision]:
         nonlocal n_workers, best
@@ -76,8 +81,6 @@ def growing(patience: int = 2) -> Flow:
                 return [Stop(trial, "the end", "complete"), Finish()]
         return []
 
-    n_workers, best = 1, None
-    values: dict[int, float] = {}
     return Scripted([Scale(N_MOST), Ask(N_MOST)], answer)
 
 
@@ -113,7 +116,9 @@ def workload(folder: Path) -> SyntheticWorkload:
     path, n_batches = str(folder / "batches"), N_BATCHES
 
     class Noting(SyntheticWorkload):
-        def train(self, state: Any, *args: Any, visit: Any, should_stop: Any, **rest: Any) -> Any:
+        def train(
+            self, state: Any, *args: Any, visit: Any, should_stop: Any = never, **rest: Any
+        ) -> Any:
             last = state.tensors["seen"].numpy()[-1:, 2]
             batch = (int(last[0]) + 1) % n_batches if len(last) else 0
 
@@ -177,9 +182,9 @@ class Outcome:
     def wanted(self) -> Iterator[tuple[float, int]]:
         """Yield when the flow wanted how many workers, by the clock on the wall."""
         for entry in map(ENTRIES.decode, self.run.run_dir.journal.read()):
-            for decision in entry.decisions if isinstance(entry, Turn) else ():
-                if isinstance(decision, Scale):
-                    yield self.began + entry.seconds, decision.n_workers
+            if isinstance(entry, Turn) and entry.seconds is not None:
+                scales = [each for each in entry.decisions if isinstance(each, Scale)]
+                yield from ((self.began + entry.seconds, each.n_workers) for each in scales)
 
 
 def search(flow: Flow, folder: Path, slow: float = 1.0, **options: Any) -> Outcome:
@@ -250,13 +255,13 @@ def clusters(kind: str, folder: Path, gateway: str = "") -> Iterator[Any]:
         case "local":
             from .helpers import own_cluster
 
-            with own_cluster(1) as cluster:
-                yield cluster
+            with own_cluster(1) as here:
+                yield here
         case "machines":
             from .machines import Provider, cluster_of
 
-            with cluster_of(Provider(folder)) as cluster:
-                yield cluster
+            with cluster_of(Provider(folder)) as rented:
+                yield rented
         case "gateway":
             from dask_gateway import GatewayCluster
 

@@ -107,7 +107,7 @@ def die() -> None:
 if __name__ == "__main__":
     flow, n_steps, data, scheduler, run_dir, storage = sys.argv[1:]
     # What is sent to the workers must be found there under the name it has here.
-    import interrupted
+    from tests.execution import interrupted
 
     with interrupted.stopping_after(int(n_steps), die):
         dagsel.optimize(

@@ -161,7 +161,7 @@ class Machine(ProcessInterface):
 def cluster_of(provider: Provider) -> Iterator[SpecCluster]:
     """Give a cluster of one machine; none is left afterwards."""
     worker = {"cls": Machine, "options": {"provider": provider}}
-    cluster = SpecCluster(scheduler=SCHEDULER, worker=worker, silence_logs=50)
+    cluster: Any = SpecCluster(scheduler=SCHEDULER, worker=worker, silence_logs=50)
     provider.scheduler = cluster.scheduler
     try:
         cluster.scale(1)

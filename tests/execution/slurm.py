@@ -15,8 +15,10 @@ from datetime import datetime
 from pathlib import Path
 
 import psutil
-from gateway import free_ports
-from waiting import wait_until
+
+from tests.waiting import wait_until
+
+from .gateway import free_ports
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "squeue", "sinfo", "scontrol")
 #: Where Debian has them, if a user's own path does not.

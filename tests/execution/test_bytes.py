@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
-from helpers import done, engine_for, final_state, listen, of, spawned_cluster
 
 from dagsel.dispatch.events import ShardLoaded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
@@ -24,6 +23,8 @@ from dagsel.messages import Message, TrialReport, UnitRecord
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+
+from .helpers import done, engine_for, final_state, listen, of, spawned_cluster
 
 N_TRIALS, N_EPOCHS, STATE_BYTES = 6, 2, 50_000
 N_WIDE = 4  # workers, as many as the digits have shards
@@ -54,7 +55,7 @@ def counters(run: str, dask_worker: Any) -> tuple[int, int, list[int]]:
     )
 
 
-def run_trials(engine: DaskEngine, n_shards: int, *, evaluate: bool) -> list[dict[str, Any]]:
+def run_trials(engine: DaskEngine, n_shards: int, *, evaluate: bool) -> list[Message]:
     chains = tuple(
         Chain(t, range(1, N_EPOCHS + 1), n_shards, evaluate=evaluate) for t in range(N_TRIALS)
     )
@@ -164,7 +165,8 @@ class Watch(SchedulerPlugin):
         self.scheduler = scheduler
 
     def transition(self, key: Any, *args: Any, **kwargs: Any) -> None:
-        states = [t for t in self.scheduler.tasks.values() if t.key[0] == f"train-{self.run}"]
+        tasks: Any = self.scheduler.tasks.values()
+        states = [t for t in tasks if t.key[0] == f"train-{self.run}"]
         copies = sum(len(t.who_has or ()) for t in states)
         notes = sum(0 < t.nbytes < 1_000 for t in states if t.who_has)
         self.most_copies = max(self.most_copies, copies)

@@ -109,7 +109,8 @@ def test_our_own_cluster_is_not_waited_for_longer_than_there_is_time(
 
 def test_a_cluster_of_gpus_has_its_devices() -> None:
     with cluster_of(1, kind=TwoDevices) as (cluster, client):
-        cluster.cuda_visible_devices = [0, 1]  # as dask-cuda's
+        gpus: Any = cluster
+        gpus.cuda_visible_devices = [0, 1]  # as dask-cuda's
         assert elastic_for(client).capacity().most_workers == 2
         with pytest.raises(ClusterError, match="there are 2 GPUs here"):
             elastic_for(client).capacity(3)
@@ -184,11 +185,12 @@ def test_a_refusal_tells_what_there_can_be(digits: ShardedDataset, run_dir: str)
     with cluster_of(1, kind=TwoDevices) as (_, client):
         driver = elastic_for(client)
         with engine_for(client, digits, SyntheticWorkload(), run_dir, driver=driver) as engine:
-            assert engine.capacity.most_workers is None
+            before = engine.capacity
+            assert before.most_workers is None
             engine.scale(4)
-            while engine.capacity.most_workers is None:
+            while (most := engine.capacity.most_workers) is None:
                 list(engine.messages(timeout_s=0.1))
-            assert engine.capacity.most_workers == 2
+            assert most == 2
 
 
 def test_a_run_begins_with_no_more_workers_than_there_may_be(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import churn
 import cloudpickle
 import numpy as np
 import pytest
 
 from dagsel.storage import ShardedDataset
+
+from . import churn
 
 cloudpickle.register_pickle_by_value(churn)
 

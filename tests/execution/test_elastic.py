@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
@@ -257,6 +257,7 @@ def test_adapt_stays_in_charge() -> None:
         cluster.adapt(minimum=1, maximum=2)
         assert not driver.can_scale
         assert "adapt" in driver.why_not
+        assert cluster._adaptive is not None
         cluster._adaptive.stop()
         assert driver.can_scale
 
@@ -283,7 +284,7 @@ class OnlyANumber:
     """Takes a number of workers alone, as a gateway does: the scheduler says which ones go."""
 
     def __init__(self, cluster: LocalCluster) -> None:
-        self.cluster, self.scheduler = cluster, cluster.scheduler
+        self.cluster, self.scheduler = cluster, cast(Any, cluster.scheduler)
         self.told: list[int] = []
 
     def scale(self, n_workers: int) -> None:

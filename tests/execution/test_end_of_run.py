@@ -13,7 +13,6 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client, SpecCluster, Status, Worker
-from waiting import wait_until
 
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution import cluster as cluster_module
@@ -23,6 +22,7 @@ from dagsel.execution.elastic import elastic_for
 from dagsel.execution.engine import DaskEngine
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.waiting import wait_until
 
 from .helpers import engine_for, own_cluster, processes, there
 from .test_elastic import SCHEDULER, TIMEOUT_S, until

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import slowness
+
+from tests.waiting import slowness
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ import distributed
 import optuna
 import pytest
 from distributed import Client
-from waiting import wait_until
 
 import dagsel
 from dagsel import errors
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.waiting import wait_until
 
 
 @contextmanager

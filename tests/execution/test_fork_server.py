@@ -17,10 +17,10 @@ import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster
-from waiting import wait_until
 
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.fork_server import IS_WANTED, METHOD
+from tests.waiting import wait_until
 
 from .helpers import client_of
 

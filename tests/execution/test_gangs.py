@@ -169,7 +169,7 @@ class LosesTheOther(SyntheticWorkload):
 def test_a_gang_does_not_wait_for_a_member_that_was_lost_before_it_gathered(
     digits: ShardedDataset, run_dir: str, tmp_path: Path
 ) -> None:
-    config = {"go": str(tmp_path / "go")}
+    config: dict[str, Any] = {"go": str(tmp_path / "go")}
     patience = {"gang_timeout_s": 600.0}  # `listen` waits 60
     with client_of(2) as two:
         config |= {"pids": [*two.run(os.getpid).values()]}
@@ -334,6 +334,7 @@ def test_what_cannot_be_a_gang_says_why_before_it_trains(
     run = search(client, digits, str(tmp_path / "2"), in_one_gang(2), small)
     assert "batch of 1" in run.failures[0].reason
     assert not run.record.units
+    assert client.scheduler is not None
     address = client.scheduler.address
     with pytest.raises(SearchError, match="never have more than 2"):
         search(address, digits, str(tmp_path / "3"), in_one_gang(5), torch_workload())  # type: ignore[arg-type]

@@ -15,10 +15,9 @@ from typing import Any
 import psutil
 import pytest
 from distributed import Client, SchedulerPlugin
-from gateway import gateway_server
-from waiting import slowness, wait_until
 
 from dagsel.execution.elastic import elastic_for
+from tests.waiting import slowness, wait_until
 
 from .deployed import (
     FLOWS,
@@ -30,6 +29,7 @@ from .deployed import (
     growing,
     search,
 )
+from .gateway import gateway_server
 from .helpers import processes, started_since, there
 
 WHY = "needs the extra dev: a dask-gateway server"
@@ -154,7 +154,7 @@ def note_stays(client: Client) -> Callable[[], dict[str, Stay]]:
     class Notes(SchedulerPlugin):  # in a function, so that it can be sent
         name = "notes"
 
-        def start(self, scheduler: Any) -> None:
+        async def start(self, scheduler: Any) -> None:
             self.stays: dict[str, list[float]] = {}
             self.names: dict[str, str] = {}
             for worker in scheduler.workers:

@@ -288,6 +288,7 @@ def test_a_cluster_that_cannot_shrink_is_told_of_once(
     client: Client, data: ShardedDataset, run_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_workers, "RESTART_S", 0.0)
+    assert client.scheduler is not None
     run = search(
         trains(8), SyntheticWorkload(seconds=0.01), data, client=client.scheduler.address,
         run_dir=run_dir, small_population="release",

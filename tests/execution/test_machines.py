@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from distributed import Status
-from waiting import slowness
+
+from tests.waiting import slowness
 
 from .deployed import (
     FLOWS,
@@ -24,7 +25,7 @@ from .deployed import (
     check_model,
     search,
 )
-from .machines import Loss, Provider, cluster_of
+from .machines import Loss, Machine, Provider, cluster_of
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +73,9 @@ EACH = [(kind, flow, seed) for kind, flow in product(KINDS, FLOWS) for seed in r
 def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path) -> None:
     about, slow = KINDS[kind], slowness()
     provider = Provider(tmp_path, **about.provider)
-    lost = provider.losing(about.loss, every_s=2.0, seed=seed) if about.loss else nullcontext([])
+    lost: AbstractContextManager[list[Machine]] = nullcontext([])
+    if about.loss:
+        lost = provider.losing(about.loss, every_s=2.0, seed=seed)
     with cluster_of(provider) as cluster:
         if flow == "asha":  # which asks for no worker itself
             cluster.scale(N_MOST)

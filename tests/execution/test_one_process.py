@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from distributed import Client, LocalCluster
@@ -60,7 +61,7 @@ def test_units_wait_for_each_other_and_that_is_not_their_time(
 class Gate(SyntheticWorkload):
     """Trains trial 0 for as long as the gate is closed."""
 
-    def train(self, *args, **options):  # type: ignore[no-untyped-def]
+    def train(self, *args: Any, **options: Any) -> Any:
         if options["visit"].trial == 0:
             inside.set()
             while not gate.is_set() and not options["should_stop"]():

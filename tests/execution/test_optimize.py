@@ -20,7 +20,6 @@ import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler
-from waiting import wait_until
 
 import dagsel
 from dagsel import errors
@@ -33,10 +32,11 @@ from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
+from tests.waiting import wait_until
 
 from .helpers import done, engine_for, listen
 
-LOCK = threading.Lock()
+LOCK: Any = threading.Lock()
 FLOW = RandomSearch(max_epochs=2, n_trials=3)
 
 
@@ -82,7 +82,7 @@ def no_config(trial: optuna.Trial) -> Any:
     trial.suggest_float("lr", 0.01, 0.1)
 
 
-BAD_INPUT = {
+BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a space that suggests nothing": (
         {"space": nothing}, errors.SearchError, "suggests nothing"),
     "a space that returns nothing": (

@@ -258,6 +258,7 @@ def test_pools_need_a_cluster_that_starts_each_worker_by_itself() -> None:
         adapts.adapt(minimum=1, maximum=2)
         with pytest.raises(ClusterError, match=r"cluster.adapt\(\) decides"):
             check_pools(client, None, pools)
+        assert adapts._adaptive is not None
         adapts._adaptive.stop()
     worker = {"cls": Job, "options": {}, "group": ["-0", "-1", "-2"]}
     with SpecCluster(scheduler=SCHEDULER, worker=worker) as jobs:

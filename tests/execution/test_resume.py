@@ -18,17 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import interrupted
 import numpy as np
 import optuna
 import pytest
-from churn import started_units
 from distributed import Client, LocalCluster
-from interrupted import FLOWS, interrupt, space, stopping_after, workload
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-from waiting import wait_until
 
 import dagsel
 from dagsel.dispatch.units import visit_order
@@ -39,6 +35,11 @@ from dagsel.history.record import Record
 from dagsel.messages import ENTRIES
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.waiting import wait_until
+
+from . import interrupted
+from .churn import started_units
+from .interrupted import FLOWS, interrupt, space, stopping_after, workload
 
 N_WORKERS, N_SHARDS = 2, 4
 
@@ -165,8 +166,8 @@ def test_a_driver_that_is_killed_costs_no_more_than_the_units_in_flight(
     chance = random.Random(seed)
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     command = [
-        sys.executable, interrupted.__file__, flow, str(chance.randint(10, 60)), digits.url,
-        cluster.scheduler_address, run_dir, storage,
+        sys.executable, "-m", "tests.execution.interrupted", flow, str(chance.randint(10, 60)),
+        digits.url, cluster.scheduler_address, run_dir, storage,
     ]  # fmt: skip
     driver = subprocess.run(command, capture_output=True, text=True, check=False)
     assert driver.returncode == -signal.SIGKILL, driver.stderr

@@ -15,12 +15,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gateway import gateway_server
-from waiting import slowness
 
 import dagsel
 from dagsel.errors import DagselError
 from dagsel.storage import RunDir
+from tests.waiting import slowness
 
 from .deployed import (
     N_BATCHES,
@@ -32,6 +31,7 @@ from .deployed import (
     space,
     workload,
 )
+from .gateway import gateway_server
 
 pytestmark = pytest.mark.slow
 

@@ -155,6 +155,7 @@ def losing(cluster: LocalCluster, how: signal.Signals, *, every_s: float) -> Ite
             os.kill(lost[-1], how)
 
     def come() -> list[int]:
+        assert cluster.scheduler is not None
         known = cluster.scheduler.workers
         nannies = [nanny for nanny in list(cluster.workers.values()) if nanny.pid not in lost]
         return [nanny.pid for nanny in nannies if nanny.pid and nanny.worker_address in known]
@@ -221,6 +222,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
             callbacks=[lose],
         )
         assert cluster.worker_spec == {}
+        assert cluster.scheduler is not None
         events = [event for _, event in cluster.scheduler.get_events("all")]
         assert sum(event.get("action") == "add-worker" for event in events) == 2
     assert [trial.state for trial in run.record.trials.values()] == ["complete"] * 3
@@ -265,6 +267,7 @@ def test_a_cluster_whose_workers_cannot_start(search: Any) -> None:
         with pytest.raises(NoWorkersError, match="no worker came within 3 s"):
             search(SEER(60, 60), cluster=cluster, study=study, worker_timeout=3.0)
         assert len(cluster.worker_spec) == 0
+        assert cluster.scheduler is not None
         assert not any("dagsel" in name for name in cluster.scheduler.plugins)
     assert study.trials == []
 
@@ -273,6 +276,7 @@ def test_a_fixed_cluster_without_a_worker(search: Any) -> None:
     with cluster_of(0) as cluster:
         with pytest.raises(NoWorkersError, match="start workers, scale the cluster"):
             search(SEER(60, 60), client=cluster.scheduler_address, worker_timeout=1.0)
+        assert cluster.scheduler is not None
         assert not any("dagsel" in name for name in cluster.scheduler.plugins)
 
 

@@ -22,6 +22,7 @@ from dagsel.messages import PieceRecord, TrialReport, UnitRecord
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import Visit
+from dagsel.workloads.base import never
 
 from .helpers import client_of, done, engine_for, final_state, listen, of
 
@@ -41,7 +42,7 @@ def test_notice_costs_no_more_than_a_batch(
         """Gets notice in the fifth batch of a unit, and writes down how many it has trained."""
 
         def train(
-            self, *args: Any, visit: Visit, should_stop: Callable[[], bool], **rest: Any
+            self, *args: Any, visit: Visit, should_stop: Callable[[], bool] = never, **rest: Any
         ) -> Any:
             counts = itertools.count(1)
             is_first = visit.trial == 3 and not told.exists()

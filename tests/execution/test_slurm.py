@@ -14,15 +14,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import optuna
 import psutil
 import pytest
 from distributed import Client
-from slurm import PATH, Job, Slurm, slurm, why_not
-from waiting import slowness
 
 import dagsel
 from dagsel.errors import DagselError, NoWorkersError
@@ -42,6 +40,9 @@ from dagsel.flow import (
 from dagsel.flows import ASHA, SEER
 from dagsel.storage import RunDir, ShardedDataset
 from tests.driver.scripted import Scripted
+from tests.waiting import slowness
+
+from .slurm import PATH, Job, Slurm, slurm, why_not
 
 pytest.importorskip("dask_jobqueue", reason="needs the extra dev: dask-jobqueue")
 
@@ -147,7 +148,10 @@ def check_bill(run: dagsel.Run, queue: Queue, size: int = 1) -> None:
     assert run.worker_seconds == pytest.approx(by_slurm, abs=allowed)
 
 
-def on_sizes(n_trials: int, *steps: Callable[[int], list[Decision]]) -> Scripted:
+Step: TypeAlias = Callable[[int], list[Decision]]
+
+
+def on_sizes(n_trials: int, *steps: Step) -> Scripted:
     """Train trials epoch by epoch, and take one step after the other.
 
     A step is asked with the number of workers, at each change of it and after each epoch, until it
@@ -180,7 +184,7 @@ def on_sizes(n_trials: int, *steps: Callable[[int], list[Decision]]) -> Scripted
     return Scripted([Ask(n_trials)], answer)
 
 
-def when(n_there: int, *then: Decision) -> Callable[[int], list[Decision]]:
+def when(n_there: int, *then: Decision) -> Step:
     return lambda n: list(then) if n == n_there else []
 
 
@@ -248,7 +252,7 @@ def room_for_one(here: Slurm, folder: Path) -> Iterator[None]:
 def test_jobs_that_stay_in_the_queue_hold_nothing_up(
     here: Slurm, search: Any, tmp_path: Path
 ) -> None:
-    steps = [lambda n: [Scale(3)], *[when(1, Scale(3))] * 5, when(1, END)]
+    steps: list[Step] = [lambda n: [Scale(3)], *[when(1, Scale(3))] * 5, when(1, END)]
     with room_for_one(here, tmp_path):
         queue = Queue(here)
         with slurm_cluster(tmp_path) as cluster:
@@ -290,7 +294,7 @@ def test_a_job_that_slurm_ends_loses_nothing(
     how: str, size: int, here: Slurm, queue: Queue, search: Any, tmp_path: Path
 ) -> None:
     n_wanted = 2 * size
-    again = [Scale(n_wanted)]
+    again: list[Decision] = [Scale(n_wanted)]
 
     def end_one(n_workers: int) -> list[Decision]:
         if n_workers < n_wanted:

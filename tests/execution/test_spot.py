@@ -50,9 +50,9 @@ def logged(path: Path) -> SyntheticWorkload:
     """A workload that writes a letter to a file whenever it begins a batch."""
 
     class Logged(SyntheticWorkload):
-        def _train(self, *args: Any) -> Any:
-            *most, should_stop, speedup = args
-
+        def _train(
+            self, state: Any, shard: Any, config: Any, visit: Any, should_stop: Any, speedup: float
+        ) -> Any:
             def begins() -> None:
                 with path.open("a") as file:
                     file.write("b")
@@ -64,7 +64,7 @@ def logged(path: Path) -> SyntheticWorkload:
                 return False
 
             begins()
-            return super()._train(*most, stop, speedup)
+            return super()._train(state, shard, config, visit, stop, speedup)
 
     return Logged(UNIT_S, n_batches=N_BATCHES, value=lambda config, epoch: value(config, epoch))
 

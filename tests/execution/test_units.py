@@ -20,8 +20,6 @@ import numpy as np
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler, Worker
-from helpers import done, engine_for, final_state, listen, of, spawned_cluster
-from waiting import wait_until
 
 import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
@@ -52,6 +50,9 @@ from dagsel.messages import (
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from tests.waiting import wait_until
+
+from .helpers import done, engine_for, final_state, listen, of, spawned_cluster
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import optuna
 import pytest
@@ -61,9 +62,9 @@ class TestPruner(FlowSuite):
         return ByConvergence(ByConvergence(OptunaPruner(max_epochs=3, n_trials=6)))
 
 
-def flow_of(n_trials: int, **context: Direction) -> ByConvergence:
+def flow_of(n_trials: int, direction: Direction = "minimize") -> ByConvergence:
     flow = ByConvergence(MedianStopping(9, n_trials, min_trials=99, n_concurrent=n_trials))
-    flow.start(Context(1, **context))
+    flow.start(Context(1, direction))
     flow.handle(Asked(tuple(range(n_trials))))
     return flow
 
@@ -94,7 +95,8 @@ def test_a_quantum_does_not_begin_anew() -> None:
     flow.handle(Asked((0,)))
     assert [report(flow, 0, epoch, 1 / epoch) for epoch in (1, 2, 3)] == [None, None, None]
     losses = Losses(9, 1.0, 2.0)
-    again = Train(0, 0, priority=pytest.approx((1 / 2 - 1 / 3) / (2 + 1 / 3)), seconds=10.0)
+    priority: Any = pytest.approx((1 / 2 - 1 / 3) / (2 + 1 / 3))
+    again = Train(0, 0, priority=priority, seconds=10.0)
     assert flow.handle(Paused(0, 3.5, 10.0, 10.0, losses)) == [again]
 
 

@@ -52,12 +52,12 @@ def made(flow: type[Flow]) -> Flow:
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
-def test_a_flow_takes_what_its_docstring_names_and_nothing_else(flow: type[Flow]):
+def test_a_flow_takes_what_its_docstring_names_and_nothing_else(flow: type[Flow]) -> None:
     assert sorted(inspect.signature(flow).parameters) == sorted(documented(flow))
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
-def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]):
+def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]) -> None:
     begun, fresh = made(flow), made(flow)
     assert begun == fresh
     begun.start(Context(n_workers=2))
@@ -67,6 +67,6 @@ def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]):
 
 @pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband])
 @pytest.mark.parametrize("factor", [1, 0, -2, 1.5, True, "3"])
-def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any):
+def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any) -> None:
     with pytest.raises(SearchError, match="reduction_factor"):
         flow("10 min", "80 worker-minutes", reduction_factor=factor)

@@ -21,7 +21,7 @@ BUSY = settings(deadline=None)
 @given(st.integers(1, 10_000), st.integers(1, 10_000), st.integers(1, 32))
 def test_the_first_stage_knows_no_budget_but_by_the_time_that_it_lasts(
     seconds: int, worker_seconds: int, n_workers: int
-):
+) -> None:
     lasts = min(Fraction(seconds), Fraction(worker_seconds, n_workers))
     ample = Limits(float(lasts), 1e9)
     found = min_stage_of(None, Limits(seconds, worker_seconds), n_workers)
@@ -31,7 +31,7 @@ def test_the_first_stage_knows_no_budget_but_by_the_time_that_it_lasts(
 
 @BUSY
 @given(st.integers(1, 2000), st.sampled_from([2, 3, 4]))
-def test_a_first_stage_that_is_short_is_not_measured(seconds: int, factor: int):
+def test_a_first_stage_that_is_short_is_not_measured(seconds: int, factor: int) -> None:
     flow = SEER(seconds, 40 * seconds, reduction_factor=factor)
     asked = next(d.n for d in flow.start(Context(n_workers=2)) if isinstance(d, Ask))
     stage = flow.stage

@@ -272,7 +272,7 @@ def test_a_job_that_trains_for_a_stated_time_is_disturbed_only_where_workers_wer
 
 def test_marble_asks_no_profile_while_nothing_is_free() -> None:
     class Silent(Scaling):
-        def best(self, most: int) -> int:
+        def best(self, most: int, *, within: float = 0.03) -> int:
             raise AssertionError("nothing is free")
 
     jobs = [Job(0, gang=4, least=1), Job(1, scaling=Silent({}))]

@@ -350,7 +350,9 @@ class TakesEpochsAway(InTurn):
 
 class ResumesWhatTrainsAlready(InTurn):
     def next(self) -> list[Decision]:
-        return [replace(train, seconds=None) for train in super().next() for _ in range(2)]
+        decisions = super().next()
+        trains = [replace(each, seconds=None) for each in decisions if isinstance(each, Train)]
+        return [train for train in trains for _ in range(2)] or decisions
 
 
 class ResumesTheStopped(InTurn):

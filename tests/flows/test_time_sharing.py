@@ -201,9 +201,12 @@ def test_a_worker_that_goes_leaves_its_trials_to_the_others() -> None:
 
 @st.composite
 def schedulers(draw: st.DrawFn) -> TimeSharing:
-    size = {"max_epochs": draw(st.integers(1, 3)), "n_trials": draw(st.integers(1, 9))}
-    share = {"max_trials_per_worker": draw(st.integers(1, 3)), "migrate": draw(st.booleans())}
-    aging = {"aging": draw(st.none() | st.integers(1, 3))}
+    size: Any = {"max_epochs": draw(st.integers(1, 3)), "n_trials": draw(st.integers(1, 9))}
+    share: dict[str, Any] = {
+        "max_trials_per_worker": draw(st.integers(1, 3)),
+        "migrate": draw(st.booleans()),
+    }
+    aging: dict[str, Any] = {"aging": draw(st.none() | st.integers(1, 3))}
     kinds: list[TimeSharing] = [
         FIFO(**size),
         RoundRobin(**size, **share),

@@ -49,7 +49,7 @@ def arrays(seed: int = 0, n: int = 200) -> dict[str, Any]:
     return {"x": x, "y": (x.mean((1, 2, 3)) > 0).astype("int64")}
 
 
-def mlp(config: Any) -> nn.Module:
+def mlp(config: Any) -> nn.Sequential:
     layers = [nn.Flatten(), nn.Linear(128, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 2)]
     return nn.Sequential(*layers)
 
@@ -108,7 +108,9 @@ def assert_close(found: Any, expected: Any, tolerance: float) -> None:
     assert found[2]["loss"] == pytest.approx(expected[2]["loss"], rel=tolerance)
 
 
-@pytest.mark.parametrize("model", [cnn, lambda c: mlp(c)[:3].append(nn.Linear(32, 2))])
+@pytest.mark.parametrize(
+    "model", [cnn, lambda c: nn.Sequential(*list(mlp(c))[:3], nn.Linear(32, 2))]
+)
 def test_it_trains_as_the_cpu_does(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     on_gpu = run(make(model, sgd))
     for module in (torch_device, torch_workload):

@@ -32,7 +32,7 @@ def course(told: list[tuple[float, int]], *, is_over: bool = False) -> Course:
 @given(steps, st.booleans())
 def test_a_search_ends_with_the_last_moment_before_the_release(
     told: list[tuple[float, int]], is_over: bool
-):
+) -> None:
     made = course(told, is_over=is_over)
     before = [moment for moment in made.moments if moment.mark != "end"] or [made.end]
     assert made.search_end is before[-1]
@@ -42,7 +42,7 @@ def test_a_search_ends_with_the_last_moment_before_the_release(
 @given(steps, st.floats(0, 100), st.floats(0.5, 100))
 def test_no_two_points_of_a_drawing_are_closer_than_can_be_read(
     told: list[tuple[float, int]], start: float, lasts: float
-):
+) -> None:
     points = course(told).costs(start, start + lasts)
     assert (points[0][0], points[-1][0]) == (start, start + lasts)
     assert all(after - before >= LEAST_S - 1e-9 for (before, _), (after, _) in pairwise(points))
@@ -55,7 +55,7 @@ ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "
 @given(st.integers(0, 3), st.integers(1, 4), st.data())
 def test_the_place_of_the_newest_state_is_as_far_as_the_trial_has_trained(
     n_epochs: int, n_shards: int, data: st.DataObject
-):
+) -> None:
     n_units = data.draw(st.integers(0, n_shards - 1))
     record = TrialRecord(0, {}, {})
     record.allow(Train(0, n_epochs + 1))
@@ -76,7 +76,7 @@ def test_the_place_of_the_newest_state_is_as_far_as_the_trial_has_trained(
 @given(st.lists(st.booleans(), min_size=1, max_size=5), st.booleans())
 def test_a_trial_that_rests_is_held_until_it_may_train_and_a_rest_is_no_switch(
     told: list[bool], is_scored: bool
-):
+) -> None:
     record = TrialRecord(0, {}, {})
     for rests in told:
         if rests:

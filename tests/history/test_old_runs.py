@@ -76,9 +76,10 @@ def test_a_run_is_resumed_and_repeats(folder: str, client: Client, tmp_path: Pat
     if Path(folder).name != "torch-ended":  # which adds floats, on another kind of CPU
         assert again.record.notes == []
     for trial in before.trials.values():
-        then, now = trial.epochs, again.record.trials[trial.number].epochs[: len(trial.epochs)]
-        assert [epoch.epoch for epoch in now] == [epoch.epoch for epoch in then]
-        for one, other in zip(then, now, strict=True):
+        then = trial.epochs
+        newly = again.record.trials[trial.number].epochs[: len(then)]
+        assert [epoch.epoch for epoch in newly] == [epoch.epoch for epoch in then]
+        for one, other in zip(then, newly, strict=True):
             assert other.metrics == pytest.approx(one.metrics, rel=1e-5)
     assert again.best_value == pytest.approx(run.best_value, rel=1e-5)
 

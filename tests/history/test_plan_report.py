@@ -38,7 +38,7 @@ class Story:
         return self
 
     def turn(self, event: Any, *decisions: Any, **about: Any) -> Story:
-        spent = {"seconds": self.seconds, "worker_seconds": self.cost}
+        spent: dict[str, Any] = {"seconds": self.seconds, "worker_seconds": self.cost}
         self.record.add(Turn(event, decisions, **spent, **about))
         return self
 
@@ -46,7 +46,7 @@ class Story:
         self.turn(None, *decisions, context=Context(n_workers, "maximize"))
         trials = range(n_trials)
         trains = [Train(trial, 9) for trial in trials]
-        params = {trial: {} for trial in trials}
+        params: dict[int, Any] = {trial: {} for trial in trials}
         return self.turn(Asked(tuple(trials)), *trains, params=params)
 
     def trained(self, trial: int, lasted: float) -> Story:

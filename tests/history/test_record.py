@@ -64,7 +64,8 @@ def asked(*trials: int, decisions: Sequence[Decision] = ()) -> Turn:
 
 
 def trained(trial: int, epoch: int, position: int, shard: int, **about: Any) -> UnitRecord:
-    told = {"state_bytes": 9, "n_samples": 4, "loss": 0.5, "digest": f"{epoch}{position}"}
+    told: dict[str, Any] = {"state_bytes": 9, "n_samples": 4, "loss": 0.5}
+    told |= {"digest": f"{epoch}{position}"}
     unit = Unit("train", trial, epoch, position)
     return UnitRecord(unit, "w", shard, 1.0, 2.0, True, **told | about)
 
@@ -176,7 +177,7 @@ def test_asks_wait_until_they_are_answered() -> None:
 def test_trials_end_in_their_own_way_and_the_best_completed_one_is_the_best() -> None:
     record = searched(5, 1)  # worth 0.1, 1.1, 2.1, 3.1, 4.1
     record.add(turn(TrialFailed(4, "ValueError: bad"), traceback="the whole"))
-    assert record.best is None
+    assert [record.best] == [None]
     record.add(turn(None, Stop(3, "rung 1")))
     assert record.best == Best(3, 1, 1, 3.1, is_complete=False)
     record.add(turn(None, Stop(0, "the end", "complete"), Stop(1, "the end", "complete")))
@@ -306,7 +307,8 @@ def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
     record = fold(asked(0, decisions=[Train(0, 1)]), *entries)
     record.add(StatesFound(0, (StoredState(1, 0, 1, (1,), 4, 0.5),)))
     begun = record.trials[0].tallies[1].begun
-    assert (begun.visits, begun.scored) == ((1,), {0})
+    assert begun.visits == (1,)
+    assert begun.scored == {0}
     assert record.order(0, 1) == (1, 0), "what was scored came of this order"
 
 

@@ -23,7 +23,7 @@ from dagsel.flow import (
     TrialFailed,
 )
 from dagsel.history.script import Script, read_turns
-from dagsel.messages import ENTRIES, Note, SessionBegun, Turn
+from dagsel.messages import ENTRIES, Entry, Note, SessionBegun, Turn
 
 
 def reported(trial: int, epoch: int) -> Reported:
@@ -181,5 +181,5 @@ def test_a_run_that_never_ended_ends_with_its_last_turn() -> None:
 
 def test_turns_are_read_from_a_journal() -> None:
     turns = [Turn(None, (Ask(2),)), Turn(reported(0, 1), (Stop(0, "x"), Finish()))]
-    entries = [SessionBegun(0.0, 0.0), turns[0], Note("look"), turns[1]]
+    entries: list[Entry] = [SessionBegun(0.0, 0.0), turns[0], Note("look"), turns[1]]
     assert read_turns([ENTRIES.encode(entry) for entry in entries]) == tuple(turns)

@@ -26,7 +26,7 @@ from dagsel.storage import RunDir, ShardedDataset
 
 EPOCHS = 3
 SEED = 7
-SPACE = {
+SPACE: dict[str, list[Any]] = {
     "optimizer": ["sgd", "adam"],
     "layer": ["dropout", "batch norm"],
     "scheduled": [False, True],

@@ -67,7 +67,7 @@ def cluster_of(kind: str) -> SpecCluster:
 @contextmanager
 def client_of_kind(kind: str) -> Iterator[Client]:
     with ExitStack() as stack:
-        cluster = cluster_of(kind)
+        cluster: Any = cluster_of(kind)
         stack.callback(close, cluster)
         yield stack.enter_context(Client(cluster, set_as_default=False))
 

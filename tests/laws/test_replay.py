@@ -124,7 +124,9 @@ def test_a_deterministic_run_gives_the_same_weights_on_any_cluster(
         client.wait_for_workers(n_workers, timeout=60)  # one was killed with the seed before
         killed: list[int] = []
 
-        def kill(study: optuna.Study, trial: Any, client: Client = client, killed=killed) -> None:
+        def kill(
+            study: optuna.Study, trial: Any, client: Client = client, killed: Any = killed
+        ) -> None:
             if not killed:  # one worker dies once the first trial has ended
                 killed += [info["pid"] for info in client.run(_about).values()][:1]
                 os.kill(killed[0], signal.SIGKILL)

@@ -49,7 +49,7 @@ class Mutant:
     text: str  # the line without the fault
     mutation: str  # "a < b  ->  a <= b"
     nth: int  # of those that are alike in a scope
-    bytes: tuple[int, int]  # where it starts and ends in the file
+    span: tuple[int, int]  # where it starts and ends in the file
     by: str
 
     @property
@@ -58,7 +58,7 @@ class Mutant:
 
     def put_in(self, code: bytes) -> bytes:
         """Return the file with the fault."""
-        start, end = self.bytes
+        start, end = self.span
         return code[:start] + self.by.encode() + code[end:]
 
     def changed(self, code: bytes) -> str:

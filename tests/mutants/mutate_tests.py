@@ -80,7 +80,7 @@ class Touched:
         sys.settrace(self._trace)
         yield
         sys.settrace(None)
-        threading.settrace(None)  # type: ignore[arg-type]
+        threading.settrace(None)
         seconds = time.process_time() - start
         self.tests[item.nodeid] = [round(seconds, 3), sorted(self._functions())]
 

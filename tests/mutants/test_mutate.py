@@ -52,7 +52,7 @@ def changes(code: str) -> set[str]:
     return {mutant.mutation for mutant in found}
 
 
-def test_each_kind_of_place_is_changed():
+def test_each_kind_of_place_is_changed() -> None:
     assert changes(CHANGED) == {
         "2  ->  3",
         "\"most\"  ->  'mutant'",
@@ -76,11 +76,11 @@ def test_each_kind_of_place_is_changed():
     }
 
 
-def test_texts_hints_checks_and_what_is_said_stay():
+def test_texts_hints_checks_and_what_is_said_stay() -> None:
     assert changes(KEPT) == {"zip(x, strict=True)  ->  pass"}
 
 
-def test_each_mutant_is_another_program_that_can_be_read():
+def test_each_mutant_is_another_program_that_can_be_read() -> None:
     code = (PACKAGE / "flows" / "asha.py").read_bytes()
     right = ast.dump(ast.parse(code))
     every = list(draw.mutants("flows/asha.py", code, 0))
@@ -92,7 +92,7 @@ def test_each_mutant_is_another_program_that_can_be_read():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_change_elsewhere_leaves_the_draw_as_it_is(seed: int):
+def test_a_change_elsewhere_leaves_the_draw_as_it_is(seed: int) -> None:
     def ranks(code: str, seed: int) -> set[str]:
         return {mutant.rank(seed, "place") for mutant in draw.mutants("f.py", code.encode(), seed)}
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -24,7 +26,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 40), ASKS | MOVES), max_size=12)
 SIZES = st.integers(1, 3)
 
 
-def bill_of(events, size, n=None):
+def bill_of(events: Any, size: int, n: int | None = None) -> Bill:
     bill, at = Bill(node_size=size), 0.0
     for quarters, (what, about) in events[:n]:
         at += quarters / 4
@@ -39,7 +41,7 @@ def bill_of(events, size, n=None):
     return bill
 
 
-def integral(events, size, until):
+def integral(events: Any, size: int, until: float) -> float:
     """Add up quarters of seconds, one by one."""
     times = list(itertools.accumulate(quarters for quarters, _ in events))
     total = 0.0
@@ -64,7 +66,7 @@ def integral(events, size, until):
 
 
 @given(EVENTS, SIZES, st.integers(0, 20))
-def test_the_bill_is_the_integral_of_what_is_billed(events, size, rest):
+def test_the_bill_is_the_integral_of_what_is_billed(events: Any, size: int, rest: int) -> None:
     bill = bill_of(events, size)
     now = bill.at + rest / 4
     assert bill.worker_seconds(now) == integral(events, size, now)
@@ -72,7 +74,7 @@ def test_the_bill_is_the_integral_of_what_is_billed(events, size, rest):
 
 
 @given(EVENTS, SIZES)
-def test_the_bill_never_falls_and_an_event_costs_nothing_by_itself(events, size):
+def test_the_bill_never_falls_and_an_event_costs_nothing_by_itself(events: Any, size: int) -> None:
     for n in range(len(events)):
         before, after = bill_of(events, size, n), bill_of(events, size, n + 1)
         assert after.worker_seconds(after.at) == before.worker_seconds(after.at)
@@ -80,7 +82,7 @@ def test_the_bill_never_falls_and_an_event_costs_nothing_by_itself(events, size)
 
 
 @given(EVENTS, SIZES, st.integers(1, 400))
-def test_a_budget_runs_out_when_it_was_said_to(events, size, budget):
+def test_a_budget_runs_out_when_it_was_said_to(events: Any, size: int, budget: int) -> None:
     bill = bill_of(events, size)
     end = bill.runs_out_at(budget)
     assert end >= bill.at
@@ -92,7 +94,7 @@ def test_a_budget_runs_out_when_it_was_said_to(events, size, budget):
         assert bill.worker_seconds(bill.at) >= budget
 
 
-def test_a_node_is_billed_until_its_last_worker_goes():
+def test_a_node_is_billed_until_its_last_worker_goes() -> None:
     bill = Bill(node_size=2).ask(3, at=0).ask(0, at=10)
     bill = bill.join("a", at=10, node="n").join("b", at=10, node="n").leave("a", at=20)
     assert bill.worker_seconds(30) == 2 * 2 * 10 + 2 * 20
@@ -112,7 +114,7 @@ def test_a_node_is_billed_until_its_last_worker_goes():
         (" 5€ ", 10.0, 1800),
     ],
 )
-def test_budgets_are_read(value, price, worker_seconds):
+def test_budgets_are_read(value: Any, price: Any, worker_seconds: Any) -> None:
     budget = read_budget(value, price)
     assert budget.worker_seconds == worker_seconds
     money = budget.money(worker_seconds)
@@ -146,7 +148,7 @@ def test_budgets_are_read(value, price, worker_seconds):
         (None, None, "cannot read"),
     ],
 )
-def test_bad_budgets_are_refused(value, price, message):
+def test_bad_budgets_are_refused(value: Any, price: Any, message: str) -> None:
     with pytest.raises(SearchError, match=message) as caught:
         read_budget(value, price)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
@@ -158,21 +160,21 @@ CANDIDATES = st.lists(
 )
 
 
-def candidates(drawn, *, alone=True):
+def candidates(drawn: Any, *, alone: bool = True) -> list[Releasable]:
     return [
         Releasable(f"w{k}", running, shards, None if alone else f"n{node}")
         for k, (running, shards, node) in enumerate(drawn)
     ]
 
 
-def lost(workers, chosen):
+def lost(workers: list[Releasable], chosen: Collection[str]) -> Any:
     """Shards that nobody else holds."""
     left = {shard for worker in workers if worker.worker not in chosen for shard in worker.shards}
     return {shard for worker in workers for shard in worker.shards} - left
 
 
 @given(CANDIDATES, st.integers(0, 8))
-def test_the_cheapest_go_first(drawn, n):
+def test_the_cheapest_go_first(drawn: Any, n: int) -> None:
     workers = candidates(drawn)
     chosen = choose(workers, n)
     assert len(set(chosen)) == len(chosen) == min(n, len(workers))
@@ -187,11 +189,11 @@ def test_the_cheapest_go_first(drawn, n):
 
 
 @given(CANDIDATES, st.integers(0, 8))
-def test_nodes_go_whole_or_not_at_all(drawn, n):
+def test_nodes_go_whole_or_not_at_all(drawn: Any, n: int) -> None:
     workers = candidates(drawn, alone=False)
     chosen = choose(workers, n)
     assert len(chosen) <= n
-    sizes = {}
+    sizes: dict[str | None, set[bool]] = {}
     for worker in workers:
         sizes.setdefault(worker.node, set()).add(worker.worker in chosen)
     assert all(len(fates) == 1 for fates in sizes.values())
@@ -200,14 +202,14 @@ def test_nodes_go_whole_or_not_at_all(drawn, n):
         assert sum(worker.node == node for worker in workers) > n - len(chosen)
 
 
-def test_the_second_holder_of_a_shard_is_no_longer_free():
+def test_the_second_holder_of_a_shard_is_no_longer_free() -> None:
     twice = [Releasable("a", shards=frozenset({0})), Releasable("b", shards=frozenset({0}))]
     spare = Releasable("c", shards=frozenset({1, 2}))
     other = Releasable("d", running=True, shards=frozenset({1, 2}))
     assert choose([*twice, spare, other], 2) == ("a", "c")
 
 
-def test_of_equals_the_one_with_the_fewest_shards_goes():
+def test_of_equals_the_one_with_the_fewest_shards_goes() -> None:
     many, few = Releasable("a", shards=frozenset({0, 1})), Releasable("b", shards=frozenset({0}))
     busy = Releasable("c", running=True, shards=frozenset({0, 1}))
     assert choose([many, few, busy], 1) == ("b",)

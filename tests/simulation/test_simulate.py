@@ -69,7 +69,10 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "elastic hyperband": lambda: ElasticHyperband("20 min", 4 * 1200.0, min_stage=60),
     "elastic grid": lambda: ElasticGrid("20 min", 4 * 1200.0, sampling="study"),
 }
-SCALING = {"small": Scaling({2: 1.5, 3: 1.6}), "large": Scaling({2: 1.9, 4: 3.4})}
+SCALING: dict[Any, Scaling] = {
+    "small": Scaling({2: 1.5, 3: 1.6}),
+    "large": Scaling({2: 1.9, 4: 3.4}),
+}
 CURVES = PowerLaw(epoch_s=lambda config: 30.0 + 60.0 * config["width"])
 CLUSTER = SimulatedCluster(n_workers=4)
 
@@ -154,7 +157,8 @@ def test_the_time_is_near_the_bound_and_never_below(share: float) -> None:
     )
     assert bound_of(run.record.units) <= run.seconds * (1 + 1e-9)
     assert work / sum(hetero.worker_speeds.values()) <= run.seconds * (1 + 1e-9)
-    (makespan,) = run.makespans().itertuples()
+    rows: Any = run.makespans()
+    (makespan,) = rows.itertuples()
     assert makespan.makespan == pytest.approx(run.seconds)
     assert 1.0 <= makespan.ratio < 1.3
 
@@ -165,7 +169,7 @@ def test_workers_run_one_unit_at_a_time_and_a_trial_one_unit_at_a_time() -> None
     assert trained["hop"].any()
     for by in ("worker", "trial"):
         for _, rows in trained.sort_values("start").groupby(by):
-            assert (rows["start"].iloc[1:].values >= rows["stop"].iloc[:-1].values).all()
+            assert (rows["start"].iloc[1:].to_numpy() >= rows["stop"].iloc[:-1].to_numpy()).all()
 
 
 @pytest.mark.parametrize("n_shards", [1, 3, 7])

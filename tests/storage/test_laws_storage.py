@@ -30,7 +30,7 @@ from dagsel.storage.runs import lock
 @given(st.integers(2, 60_000))
 def test_a_pair_has_a_shard_for_each_so_many_samples_but_at_least_one_and_no_crowd(
     n_samples: int,
-):
+) -> None:
     x = np.broadcast_to(np.float32(0), (n_samples, 2))
     y = np.broadcast_to(np.int64(0), (n_samples,))
     if n_samples < 3:
@@ -43,7 +43,7 @@ def test_a_pair_has_a_shard_for_each_so_many_samples_but_at_least_one_and_no_cro
 
 
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4))
-def test_text_becomes_an_array_of_text_whatever_holds_it(words: list[str]):
+def test_text_becomes_an_array_of_text_whatever_holds_it(words: list[str]) -> None:
     for value in (words, np.array(words, dtype=object), np.array(words)):
         found = pair.as_array("y", value)
         assert found.dtype.kind == "U"
@@ -53,7 +53,7 @@ def test_text_becomes_an_array_of_text_whatever_holds_it(words: list[str]):
 @given(st.integers(2, 40), st.integers(1, 39), st.integers(1, 8))
 def test_each_shard_has_samples_to_train_and_to_validate_or_nothing_is_written(
     n_samples: int, n_validation: int, n_shards: int
-):
+) -> None:
     if n_validation >= n_samples:
         return
     part: dict[str, Any] = {"validation": n_validation / n_samples, "seed": 0}
@@ -68,7 +68,9 @@ def test_each_shard_has_samples_to_train_and_to_validate_or_nothing_is_written(
 
 
 @given(st.integers(1, 60), st.integers(1, 12), st.integers(1, 20))
-def test_blocks_are_whole_chunks_and_none_is_read_twice(length: int, chunk: int, block_rows: int):
+def test_blocks_are_whole_chunks_and_none_is_read_twice(
+    length: int, chunk: int, block_rows: int
+) -> None:
     array = SimpleNamespace(shape=(length,), chunks=(chunk,))
     bounds = list(_block_bounds(array, block_rows))
     assert (bounds[0][0], bounds[-1][1]) == (0, length)
@@ -77,7 +79,7 @@ def test_blocks_are_whole_chunks_and_none_is_read_twice(length: int, chunk: int,
     assert all(stop - start <= max(chunk, block_rows) for start, stop in bounds)
 
 
-def test_the_hash_is_that_of_its_paper():
+def test_the_hash_is_that_of_its_paper() -> None:
     # SplitMix64 from the seed 1234567, as published with its reference implementation.
     published = [
         6457827717110365317,
@@ -92,14 +94,16 @@ def test_the_hash_is_that_of_its_paper():
 
 
 @pytest.mark.parametrize("n_samples", [2**16 + 1, 2**17, 2**17 + 3])
-def test_a_large_permutation_draws_no_number_from_outside_the_next_power_of_two(n_samples: int):
+def test_a_large_permutation_draws_no_number_from_outside_the_next_power_of_two(
+    n_samples: int,
+) -> None:
     bits = (n_samples - 1).bit_length()
     every = np.arange(2**bits, dtype=np.uint64)
     found = Shuffle(n_samples, 5)._network(every, range(1))
     assert np.array_equal(np.sort(found), every)
 
 
-def test_while_one_looks_at_the_lock_no_other_process_of_the_machine_does(tmp_path: Path):
+def test_while_one_looks_at_the_lock_no_other_process_of_the_machine_does(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY)
     try:
         with lock._alone(Folder(tmp_path)), pytest.raises(BlockingIOError):
@@ -111,7 +115,7 @@ def test_while_one_looks_at_the_lock_no_other_process_of_the_machine_does(tmp_pa
 
 def test_a_driver_that_this_user_may_not_look_at_is_alive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     process = psutil.Process
 
     def hidden(pid: int | None = None) -> psutil.Process:
@@ -128,7 +132,7 @@ def test_a_driver_that_this_user_may_not_look_at_is_alive(
 @pytest.mark.parametrize("decides", [True, False])
 def test_a_lock_waits_only_for_stores_that_may_let_two_win(
     decides: bool, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(lock, "_DECIDES", {"memory"} if decides else set())
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -136,7 +140,7 @@ def test_a_lock_waits_only_for_stores_that_may_let_two_win(
         assert slept == ([] if decides else [lock._SETTLE_S])
 
 
-def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path):
+def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path / "run")
     run_dir.check_free()
     run_dir.claim("3f9a", {"n": 3})

@@ -104,7 +104,7 @@ def test_the_sampler_sees_one_value_a_trial_at_the_rung_that_enough_have_reached
 def test_what_was_complete_before_the_run_counts_with_its_value() -> None:
     spy = Spy()
     study = make_study(spy)
-    floats = {"x": optuna.distributions.FloatDistribution(0, 1)}
+    floats: dict[str, Any] = {"x": optuna.distributions.FloatDistribution(0, 1)}
     for value, steps in ((0.5, {}), (0.7, {100: 0.1, 200: 0.7})):
         study.add_trial(
             create_trial(
@@ -236,7 +236,7 @@ def flat(trial: optuna.Trial) -> dict[str, Any]:
     return {"n": trial.suggest_int("n", 0, 1), "s": trial.suggest_float("s", 0, 1, step=0.25)}
 
 
-GRID = {"n": [0, 1], "s": [0.0, 0.25, 0.5, 0.75, 1.0]}
+GRID: dict[str, list[float]] = {"n": [0, 1], "s": [0.0, 0.25, 0.5, 0.75, 1.0]}
 SAMPLERS: dict[str, tuple[Callable[[], Any], Any]] = {
     "tpe": (lambda: TPESampler(seed=1, n_startup_trials=2), finite),
     "random": (lambda: RandomSampler(1), finite),
@@ -261,7 +261,7 @@ def as_set(configs: list[dict[str, Any]]) -> Counter[Any]:
 @pytest.mark.parametrize("sampling", ["study", "random", "grid"])
 def test_a_finite_space_is_drawn_once_and_then_exhausted(name: str, sampling: Any) -> None:
     driver = StudyDriver(make_study(make_sampler(name)), SAMPLERS[name][1], "loss")
-    configs = []
+    configs: list[dict[str, Any]] = []
     for n in (1, 3, 4, 1, 5):
         drawn, exhausted = driver.ask(n, sampling)
         assert exhausted == (len(configs) + n > N_POINTS or

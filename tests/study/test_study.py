@@ -237,7 +237,7 @@ def test_validation_draws_nothing_from_the_study() -> None:
 
 # ---- What does not fit together is refused.
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "several directions": (
         {"directions": ["maximize", "minimize"], "direction": None}, {}, "has 2 directions"),
     "an unknown metric": (
@@ -265,7 +265,11 @@ def test_a_grid_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("dagsel.study.checks.MAX_GRID_POINTS", 20)
     study = make_study()
     for n, fits in [(20, True), (21, False)]:
-        driver = StudyDriver(study, lambda t, n=n: {"n": t.suggest_int("n", 1, n)}, "score")
+
+        def space(trial: optuna.Trial, n: int = n) -> dict[str, Any]:
+            return {"n": trial.suggest_int("n", 1, n)}
+
+        driver = StudyDriver(study, space, "score")
         if fits:
             validate(driver, grid=True)
         else:

@@ -19,6 +19,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.unit_runner import ShouldStop, UnitRunner
 from dagsel.messages import Assignment, PieceRecord
+from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 
@@ -73,6 +74,7 @@ def test_a_turn_of_so_many_batches_trains_so_many(tmp_path: Path, n: int) -> Non
     assert piece.losses is not None
     assert (piece.losses[0], piece.share) == (n, n / 4)
     after, done = worker.train(UNIT, Assignment(shard=1, attempt=2, n_pieces=1), {}, None)
+    assert isinstance(after, State)
     assert seen(after) == [(1, 1, batch) for batch in range(4)]
     assert done.losses is not None
     assert done.losses[0] == 4 - n
@@ -85,7 +87,9 @@ def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path
     winner, told = other.train(UNIT, Assignment(shard=1, attempt=2), {}, None)
     loser, told_later = slow.train(UNIT, Assignment(shard=0, attempt=1), {}, None)
     assert loser == StoredResult(0, 1, 0)
+    assert isinstance(loser, StoredResult)
     assert slow.states.load(loser) == winner
     assert (told_later.shard, told_later.digest) == (told.shard, told.digest) == (1, told.digest)
     after, _ = slow.train(Unit("train", 0, 1, 1), Assignment(shard=0, visits=(1,)), {}, loser)
+    assert isinstance(after, State)
     assert [(shard, batch) for _, shard, batch in seen(after)] == [(1, 0), (1, 1), (0, 0), (0, 1)]

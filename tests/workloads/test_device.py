@@ -131,7 +131,7 @@ def sgd(parameters: Any, config: Any) -> torch.optim.Optimizer:
 
 def make(optimizer: Any = adam, **options: Any) -> TorchWorkload:
     metrics = {"accuracy": dagsel.metrics.accuracy}
-    options = {"batch_size": 8, "eval_batch_size": 16, "metrics": metrics} | options
+    options = {"batch_size": 8, "eval_batch_size": 16, "metrics": metrics, **options}
     return TorchWorkload(Net, F.cross_entropy, optimizer, **options)
 
 
@@ -246,6 +246,7 @@ def test_an_autoencoder_has_a_target_of_its_own(device: HostDevice) -> None:
     workload = TorchWorkload(Net, F.mse_loss, sgd, batch_size=8, train_fn=spoil, device_memory=0)
     shard = workload.prepare({"x": arrays()["x"]})
     trained = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0))
+    assert trained.loss is not None
     assert trained.loss > 0
 
 

@@ -236,6 +236,7 @@ def test_batch_normalisation_in_training_sees_no_share_of_one_sample(batch_size:
     state, shard = work.init({}, seed=0), work.prepare(data(0))
     trained = train(work, state, shard, Visit(0, 0, 1, 0), 3, None)
     assert trained.finished
+    assert trained.loss is not None
     assert np.isfinite(trained.loss)
 
 
@@ -248,6 +249,7 @@ def test_the_losses_of_a_piece_are_told() -> None:
         assert (first.losses.n, rest.losses.n) == (2, 1)
         assert first.losses.low < first.losses.high
         assert rest.losses.low == rest.losses.high
+        assert first.loss is not None
         sums = 16 * first.loss + 7 * rest.losses.low
         assert rest.loss == pytest.approx(sums / 23)
     silent = workload(train_fn=lambda model, optimizer, batches, config: [*batches])
@@ -336,7 +338,11 @@ def test_a_state_of_any_size_arrives_as_it_was() -> None:
     state = SyntheticWorkload(state_bytes=3_000_001).init({}, 0)
     odd = State(b"".join([b"x", bytes(state.buffer)])[1:])
     for sent in (state, odd):
-        got = in_gang(3, lambda gang, sent=sent: gang.broadcast(sent if gang.rank == 0 else None))
+
+        def body(gang: Gang, sent: State = sent) -> State:
+            return gang.broadcast(sent if gang.rank == 0 else None)
+
+        got = in_gang(3, body)
         assert all(other == state for other in got)
 
 

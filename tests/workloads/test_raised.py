@@ -114,4 +114,4 @@ def test_the_cure_of_what_is_known(fails: Any, cure: str) -> None:
 
 
 def test_what_is_not_known_has_none() -> None:
-    assert caught(lambda: {}["x"]).cure == ""
+    assert caught(lambda: dict[str, int]()["x"]).cure == ""

@@ -5,10 +5,11 @@ import os
 import random
 import subprocess
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
 from importlib import import_module
-from typing import ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ class Counting(ClassifierMixin, BaseEstimator):
         if not hasattr(self, "model_"):
             self.model_ = SGDClassifier(random_state=np.random.RandomState(3))
             self.rng_ = np.random.default_rng(4)
-            self.log_ = self.also_log_ = []
+            self.log_: list[Any] = []
+            self.also_log_ = self.log_
             self.seen_ = {("x", 1): np.float32(0), "set": {1, 2}, "z": 1j, "b": b"\x00\xff"}
             self.classes_ = np.asarray(classes)
             self.loop_ = [self]
@@ -155,7 +157,8 @@ def test_units_equal_a_plain_loop(name, batch_size):
         ESTIMATORS[name], classes=None if name in REGRESSORS else CLASSES, batch_size=batch_size
     )
     expected = plain(name, batch_size)
-    stream = np.random.get_state()[1].tolist(), random.getstate()[1]
+    of_numpy: Any = np.random.get_state()
+    stream = of_numpy[1].tolist(), random.getstate()[1]
     state = units(workload, name)
     assert content(workload.restore(state, {})) == content(expected)
     assert state.tensors["random.numpy.state.key"].numpy().tolist() == stream[0]
@@ -291,7 +294,7 @@ def imported(monkeypatch):
         found.append(module)
         return import_module(module)
 
-    found = []
+    found: list[str] = []
     monkeypatch.setattr(objects, "import_module", importing)
     for module, name in ((subprocess.Popen, "__init__"), (os, "system"), (np.memmap, "__new__")):
         monkeypatch.setattr(module, name, called)
@@ -368,7 +371,7 @@ def test_an_edited_state_calls_and_imports_nothing_off_the_list(trees, imported,
 
 
 class TestSklearnWorkload(WorkloadSuite):
-    config: ClassVar = {"alpha": 1e-3}
+    config: Mapping[str, Any] = {"alpha": 1e-3}
 
     def make_workload(self):
         return SklearnWorkload(SGDClassifier(), classes=CLASSES, batch_size=11)

@@ -4,7 +4,8 @@ import copy
 import itertools
 import math
 import random
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,9 +195,8 @@ def assert_equal(workload, state, net, opt, sched):
         own, expected = sched2.state_dict(), sched.state_dict()
         assert leaves(own) == leaves(expected)
     assert state.tensors["random.torch"].data.tobytes() == torch.get_rng_state().numpy().tobytes()
-    assert state.tensors["random.numpy.state.key"].numpy().tolist() == (
-        np.random.get_state()[1].tolist()
-    )
+    of_numpy: Any = np.random.get_state()
+    assert state.tensors["random.numpy.state.key"].numpy().tolist() == of_numpy[1].tolist()
     words = state.tensors["random.python.words"].numpy().tolist()
     assert tuple(words) == random.getstate()[1]
 
@@ -216,7 +216,12 @@ def live(workload, state):
     peek.train_fn = spy
     if workload.lr_scheduler:
         built = []
-        peek.lr_scheduler = lambda o, c: built.append(workload.lr_scheduler(o, c)) or built[0]
+
+        def build(optimizer, config):
+            built.append(workload.lr_scheduler(optimizer, config))
+            return built[0]
+
+        peek.lr_scheduler = build
     peek.train(state, peek.prepare(arrays(0)), {}, visit=Visit(0, TRIAL, 9, 0))
     model, opt = seen["it"]
     return model, Frozen(opt), built[0] if workload.lr_scheduler else None
@@ -273,7 +278,7 @@ def test_tied_weights_are_stored_once_and_stay_tied():
     state, _ = units(workload)
     assert "model.a.weight" in state.tensors
     assert "model.b.weight" not in state.tensors
-    module = workload.restore(state, {})
+    module: Any = workload.restore(state, {})
     assert module.a.weight is module.b.weight
     assert_equal(workload, state, *plain_pytorch(Tied, adam)[:3])
 
@@ -336,7 +341,7 @@ class Odd(nn.Module):
         self.layer = nn.Linear(6, 3)
         self.register_buffer("fixed", torch.randn(6), persistent=False)
         self.scale = random.random()
-        self.extra = {"n": 0, "t": torch.zeros(2, dtype=torch.bfloat16)}
+        self.extra: dict[str, Any] = {"n": 0, "t": torch.zeros(2, dtype=torch.bfloat16)}
 
     def forward(self, x):
         if self.training:
@@ -359,7 +364,7 @@ def test_what_a_factory_draws_beside_its_weights_is_the_same_in_every_unit(large
     state, _ = units(workload, 3)
     net, opt, sched, _ = plain_pytorch(Odd, adam)
     assert_equal(workload, state, net, opt, sched)
-    module = workload.restore(state, {})
+    module: Any = workload.restore(state, {})
     assert torch.equal(module.fixed, net.fixed)
     assert module.scale == net.scale
     assert module.extra["n"] == net.extra["n"]
@@ -472,7 +477,7 @@ def test_input_fn_metrics_and_drop_last():
     for array in data.values():
         array.flags.writeable = False
     shard = workload.prepare(data)
-    config: ClassVar = {"b": np.int64(5)}
+    config = {"b": np.int64(5)}
     trained = workload.train(workload.init(config, 0), shard, config, visit=Visit(0, 0, 1, 0))
     assert trained.n_samples == 20
     result = workload.evaluate(trained.state, shard, config)
@@ -499,7 +504,7 @@ def test_evaluation_is_in_evaluation_mode_and_training_in_training_mode(mode):
     data = arrays(0)
     shard = workload.prepare(data)
     state = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0)).state
-    module = workload.restore(state, {})
+    module: Any = workload.restore(state, {})
     assert not module.training
     assert module[1].num_batches_tracked == 5
     with torch.no_grad():
@@ -511,6 +516,7 @@ def test_a_nan_loss_is_reported_as_such():
     workload = TorchWorkload(Net, lambda o, t: F.cross_entropy(o, t) * math.nan, sgd, batch_size=5)
     shard = workload.prepare(arrays(0))
     trained = workload.train(workload.init({}, 0), shard, {}, visit=Visit(0, 0, 1, 0))
+    assert trained.loss is not None
     assert math.isnan(trained.loss)
     assert trained.diverged
     assert math.isnan(workload.evaluate(trained.state, shard, {}).metrics["loss"])
@@ -583,7 +589,7 @@ def test_pytorchs_random_stream_is_left_alone():
 
 
 class TestTorchWorkload(WorkloadSuite):
-    config: ClassVar = {"lr": 0.01}
+    config: Mapping[str, Any] = {"lr": 0.01}
     gang_tolerance = None  # `Net` has dropout
 
     def make_workload(self):

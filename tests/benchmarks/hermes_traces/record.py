@@ -155,8 +155,8 @@ def record_all(name: str, images: torch.Tensor, labels: torch.Tensor, seed: int,
             )
     traces = np.fromfile(part, TRACE)
     half = traces["losses"].astype(np.float16)  # exact to 0.05%: less than the noise of a batch
-    rest = {key: traces[key] for key in TRACE.names or () if key != "losses"}
-    columns = {key: np.array([config[key] for config in configs()]) for key in GRID}
+    rest: dict[str, Any] = {key: traces[key] for key in TRACE.names or () if key != "losses"}
+    columns: dict[str, Any] = {key: np.array([config[key] for config in configs()]) for key in GRID}
     np.savez_compressed(out / f"{name}.npz", losses=half, **rest, **columns)
     part.unlink()
 

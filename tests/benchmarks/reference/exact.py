@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from reference.bounds import lower_bound
-from reference.open_shop import Plan, Visit, plan
 
 from dagsel.errors import DagselError
 from dagsel.history.makespans import Times
+
+from .bounds import lower_bound
+from .open_shop import Plan, Visit, plan
 
 GRID = 100_000  # CP-SAT counts in integers: times that are not are scaled to so many steps a bound
 

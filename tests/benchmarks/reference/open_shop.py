@@ -14,10 +14,11 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
-from reference.bounds import lower_bound
 
 from dagsel.dispatch.list_scheduler import ListScheduler
 from dagsel.history.makespans import Times
+
+from .bounds import lower_bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference.bounds import lower_bound
-from reference.exact import SolverMissingError, solve
-from reference.open_shop import plan, randomized
 
 from dagsel.history.makespans import round_bound
 from tests.dispatch.families import (
@@ -23,6 +21,10 @@ from tests.dispatch.families import (
     whole_trials,
 )
 
+from .bounds import lower_bound
+from .exact import SolverMissingError, solve
+from .open_shop import plan, randomized
+
 TABLES = st.integers(1, 7).flatmap(
     lambda p: st.lists(
         st.lists(st.floats(0.1, 9.0), min_size=p, max_size=p), min_size=1, max_size=9
@@ -32,7 +34,7 @@ TABLES = st.integers(1, 7).flatmap(
 
 @given(TABLES, st.integers(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_a_plan_visits_all_once_and_is_no_shorter_than_its_bound(table, seed):
+def test_a_plan_visits_all_once_and_is_no_shorter_than_its_bound(table: Any, seed: int) -> None:
     for made in (plan(table, seed=seed, tries=4), randomized(table, seed=seed)):
         made.check(table)
         assert made.makespan >= made.bound * (1 - 1e-12)
@@ -41,7 +43,7 @@ def test_a_plan_visits_all_once_and_is_no_shorter_than_its_bound(table, seed):
 
 @given(TABLES)
 @settings(max_examples=15, deadline=None)
-def test_an_exact_plan_is_no_longer_than_the_planners(table):
+def test_an_exact_plan_is_no_longer_than_the_planners(table: Any) -> None:
     pytest.importorskip("ortools")
     times = np.round(table)
     times[times == 0] = 1.0
@@ -54,7 +56,7 @@ def test_an_exact_plan_is_no_longer_than_the_planners(table):
 
 @pytest.mark.parametrize("n_workers", [8, 16])
 @pytest.mark.parametrize("n_trials", [4, 5, 7, 8, 10, 12, 16, 17, 20, 24, 33, 256])
-def test_equal_times_are_planned_at_the_bound(n_trials, n_workers):
+def test_equal_times_are_planned_at_the_bound(n_trials: int, n_workers: int) -> None:
     assert plan(np.ones((n_trials, n_workers))).gap == 1.0
 
 
@@ -68,13 +70,13 @@ def test_equal_times_are_planned_at_the_bound(n_trials, n_workers):
         ("eq", 10, 8, 1.02),
     ],
 )
-def test_planner_keeps_its_bars(family, n_trials, n_workers, bar):
+def test_planner_keeps_its_bars(family: str, n_trials: int, n_workers: int, bar: float) -> None:
     seeds = range(10 if n_trials < 30 else 2)
     gaps = [plan(times_of(family, n_trials, n_workers, s), seed=s).gap for s in seeds]
     assert np.mean(gaps) <= bar
 
 
-def test_planner_beats_randomized():
+def test_planner_beats_randomized() -> None:
     times = [times_of("hetC", 24, 8, seed) for seed in range(5)]
     planned = np.mean([plan(table).gap for table in times])
     assert planned <= 0.9 * np.mean(
@@ -82,19 +84,19 @@ def test_planner_beats_randomized():
     )
 
 
-def test_figure_5():
+def test_figure_5() -> None:
     assert whole_trials(FIGURE_5) == 9.0
     assert careless(FIGURE_5) == 9.0
     assert plan(FIGURE_5).makespan == 7.0
 
 
-def test_taillards_first_instance_is_regenerated():
+def test_taillards_first_instance_is_regenerated() -> None:
     times, _ = taillard(4, 0)
     assert times.tolist() == [[34, 2, 54, 61], [15, 89, 70, 9], [38, 19, 28, 87], [95, 7, 34, 29]]
 
 
 @pytest.mark.parametrize(("size", "bar"), [(4, 3.0), (5, 6.0), (7, 4.0), (10, 2.0)])
-def test_planner_on_taillards_instances(size, bar):
+def test_planner_on_taillards_instances(size: int, bar: float) -> None:
     gaps = []
     for index in range(10):
         times, optimum = taillard(size, index)
@@ -104,7 +106,7 @@ def test_planner_on_taillards_instances(size, bar):
 
 
 @pytest.mark.parametrize("size", [4, 5, 7, 10])
-def test_exact_plans_of_taillards_instances_are_optimal(size):
+def test_exact_plans_of_taillards_instances_are_optimal(size: int) -> None:
     pytest.importorskip("ortools")
     times, optimum = taillard(size, 8)
     found = solve(times, limit_s=60.0)
@@ -113,7 +115,7 @@ def test_exact_plans_of_taillards_instances_are_optimal(size):
     assert found.plan.makespan == optimum == found.plan.bound
 
 
-def test_without_ortools_the_error_names_the_cure(monkeypatch):
+def test_without_ortools_the_error_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
     with pytest.raises(SolverMissingError, match="pip install ortools"):
         solve([[1.0]])
@@ -122,7 +124,7 @@ def test_without_ortools_the_error_names_the_cure(monkeypatch):
 @pytest.mark.parametrize(
     ("family", "sigma", "bar"), [("het", 0.2, 1.01), ("hetC", 0.2, 1.03), ("hetC", 0.5, 1.03)]
 )
-def test_dispatcher_keeps_its_bars_under_noise(family, sigma, bar):
+def test_dispatcher_keeps_its_bars_under_noise(family: str, sigma: float, bar: float) -> None:
     gaps = []
     for seed in range(10):
         costs, speeds = het(16, 8, seed)
@@ -136,7 +138,7 @@ def test_dispatcher_keeps_its_bars_under_noise(family, sigma, bar):
 
 
 @pytest.mark.parametrize(("replicas", "bar"), [(2, 0.64), (3, 0.56)])
-def test_replicas_keep_their_bars(replicas, bar):
+def test_replicas_keep_their_bars(replicas: int, bar: float) -> None:
     costs, speeds = het(64, 16, 0)
     held = [[(k + j) % 16 for j in range(replicas)] for k in range(16)]
     outcome, work = dispatch(costs, speeds, 16, holders=held, replicas=replicas)
@@ -147,7 +149,7 @@ def test_replicas_keep_their_bars(replicas, bar):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_the_bound_with_holders_is_the_best_over_sets_of_shards(data):
+def test_the_bound_with_holders_is_the_best_over_sets_of_shards(data: st.DataObject) -> None:
     """Against brute force: no set of shards takes longer on all of its holders together."""
     p, s, n = (
         data.draw(st.integers(1, 4)),
@@ -168,7 +170,7 @@ def test_the_bound_with_holders_is_the_best_over_sets_of_shards(data):
     assert round_bound(work, speeds, holders) == pytest.approx(best)
 
 
-def test_one_holder_each_gives_the_open_shop_bound():
+def test_one_holder_each_gives_the_open_shop_bound() -> None:
     costs, speeds = het(16, 8, 3)
     work = np.repeat(costs[:, None], 8, axis=1)
     holders = [{j} for j in range(8)]

@@ -107,7 +107,7 @@ def make(name: str) -> None:
         if n == n_writes:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Journal.append = counted
+    Journal.append = counted  # type: ignore[method-assign]
     dagsel.optimize(
         optuna.create_study(study_name=name, direction="maximize"), workload(),
         str(HERE / "data.zarr"), space=space, metric=metric, run_dir=str(HERE / name), **options,

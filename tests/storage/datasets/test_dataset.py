@@ -75,7 +75,7 @@ def test_zarr_alone_reads_it(place: Any, arrays: Named) -> None:
     root = zarr.open_group(place.url, mode="r", **options)
     for index in range(3):
         for name, rows in data.shard(index).items():
-            stored = root[f"{data.manifest.folder}/train/{index:05d}/{name}"]
+            stored: Any = root[f"{data.manifest.folder}/train/{index:05d}/{name}"]
             assert stored.shape == rows.shape
             assert stored.shards[0] >= len(rows), "one shard object"
             assert np.array_equal(stored[:], rows)
@@ -104,7 +104,11 @@ def test_every_input_gives_the_same_shards(
     starts = range(0, n_samples, batch)
     pieces = ({name: a[i : i + batch] for name, a in arrays.items()} for i in starts)
     mixed = {"x": Batches((arrays["x"][i : i + batch] for i in starts), n_samples)}
-    inputs = [arrays, Batches(pieces, n_samples), {**mixed, "id": Sliceable(arrays["id"])}]
+    inputs: list[Any] = [
+        arrays,
+        Batches(pieces, n_samples),
+        {**mixed, "id": Sliceable(arrays["id"])},
+    ]
     options: Any = {"n_shards": n_shards, "validation": fraction, "seed": seed, "overwrite": True}
     MemoryFileSystem.store.clear()
     try:

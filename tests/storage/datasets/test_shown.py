@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel import console
 from dagsel.console import ProgressBar, readable_size
 
 
@@ -38,7 +37,7 @@ def test_a_bar_shows_what_takes_long_where_someone_can_see_it(
     monkeypatch.setattr(sys, "stderr", shown)
     monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
     clock = iter([0.0, *[seconds] * 100])
-    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("dagsel.console.time.monotonic", lambda: next(clock))
     with ProgressBar(1000, "writing a set") as bar:
         bar.advance(400)
         bar.advance(600)

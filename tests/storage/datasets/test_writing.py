@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -223,7 +223,8 @@ FAULTY = "faulty://set.zarr"
 
 
 class Faulty:
-    url, options, root = FAULTY, {}, "/set.zarr"
+    url, root = FAULTY, "/set.zarr"
+    options: ClassVar[dict[str, Any]] = {}
 
 
 def n_operations(faults: Any, **options: Any) -> int:

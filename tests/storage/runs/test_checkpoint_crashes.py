@@ -13,12 +13,17 @@ import pytest
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.storage import CheckpointStore
 
-Action = Callable[[CheckpointStore], None]
+Action = Callable[[CheckpointStore], object]
+
+
+def save_with_fsync(store: CheckpointStore) -> None:
+    store.sync = True
+    store.save(1, 0, 2, b"next", {"n": 2})
+
+
 ACTIONS: dict[str, Action] = {
     "save": lambda store: store.save(1, 0, 2, b"next", {"n": 2}),
-    "save with fsync": lambda store: (
-        setattr(store, "sync", True) or store.save(1, 0, 2, b"next", {"n": 2})
-    ),
+    "save with fsync": save_with_fsync,
     "replace": lambda store: store.save(1, 0, 1, b"other", {"n": 3}),
     "partial": lambda store: store.save(1, 0, 2, b"more", {"n": 4}, partial=True),
     "delete": lambda store: store.delete(1, 0, 1),

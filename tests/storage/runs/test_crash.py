@@ -72,7 +72,7 @@ class CrashFile:
         FUSE.burns()
 
 
-class CrashFileSystem(AbstractFileSystem):  # type: ignore[misc]
+class CrashFileSystem(AbstractFileSystem):
     """A folder of this machine as a store of no special kind: writes show as they are made."""
 
     protocol = "crash"

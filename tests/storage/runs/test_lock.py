@@ -18,12 +18,12 @@ from typing import Any
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from waiting import wait_until
 
 from dagsel.errors import RunDirError, RunDirLockedError
 from dagsel.storage import RunDir
 from dagsel.storage.files import Folder
 from dagsel.storage.runs.lock import Holder, RunLock
+from tests.waiting import wait_until
 
 # Waits for a line, tries to take the lock, says how it went, holds it until it is killed.
 CONTENDER = """
@@ -182,7 +182,12 @@ def test_the_heartbeat_is_renewed_and_a_holder_that_lost_it_finds_out(place: Any
     taken = replace(lock.holder, token="another", run="two")
     # It may be renewing just now, which is the moment that the module's text speaks of.
     now_theirs = json.dumps(asdict(taken)).encode()
-    wait_until(lambda: folder.replace("lock.json", now_theirs) or lost(lock), "it is told")
+
+    def is_told() -> bool:
+        folder.replace("lock.json", now_theirs)
+        return lost(lock)
+
+    wait_until(is_told, "it is told")
     with pytest.raises(RunDirLockedError, match="run two"):
         lock.check()
     lock.release()
@@ -216,7 +221,7 @@ def test_a_file_system_without_links_locks_too(
     assert list(tmp_path.iterdir()) == []
 
 
-class Undecided(MemoryFileSystem):  # type: ignore[misc]
+class Undecided(MemoryFileSystem):
     """A store that cannot write on a condition."""
 
     protocol = "undecided"
