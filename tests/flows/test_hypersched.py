@@ -118,6 +118,23 @@ def test_when_nothing_new_can_catch_up_the_workers_go_to_the_best() -> None:
     ]
 
 
+@pytest.mark.parametrize("min_epochs", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_done", [0, 1, 5])
+def test_a_trial_that_is_given_workers_has_two_epochs_ahead_or_what_it_was_given_before(
+    min_epochs: int, n_done: int
+) -> None:
+    flow = HyperSched(100, 400, min_epochs=min_epochs, reduction_factor=2)
+    flow.start(Context(4))
+    assert flow.handle(Asked((0,), exhausted=True)) == [Train(0, min_epochs)]
+    for epoch in range(1, n_done + 1):
+        flow.handle(Reported(0, epoch, 0.5, {}, float(epoch)))
+    given = flow.state.trials[0].n_given
+    decisions = [*pause_all(flow, 49.95, 49.95), *flow.handle(Tick(99.0))]
+    trains = [d for d in decisions if isinstance(d, Train)]
+    assert trains[-1].gang == 4
+    assert given + sum(train.epochs for train in trains) == max(given, n_done + 2)
+
+
 def test_no_trial_has_more_than_max_workers() -> None:
     flow = begun(max_workers=2)
     for trial in range(4):
