@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, log, sqrt
 from statistics import fmean
 
 import pytest
@@ -24,7 +24,8 @@ from dagsel.dispatch.events import (
 )
 from dagsel.dispatch.remaining_work import SHIFT
 from dagsel.dispatch.suspicion import Seen, Suspect
-from dagsel.dispatch.unit_times import COST_VARIANCE, UnitTimes
+from dagsel.dispatch.trials import Trial
+from dagsel.dispatch.unit_times import COST_VARIANCE, EVALUATION_RATIO, UnitTimes
 from dagsel.dispatch.units import Begun, Chain, Round, Unit
 from dagsel.simulation.virtual_cluster import VirtualCluster
 
@@ -96,8 +97,8 @@ class Left:
                 runs = trial.active is not None and trial.active.epoch == which
                 for shard in shards:
                     if epoch.left >> shard & 1 and not (runs and trial.active_shard == shard):
-                        pace = fmean(times.pace[worker] for worker in holders[shard] or hosts)
-                        rem[number] += cost * times.unit_s * pace
+                        paces = [times.pace[worker] for worker in holders[shard] or hosts]
+                        rem[number] += cost * times.unit_s * fmean(paces or [1.0])
                         demand[shard] += cost
                     if epoch.unscored >> shard & 1:
                         demand[shard] += times.ratio * cost
@@ -133,7 +134,7 @@ shard_sets = st.frozensets(st.integers(0, 2))
         min_size=1,
         max_size=3,
     ),
-    st.lists(st.tuples(shard_sets, st.sampled_from([0.5, 1.0])), min_size=1, max_size=3),
+    st.lists(st.tuples(shard_sets, st.sampled_from([0.5, 1.0])), max_size=3),
     st.integers(0, 3),
 )
 def test_what_is_left_is_the_sum_over_trials_epochs_and_shards(
@@ -199,10 +200,10 @@ def test_units_that_start_and_end_leave_what_a_new_count_would_find(
 @BUSY
 @given(st.lists(st.sampled_from([0.3, 1.0, 1.02, 3.0, 9.0]), min_size=1, max_size=12))
 def test_work_is_counted_anew_when_the_worker_proves_faster_or_slower(took_s: list[float]):
-    dispatcher = Dispatcher(DispatchConfig(n_shards=3))
+    dispatcher = Dispatcher(DispatchConfig(n_shards=3, rebalance=False))
     chain = Chain(0, range(1, 5), 3, evaluate=False)
-    round_ = Round(0, (chain,))
-    dispatcher.handle(WorkerAdded("a", frozenset(range(3))), RoundAdded(round_), now_s=0.0)
+    workers = WorkerAdded("a", frozenset(range(3))), WorkerAdded("b", frozenset(), max_shards=0)
+    dispatcher.handle(*workers, RoundAdded(Round(0, (chain,))), now_s=0.0)
     times, counted_s = dispatcher.times, dispatcher.times.unit_s
     for now_s, (unit, seconds) in enumerate(zip(chain.units, took_s, strict=False)):
         (bound,) = dispatcher.handle(UnitReady(unit), now_s=now_s)
@@ -212,6 +213,8 @@ def test_work_is_counted_anew_when_the_worker_proves_faster_or_slower(took_s: li
         if abs(unit_s / counted_s - 1.0) > SHIFT:
             counted_s = unit_s
             assert dispatcher.list_scheduler.load == pytest.approx(Left.of(dispatcher).load)
+            speed = dispatcher.list_scheduler.speed
+            assert speed["a"] / speed["b"] == pytest.approx(times.pace["b"] / times.pace["a"])
 
 
 seconds = st.integers(0, 100)
@@ -254,6 +257,47 @@ def test_a_trial_of_which_nothing_is_known_may_cost_two_deviations_more():
     assert times.optimism(1) == 1
     times.observe(0, "a", 3.0)
     assert times.optimism(0) == 1
+
+
+@BUSY
+@given(st.floats(0.01, 100.0), st.floats(0.01, 10.0), st.integers(1, 8))
+def test_how_long_scoring_takes_comes_nearer_to_what_was_seen_and_never_beyond(
+    unit_s: float, ratio: float, n: int
+):
+    times = UnitTimes()
+    times.add_trial(0)
+    times.add_worker("a", 1.0)
+    times.observe_evaluation(0, "a", 5.0)  # beside what is not known
+    assert times.ratio == pytest.approx(EVALUATION_RATIO)
+    for _ in range(30):
+        times.observe(0, "a", unit_s)
+    far, seconds = abs(log(times.ratio / ratio)), ratio * times.seconds(0, "a")
+    weight = 1.0
+    for _ in range(n):
+        before = times.ratio
+        times.observe_evaluation(0, "a", seconds)
+        low, high = sorted((before, ratio))
+        assert low * (1 - 1e-9) <= times.ratio <= high * (1 + 1e-9)
+        if abs(log(before / ratio)) > 1e-3:  # each one weighs less than the one before
+            weight_before, weight = weight, 1.0 - log(times.ratio / ratio) / log(before / ratio)
+            assert weight < weight_before
+    assert abs(log(times.ratio / ratio)) <= far / (1 + n) + 1e-9
+
+
+@BUSY
+@given(st.permutations(range(3)), st.sets(st.integers(1, 2), min_size=1))
+def test_of_results_that_were_lost_the_next_one_is_made_again_with_its_own_shard(
+    visits: list[int], lost: set[int]
+):
+    trial = Trial(0)
+    trial.add(Chain(0, range(1, 3), 3, evaluate=False))
+    units = [Unit("train", 0, 1, position) for position in range(3)]
+    for unit, shard in zip(units, visits, strict=True):
+        assert trial.record(unit, shard)
+    trial.ready = [units[position] for position in sorted(lost)]
+    assert trial.need_after(units[0], visits[0]) == 1 << visits[min(lost)]
+    trial.ready = []
+    assert trial.need_after(units[2], visits[2]) == 0b111  # of the next epoch
 
 
 @pytest.mark.parametrize(("late_s", "is_same"), [(0.0, True), (0.5, True), (1.5, False)])

@@ -119,3 +119,29 @@ def test_nothing_is_remembered_of_a_worker_that_is_gone(held: list[int]):
         made.remove_worker(worker)
     for table in (made.held, made.load, made.free_at, made.speed, made.unneeded, made.home):
         assert not table
+
+
+@BUSY
+@given(
+    st.lists(st.tuples(st.integers(1, 20), masks), max_size=3),
+    st.tuples(st.integers(1, 20), masks),
+    masks,
+)
+def test_a_trial_is_expected_to_stay_where_it_would_be_taken_again(
+    idle: list[tuple[int, int]], runs: tuple[int, int], held: int
+):
+    trials = {number: (float(left), need) for number, (left, need) in enumerate(idle)}
+    made = rule({"a": held}, {"a": 1.0}, {}, trials, {9: "a"})
+    made.rem[9], made.need[9] = float(runs[0]), runs[1]
+    expected = made.would_stay(9, "a")
+    made.enter(9, runs[1])
+    taken = made.pick("a", 0.0)
+    assert expected is (taken is not None and taken[0] == 9)
+
+
+def test_a_worker_that_joins_under_the_address_of_one_that_is_gone_has_no_states():
+    made = rule({"a": 1}, {"a": 1.0}, {}, {0: (90.0, 1), 1: (100.0, 1)}, {0: "a"})
+    assert made.pick("a", 0.0) == (0, 0)  # its state is there
+    made.remove_worker("a")
+    made.held["a"], made.speed["a"], made.load["a"], made.free_at["a"] = 1, 1.0, 0.0, 0.0
+    assert made.pick("a", 0.0) == (1, 0)

@@ -70,3 +70,17 @@ def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]):
 def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any):
     with pytest.raises(SearchError, match="reduction_factor"):
         flow("10 min", "80 worker-minutes", reduction_factor=factor)
+
+
+AROUND = [
+    flow
+    for flow in FLOWS
+    if "flow" in inspect.signature(flow).parameters and not inspect.isabstract(flow)
+]
+
+
+@pytest.mark.parametrize("flow", AROUND, ids=lambda flow: flow.__name__)
+@pytest.mark.parametrize("inner", [None, "ASHA", ASHA])
+def test_what_is_no_search_has_no_search_around_it(flow: Any, inner: Any):
+    with pytest.raises(SearchError, match=f"{flow.__name__} goes around a search"):
+        flow(inner, **SCALING.get(flow, {}))

@@ -345,3 +345,17 @@ def test_a_folder_that_cannot_be_written_is_read_and_refused() -> None:
             os.seteuid(user)
         (folder / "run").chmod(0o755)
         assert sorted(p.name for p in folder.rglob("*")) == ["run", "run.json"]
+
+
+def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
+    """By when it has started, which is said alike from the first moment to the last."""
+    ends = []
+    for _ in range(2):
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            before = _started(process.pid)
+            wait_until(lambda: psutil.Process(process.pid).cpu_times().user > 0, "it has worked")  # noqa: B023
+            assert _started(process.pid) == before
+            ends.append(before)
+            process.kill()
+    assert ends[0] != ends[1]
+    assert _started(os.getpid()) not in ends
