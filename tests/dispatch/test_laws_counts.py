@@ -272,8 +272,8 @@ def test_how_long_scoring_takes_comes_nearer_to_what_was_seen_and_never_beyond(
     for _ in range(30):
         times.observe(0, "a", unit_s)
     far, seconds = abs(log(times.ratio / ratio)), ratio * times.seconds(0, "a")
-    weight = 1.0
-    for _ in range(n):
+    weight, surprise = 1.0, times.noise**2 + COST_VARIANCE / 4
+    for nth in range(n):
         before = times.ratio
         times.observe_evaluation(0, "a", seconds)
         low, high = sorted((before, ratio))
@@ -281,6 +281,7 @@ def test_how_long_scoring_takes_comes_nearer_to_what_was_seen_and_never_beyond(
         if abs(log(before / ratio)) > 1e-3:  # each one weighs less than the one before
             weight_before, weight = weight, 1.0 - log(times.ratio / ratio) / log(before / ratio)
             assert weight < weight_before
+            assert nth or weight == pytest.approx(1 / (1 + surprise))
     assert abs(log(times.ratio / ratio)) <= far / (1 + n) + 1e-9
 
 

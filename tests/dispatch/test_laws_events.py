@@ -175,3 +175,17 @@ def test_a_gang_that_cannot_start_yet_lets_the_next_one_start(
     bound = tell(TrialAllowed(1, gang=2), PriorityChanged(0, 1.0), *waits, UnitReady(other))
     assert other in bound
     assert not any(isinstance(unit, Unit) and unit[:2] == ("train", 0) for unit in bound)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_a_priority_counts_whenever_it_is_told(first: int, when: str):
+    units = [Unit("train", trial, 1, 0) for trial in (0, 1)]
+    rounds = Round(1, tuple(Chain(trial, range(1, 2), N_SHARDS) for trial in (0, 1)))
+    tell, told = Told(RoundAdded(rounds)), PriorityChanged(first, 1.0)
+    if when == "before":
+        tell(told)
+    tell(*map(UnitReady, units), *([told] if when == "while" else []))
+    if when == "after":
+        tell(told)
+    assert tell(WorkerAdded("a", ALL))[0] == units[first]

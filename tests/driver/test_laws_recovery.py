@@ -7,6 +7,7 @@ waits until its lost state is made again.
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.driver.recovery import StoredStates
-from dagsel.flow import Ask, Asked, Decision, Event, Finish, Reported, Train, WorkersChanged
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Paused,
+    Reported,
+    Train,
+    WorkersChanged,
+)
 from dagsel.history.record import Record
 from dagsel.history.trial import EpochRecord, TrialRecord
-from dagsel.messages import Message, StoredState, TrialReport
+from dagsel.messages import Message, StatePlace, StoredState, TrialReport
 from dagsel.storage import RunDir
 
 BUSY = settings(deadline=None, max_examples=60)
@@ -180,3 +191,19 @@ def test_what_a_trial_is_told_waits_until_its_lost_state_is_made_again(n_more: i
     assert told == [[again, again]]
     assert done.told("submit") == [again, again, [(0, range(2, 2 + n_more))]]
     assert done.told("release")[:2] == [(0, 1), (0, 1)]
+
+
+def test_what_a_trial_was_scored_with_is_copied_once():
+    kept: list[int] = []
+    states: Any = SimpleNamespace(keep_check=lambda trial, number, *_, partial: kept.append(number))
+    found = StoredStates(states, Record("run", n_shards=N), lambda blob, config, new: blob)
+    one = trial(0, 1)
+    found.keep_scored(one)
+    for n_checks in (1, 2):
+        one.rest(Paused(0, 1 + n_checks / 8, 1.0, value=0.5), StatePlace(2, 0, is_partial=True))
+        found.keep_scored(one)
+        assert kept == [1, 2][: n_checks - 1], "it still rests there"
+        one.allow(Train(0, 1))
+        for _ in range(3):
+            found.keep_scored(one)
+        assert kept == [1, 2][:n_checks]

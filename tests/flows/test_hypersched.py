@@ -190,3 +190,20 @@ def test_bad_input_is_refused() -> None:
         HyperSched(100, 99)
     with pytest.raises(SearchError, match="reduction_factor must be 2 or more"):
         HyperSched(100, 100, reduction_factor=1)
+
+
+@pytest.mark.parametrize("ended", [(0.5,), (0.5, 0.2), (0.2, 0.5), (0.4, 0.3)])
+@pytest.mark.parametrize("loss", [0.1, 0.25, 0.35, 0.9])
+def test_a_trial_is_complete_at_the_end_if_it_is_the_best_of_all(
+    ended: tuple[float, ...], loss: float
+) -> None:
+    flow = HyperSched(100, 400, reduction_factor=2, max_epochs=2)
+    flow.start(Context(4))
+    flow.handle(Asked((0, 1, 2), exhausted=True))
+    for trial, found in enumerate(ended):
+        for epoch in (1, 2):
+            flow.handle(Reported(trial, epoch, found, {}, 10.0 * trial + epoch))
+    flow.handle(Reported(2, 1, loss, {}, 50.0))
+    decisions = flow.handle(DeadlineReached(100.0))
+    (outcome,) = [d.outcome for d in decisions if isinstance(d, Stop) and d.trial == 2]
+    assert outcome == ("complete" if loss < min(ended) else "pruned")

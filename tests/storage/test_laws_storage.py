@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.errors import DatasetInputError, RunDirError, RunDirLockedError
+from dagsel.errors import DatasetInputError, LinkError, RunDirError, RunDirLockedError
 from dagsel.storage import RunDir
 from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.permutation import Shuffle, _hash
@@ -144,3 +144,34 @@ def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path):
     run_dir.journal.append([{"is": "session"}])
     with pytest.raises(RunDirError, match="holds run 3f9a already; choose another run_dir"):
         run_dir.check_free()
+
+
+@pytest.mark.parametrize("place", ["a", "a/b", "a/b/c", "a/b/c/d"])
+@pytest.mark.parametrize("child", ["", "a", "a/b", "a/b/c"])
+def test_no_folder_on_the_way_is_a_link_unless_the_user_has_named_it(
+    tmp_path: Path, place: str, child: str
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "named").symlink_to(tmp_path / "elsewhere")  # the whole folder may be a link
+    folder = Folder(tmp_path / "named")
+    there = folder.child(child) if child else folder
+    key = "a/b/c/d".removeprefix(child).lstrip("/")
+    assert there.own(key) == tmp_path / "named/a/b/c/d"
+    link = tmp_path / "elsewhere" / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path)
+    if place == "a/b/c/d":
+        assert there.own(key) == tmp_path / "named/a/b/c/d"  # it is replaced as a whole
+        with pytest.raises(LinkError):
+            there.own(key, whole=False)
+    else:
+        with pytest.raises(LinkError, match=place):
+            there.own(key)
+
+
+def test_a_folder_belongs_to_the_run_that_has_claimed_it():
+    folder = RunDir(f"memory://{uuid.uuid4().hex}")
+    assert not folder.belongs_to("mine")
+    folder.claim("mine", {})
+    assert folder.belongs_to("mine")
+    assert not folder.belongs_to("other")
