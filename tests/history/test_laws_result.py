@@ -63,3 +63,9 @@ def test_an_error_names_the_reasons_of_three_failures(n_failed: int):
     told = [f"trial {trial}: because of {trial}" for trial in range(n_failed)]
     assert ("; ".join(told[:3]) or "none was started") in str(raised.value)
     assert str(raised.value).count("because of") == min(3, n_failed)
+
+
+def test_what_has_no_stages_has_a_plan_that_says_what_was_done():
+    done = record(2, worker_seconds=4.0, seconds=2.0)
+    report = Result(NOTHING, "loss", done).plan
+    assert (report.seconds, report.worker_seconds, report.n_trials) == (2.0, 4.0, 0)

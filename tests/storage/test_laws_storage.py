@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 import uuid
 from itertools import pairwise
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from hypothesis import given
@@ -23,8 +25,10 @@ from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import _block_bounds
+from dagsel.storage.datasets.transaction import _free_bytes
 from dagsel.storage.files import Folder
 from dagsel.storage.runs import lock
+from dagsel.storage.runs.checkpoints import Extent
 
 
 @given(st.integers(2, 60_000))
@@ -175,3 +179,49 @@ def test_a_folder_belongs_to_the_run_that_has_claimed_it():
     folder.claim("mine", {})
     assert folder.belongs_to("mine")
     assert not folder.belongs_to("other")
+
+
+@pytest.mark.parametrize("kind", ["frame", "array"])
+def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str):
+    frame = pd.DataFrame({"a": [1, 2], "b": [None, {}], "c": [True, False], "d": [(), "x"]})
+    value = frame if kind == "frame" else frame.to_numpy()
+    which = "columns 'b', 'd' of x hold" if kind == "frame" else "x holds"
+    with pytest.raises(DatasetInputError, match=f"^{which} neither numbers nor text alone"):
+        pair.as_array("x", value)
+
+
+def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        free, now = _free_bytes(str(path)), shutil.disk_usage(tmp_path).free
+        assert free == pytest.approx(now, rel=0.1)
+
+
+def test_a_lock_that_is_released_while_it_is_read_is_taken(monkeypatch: pytest.MonkeyPatch):
+    url = f"memory://{uuid.uuid4().hex}"
+    held, reads = RunDir(url).lock("first"), []
+    read = lock._read
+
+    def release_first(folder: Folder) -> Any:
+        if not reads:
+            held.release()
+        reads.append(folder)
+        return read(folder)
+
+    monkeypatch.setattr(lock, "_read", release_first)
+    with RunDir(url).lock("second") as mine:
+        assert mine.holder.run == "second"
+    assert reads
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2), (2, 9, 5)])
+def test_the_extent_of_a_trial_is_its_last_epoch_and_its_last_check(
+    numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Earlier copies are there where a driver was killed before it removed them."""
+    states = RunDir(f"memory://{uuid.uuid4().hex}").states
+    monkeypatch.setattr(type(states), "drop_checks", lambda *args, **options: None)
+    for epoch in (1, 2):
+        states.save(0, epoch, 0, b"state", {})
+    for number in numbers:
+        states.keep_check(0, number, 1, 0, partial=False)
+    assert states.extents() == {0: Extent(epoch=2, n_checks=max(numbers))}
