@@ -177,7 +177,7 @@ def test_of_a_trials_shards_the_one_with_the_most_work_for_its_workers_is_next(
     assert pressure(taken[1]) == max(pressure(s) for s in range(N_SHARDS) if need >> s & 1)
 
 
-@pytest.mark.parametrize("weight", [0.5, 1.0, 3.0])
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 3.0])
 def test_a_trial_ranks_by_what_remains_of_it_times_its_weight_or_by_that_alone(weight: float):
     made = rule({"a": 1}, {"a": 1.0}, {}, {0: (60.0, 1)}, {})
     made.rem[1] = 50.0

@@ -84,3 +84,15 @@ AROUND = [
 def test_what_is_no_search_has_no_search_around_it(flow: Any, inner: Any):
     with pytest.raises(SearchError, match=f"{flow.__name__} goes around a search"):
         flow(inner, **SCALING.get(flow, {}))
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]):
+    """A parameter that some search takes by name alone, no search takes by its place later on."""
+    parameters = list(inspect.signature(flow).parameters.values())
+    kinds = [one.kind is inspect.Parameter.KEYWORD_ONLY for one in parameters]
+    assert kinds == sorted(kinds)
+    by_name = {"quantum", "aging", "migrate", "by", "epochs_by", "switch_s", "interval_s"}
+    by_name |= {"price_per_worker_hour", "normalize", "growth", "milestones", "min_stage"}
+    for one, is_by_name in zip(parameters, kinds, strict=True):
+        assert is_by_name or one.name not in by_name

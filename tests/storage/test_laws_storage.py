@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -20,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.errors import DatasetInputError, LinkError, RunDirError, RunDirLockedError
-from dagsel.storage import RunDir
+from dagsel.storage import RunDir, disk
 from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
@@ -225,3 +226,18 @@ def test_the_extent_of_a_trial_is_its_last_epoch_and_its_last_check(
     for number in numbers:
         states.keep_check(0, number, 1, 0, partial=False)
     assert states.extents() == {0: Extent(epoch=2, n_checks=max(numbers))}
+
+
+@given(st.integers(0, 60))
+def test_a_full_disk_is_tried_again_soon_then_every_five_seconds_until_patience_is_over(
+    patience_s: int,
+):
+    pauses: list[float] = []
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(OSError, match="no space"):
+        disk.retry_while_full(full, "it", patience_s=patience_s, sleep=pauses.append)
+    assert pauses == pytest.approx([min(0.1 * 2**n, 5.0) for n in range(len(pauses))])
+    assert sum(pauses[:-1]) < patience_s <= sum(pauses) or not patience_s
