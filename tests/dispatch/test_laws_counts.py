@@ -71,8 +71,8 @@ def test_a_trial_at_rest_is_reported_though_others_still_run(order: list[int], n
     started = [UnitStarted(i.unit, i.worker) for i in out if isinstance(i, Bind)]
     dispatcher.handle(*started, now_s=1.0)
     out = dispatcher.handle(*(TrialHeld(trial) for trial in order), now_s=2.0)
-    rests = {i.trial for i in out if isinstance(i, TrialRests)}
-    assert rests == {0, 1, 2} - running
+    rests = {i for i in out if isinstance(i, TrialRests)}
+    assert rests == {TrialRests(trial, 0) for trial in {0, 1, 2} - running}
 
 
 @dataclass

@@ -24,6 +24,7 @@ from dagsel.dispatch.events import (
     UnitStarted,
     UnitTrains,
     WorkerAdded,
+    WorkerRemoved,
 )
 from dagsel.dispatch.units import Begun, Chain, Kind, Round, Unit
 
@@ -189,3 +190,15 @@ def test_a_priority_counts_whenever_it_is_told(first: int, when: str):
     if when == "after":
         tell(told)
     assert tell(WorkerAdded("a", ALL))[0] == units[first]
+
+
+def test_a_worker_that_joins_under_the_address_of_a_gangs_member_is_another_one():
+    tell = Told(*(WorkerAdded(worker, ALL) for worker in "ab"), replicas=2)
+    tell(epochs(1, 1), TrialAllowed(0, gang=2))
+    assert tell(UnitReady(FIRST)) == [FIRST]
+    tell(UnitStarted(FIRST, "a"), UnitTrains(FIRST, "a"))
+    tell(WorkerRemoved("a"))
+    for n_own in (2, 2):  # the member is lost soon after, and a new one too
+        tell.now_s -= 0.9
+        tell(WorkerRemoved("b"), WorkerAdded("b", ALL))
+        assert tell.dispatcher.state.suspects[FIRST].n_own == n_own

@@ -12,9 +12,9 @@ import pytest
 import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Flow
+from dagsel.flow import Asked, Context, DeadlineReached, Finish, Flow, Tick, WorkersChanged
 from dagsel.flows import ASHA, SEER, HyperSched, Marble, Range
-from dagsel.flows.baselines import ElasticHyperband, Optimus
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, Optimus
 from dagsel.planning.scaling import Scaling
 
 FLOWS = [
@@ -96,3 +96,12 @@ def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]
     by_name |= {"price_per_worker_hour", "normalize", "growth", "milestones", "min_stage"}
     for one, is_by_name in zip(parameters, kinds, strict=True):
         assert is_by_name or one.name not in by_name
+
+
+@pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband, ElasticGrid])
+def test_a_search_that_is_over_decides_nothing_any_more(flow: type[Flow]):
+    over = made(flow)
+    over.start(Context(n_workers=2))
+    assert Finish() in over.handle(DeadlineReached(600.0))
+    for event in (WorkersChanged(3), DeadlineReached(601.0), Asked((0, 1)), Tick(602.0)):
+        assert over.handle(event) == []

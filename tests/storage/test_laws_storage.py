@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import shutil
+import tempfile
 import time
 import uuid
 from itertools import pairwise
@@ -25,8 +26,10 @@ from dagsel.storage import RunDir, disk
 from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.shuffled_write import _read_at, _write_at
 from dagsel.storage.datasets.sources import _block_bounds
 from dagsel.storage.datasets.transaction import _free_bytes
+from dagsel.storage.datasets.zarr_shard import ShardFormat
 from dagsel.storage.files import Folder
 from dagsel.storage.runs import lock
 from dagsel.storage.runs.checkpoints import Extent
@@ -241,3 +244,34 @@ def test_a_full_disk_is_tried_again_soon_then_every_five_seconds_until_patience_
         disk.retry_while_full(full, "it", patience_s=patience_s, sleep=pauses.append)
     assert pauses == pytest.approx([min(0.1 * 2**n, 5.0) for n in range(len(pauses))])
     assert sum(pauses[:-1]) < patience_s <= sum(pauses) or not patience_s
+
+
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 7))
+def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(n: int, offset: int, most: int):
+    rows, found = np.arange(n, dtype="i4"), np.zeros(n, dtype="i4")
+    pwrite, preadv = os.pwrite, os.preadv
+
+    def write(fd: int, data: Any, at: int) -> int:
+        return pwrite(fd, data[:most], at)
+
+    def read(fd: int, buffers: list[Any], at: int) -> int:
+        return preadv(fd, [buffers[0][:most]], at)
+
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", write)
+        patch.setattr(os, "preadv", read)
+        _write_at(file.fileno(), rows, offset)
+        _read_at(file.fileno(), found, offset)
+        assert os.pread(file.fileno(), 999, 0) == bytes(offset) + rows.tobytes()
+    assert np.array_equal(found, rows)
+
+
+def test_an_array_that_zarr_refuses_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(self: object) -> bytes:
+        raise ValueError("no codec for it")
+
+    monkeypatch.setattr(ShardFormat, "metadata", refuse)
+    with pytest.raises(DatasetInputError, match="'x' of dtype .* cannot be stored: no codec"):
+        plan_write({"x": np.zeros((8, 2))}, "data-00000000", n_shards=2, validation=0.5, seed=0)
