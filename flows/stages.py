@@ -243,7 +243,9 @@ class StagedSearch(Flow):
                 state.trials |= {trial: StagedTrial(bracket) for trial, bracket in drawn}
                 if not state.trials:
                     return self._finish("no trial can be drawn")
-                return [*self._release(), *self._train()]
+                begun = [*self._release(), *self._train()]
+                # Where a pause was timed before: with more trials the next one takes longer.
+                return [*begun, Wake(self._end())] if state.trial_s else begun
             case Reported(trial) if trial in state.trials:
                 return self._note_epoch(event)
             case Paused(trial) if trial in state.pausing:

@@ -305,6 +305,6 @@ def _after_snapshot(flow: Flow, entries: Sequence[Entry]) -> int:
             try:
                 load_state(flow, entry.state)
             except ValueError:  # of a version whose flow had another state
-                break
+                return 0
             return index + 1
     return 0

@@ -42,7 +42,7 @@ class ScriptState:
     ended: set[int] = field(default_factory=set)  # trials that were stopped or have failed
     # Of each trial the epochs that it was given to train.
     granted: dict[int, int] = field(default_factory=dict)
-    astray: str = ""  # a trial that failed now and did not then, and why
+    astray: str = ""  # a trial that failed now and did not then, or later, and why
     n_workers: int = 1  # workers that are there now
 
 
@@ -94,8 +94,12 @@ class Script(Flow):
             case Reported(trial, epoch):
                 self.state.reported.add((trial, epoch))
             case TrialFailed(trial, reason):
-                if not any(isinstance(t.event, TrialFailed) and t.event.trial == trial
-                           for t in self.turns):  # fmt: skip
+                n_then = self._reported.get(trial, 0)
+                is_early = n_then > 0 and (trial, n_then) not in self.state.reported
+                if is_early or not any(
+                    isinstance(turn.event, TrialFailed) and turn.event.trial == trial
+                    for turn in self.turns
+                ):
                     self.state.astray = f"trial {trial} failed: {reason}"
                     return [Finish()]
                 self.state.ended.add(trial)

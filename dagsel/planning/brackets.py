@@ -183,7 +183,7 @@ def solve_brackets(
     On two workers 24 trials take turns, in stages of equal length:
 
     >>> found = solve_brackets(60, 120, min_stage_s=1, most_workers=2)
-    >>> plan = seer_plan(found, 60, 120)
+    >>> plan = seer_plan(found, 60, 120, "fill")
     >>> [(float(stage.seconds), stage.n_trials, stage.n_workers) for stage in plan.stages]
     [(20.0, (16, 8), 2), (20.0, (4, 2), 2), (20.0, (1, 0), 1)]
     """
@@ -221,9 +221,7 @@ def solve_brackets(
     return Brackets(R, K, t_1, B_0, q, tuple(P), tuple(budgets), N, eta, W, node_size)
 
 
-def seer_plan(
-    found: Brackets, deadline_s: float, budget: float, mode: SeerMode = "fill"
-) -> StagePlan:
+def seer_plan(found: Brackets, deadline_s: float, budget: float, mode: SeerMode) -> StagePlan:
     """Return SEER's stages, of what `solve_brackets` found for a deadline and a budget.
 
     Mode ``"paper"`` is literal. ``"fill"`` also spends what the rounding to whole trials leaves
@@ -236,7 +234,7 @@ def seer_plan(
     >>> plan = seer_plan(found, 10, 80, "paper")
     >>> [stage.n_workers for stage in plan.stages], round(float(plan.cost), 2)
     ([16, 8, 4], 68.57)
-    >>> plan = seer_plan(found, 10, 80)
+    >>> plan = seer_plan(found, 10, 80, "fill")
     >>> [stage.n_trials for stage in plan.stages], round(float(plan.cost), 2)
     ([(11, 4, 0), (5, 2, 0), (2, 1, 0)], 75.71)
     """

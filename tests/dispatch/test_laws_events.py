@@ -14,7 +14,9 @@ from dagsel.dispatch.events import (
     CheckAdded,
     DispatchEvent,
     FailTrial,
+    PriorityChanged,
     RoundAdded,
+    TrialAllowed,
     TrialStopped,
     UnitDone,
     UnitReady,
@@ -22,13 +24,15 @@ from dagsel.dispatch.events import (
     UnitStarted,
     UnitTrains,
     WorkerAdded,
+    WorkerRemoved,
 )
-from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.dispatch.units import Begun, Chain, Kind, Round, Unit
 
 BUSY = settings(deadline=None)
 N_SHARDS = 3
 ALL = frozenset(range(N_SHARDS))
 FIRST = Unit("train", 0, 1, 0)
+EVALUATED = RoundAdded(Round(1, (Chain(0, range(1, 2), N_SHARDS),)))
 
 
 class Told:
@@ -77,13 +81,27 @@ def test_a_worker_that_joins_again_under_its_unit_is_not_counted_as_lost(n_times
     assert tell.dispatcher.state.n_lost == 0
 
 
+@pytest.mark.parametrize("kind", ["train", "evaluate", "check"])
 @pytest.mark.parametrize("is_bound", [True, False])
-def test_a_unit_that_came_back_is_bound_when_it_is_ready_again_and_not_before(is_bound: bool):
-    tell = Told(*([WorkerAdded("a", ALL)] if is_bound else []), epochs(1, 1))
-    assert tell(UnitReady(FIRST)) == ([FIRST] if is_bound else [])
-    assert FIRST not in tell(UnitReturned(FIRST))
-    assert FIRST not in tell(WorkerAdded("b", ALL))
-    assert FIRST in tell(UnitReady(FIRST))
+def test_a_unit_that_came_back_is_bound_when_it_is_ready_again_and_not_before(
+    kind: Kind, is_bound: bool
+):
+    unit = Unit(kind, 0, 1, 0)
+    tell = Told(*([WorkerAdded("a", ALL)] if is_bound else []), EVALUATED, CheckAdded(0, 1))
+    assert tell(UnitReady(unit)) == ([unit] if is_bound else [])
+    assert unit not in tell(UnitReturned(unit))
+    assert unit not in tell(WorkerAdded("b", ALL))
+    assert unit in tell(UnitReady(unit))
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", "check"])
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_a_unit_that_is_done_is_not_bound_again_wherever_it_was_done(kind: Kind, is_bound: bool):
+    unit = Unit(kind, 0, 1, 0)
+    tell = Told(*([WorkerAdded("a", ALL)] if is_bound else []), EVALUATED, CheckAdded(0, 1))
+    assert tell(UnitReady(unit)) == ([unit] if is_bound else [])
+    assert unit not in tell(UnitDone(unit, 1.0, 0))
+    assert unit not in tell(WorkerAdded("b", ALL))
 
 
 def test_a_trial_that_was_stopped_begins_other_epochs_while_its_old_unit_still_runs():
@@ -124,3 +142,63 @@ def test_what_must_not_be_is_refused(break_it: Callable[[Dispatcher], None], wor
     break_it(tell.dispatcher)
     with pytest.raises(AssertionError, match=words):
         tell.dispatcher.check()
+
+
+def unscored_epoch(tell: Told) -> list[DispatchEvent]:
+    """Trial 0 has trained an epoch, and its scores are as ready as its next epoch is."""
+    done = Begun(tuple(range(N_SHARDS)))
+    chain = Chain(0, range(1, 3), N_SHARDS, begun=(done,))
+    tell(RoundAdded(Round(2, (chain,))), TrialAllowed(0, gang=2))
+    scores = [UnitReady(Unit("evaluate", 0, 1, shard)) for shard in range(N_SHARDS)]
+    return [*scores, UnitReady(Unit("train", 0, 2, 0))]
+
+
+def too_large(tell: Told) -> list[DispatchEvent]:
+    tell(epochs(1, 1), TrialAllowed(0, gang=5))
+    return [UnitReady(FIRST)]
+
+
+def crowds_out_a_better_one(tell: Told) -> list[DispatchEvent]:
+    """Trial 2 has the highest priority, and needs a worker that a gang of 3 would take."""
+    tell(epochs(1, 1), TrialAllowed(0, gang=3))
+    tell(RoundAdded(Round(2, (Chain(2, range(1, 2), N_SHARDS, evaluate=False),))))
+    return [PriorityChanged(2, 2.0), UnitReady(FIRST), UnitReady(Unit("train", 2, 1, 0))]
+
+
+@pytest.mark.parametrize("why", [unscored_epoch, too_large, crowds_out_a_better_one])
+def test_a_gang_that_cannot_start_yet_lets_the_next_one_start(
+    why: Callable[[Told], list[DispatchEvent]],
+):
+    tell = Told(*(WorkerAdded(worker, ALL) for worker in "abc"))
+    waits = why(tell)
+    tell(RoundAdded(Round(3, (Chain(1, range(1, 2), N_SHARDS, evaluate=False),))))
+    other = Unit("train", 1, 1, 0)
+    bound = tell(TrialAllowed(1, gang=2), PriorityChanged(0, 1.0), *waits, UnitReady(other))
+    assert other in bound
+    assert not any(isinstance(unit, Unit) and unit[:2] == ("train", 0) for unit in bound)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("when", ["before", "while", "after"])
+def test_a_priority_counts_whenever_it_is_told(first: int, when: str):
+    units = [Unit("train", trial, 1, 0) for trial in (0, 1)]
+    rounds = Round(1, tuple(Chain(trial, range(1, 2), N_SHARDS) for trial in (0, 1)))
+    tell, told = Told(RoundAdded(rounds)), PriorityChanged(first, 1.0)
+    if when == "before":
+        tell(told)
+    tell(*map(UnitReady, units), *([told] if when == "while" else []))
+    if when == "after":
+        tell(told)
+    assert tell(WorkerAdded("a", ALL))[0] == units[first]
+
+
+def test_a_worker_that_joins_under_the_address_of_a_gangs_member_is_another_one():
+    tell = Told(*(WorkerAdded(worker, ALL) for worker in "ab"), replicas=2)
+    tell(epochs(1, 1), TrialAllowed(0, gang=2))
+    assert tell(UnitReady(FIRST)) == [FIRST]
+    tell(UnitStarted(FIRST, "a"), UnitTrains(FIRST, "a"))
+    tell(WorkerRemoved("a"))
+    for n_own in (2, 2):  # the member is lost soon after, and a new one too
+        tell.now_s -= 0.9
+        tell(WorkerRemoved("b"), WorkerAdded("b", ALL))
+        assert tell.dispatcher.state.suspects[FIRST].n_own == n_own

@@ -119,3 +119,67 @@ def test_nothing_is_remembered_of_a_worker_that_is_gone(held: list[int]):
         made.remove_worker(worker)
     for table in (made.held, made.load, made.free_at, made.speed, made.unneeded, made.home):
         assert not table
+
+
+@BUSY
+@given(
+    st.lists(st.tuples(st.integers(1, 20), masks), max_size=3),
+    st.tuples(st.integers(1, 20), masks),
+    masks,
+)
+def test_a_trial_is_expected_to_stay_where_it_would_be_taken_again(
+    idle: list[tuple[int, int]], runs: tuple[int, int], held: int
+):
+    trials = {number: (float(left), need) for number, (left, need) in enumerate(idle)}
+    made = rule({"a": held}, {"a": 1.0}, {}, trials, {9: "a"})
+    made.rem[9], made.need[9] = float(runs[0]), runs[1]
+    expected = made.would_stay(9, "a")
+    made.enter(9, runs[1])
+    taken = made.pick("a", 0.0)
+    assert expected is (taken is not None and taken[0] == 9)
+
+
+def test_a_worker_that_joins_under_the_address_of_one_that_is_gone_has_no_states():
+    made = rule({"a": 1}, {"a": 1.0}, {}, {0: (90.0, 1), 1: (100.0, 1)}, {0: "a"})
+    assert made.pick("a", 0.0) == (0, 0)  # its state is there
+    made.remove_worker("a")
+    made.held["a"], made.speed["a"], made.load["a"], made.free_at["a"] = 1, 1.0, 0.0, 0.0
+    assert made.pick("a", 0.0) == (1, 0)
+
+
+@BUSY
+@given(
+    st.permutations([1, 5, 9]),
+    st.lists(st.integers(1, 4), min_size=2, max_size=3),
+    masks,
+    st.lists(st.integers(0, 2), min_size=2, max_size=2),
+)
+def test_of_a_trials_shards_the_one_with_the_most_work_for_its_workers_is_next(
+    demand: list[int], speed: list[int], need: int, absent: list[int]
+):
+    """Worker 0 holds all shards, each other one all but one."""
+    held = {str(i): 7 if not i else 7 & ~(1 << absent[i - 1]) for i in range(len(speed))}
+    made = rule(
+        held,
+        {str(i): float(pace) for i, pace in enumerate(speed)},
+        {shard: float(work) for shard, work in enumerate(demand)},
+        {0: (50.0, need)},
+        {},
+    )
+
+    def pressure(shard: int) -> float:
+        return demand[shard] / sum(
+            speed[int(worker)] for worker, mask in held.items() if mask >> shard & 1
+        )
+
+    taken = made.pick("0", 0.0)
+    assert taken is not None
+    assert pressure(taken[1]) == max(pressure(s) for s in range(N_SHARDS) if need >> s & 1)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0, 3.0])
+def test_a_trial_ranks_by_what_remains_of_it_times_its_weight_or_by_that_alone(weight: float):
+    made = rule({"a": 1}, {"a": 1.0}, {}, {0: (60.0, 1)}, {})
+    made.rem[1] = 50.0
+    made.enter(1, 1, weight=weight)
+    assert list(made.idle) == ([1, 0] if 50.0 * weight > 60.0 else [0, 1])

@@ -142,9 +142,13 @@ def search(
     *happens: Happens,
     engine: HandEngine | None = None,
     record: Record | None = None,
+    states: Any = None,
     **options: Any,
 ) -> Search:
-    """Run a flow that answers as told on an engine on which happens what is told."""
+    """Run a flow that answers as told on an engine on which happens what is told.
+
+    Its states are in `states`, or in no store.
+    """
     events: list[Event] = []
 
     def note(event: Event) -> list[Decision]:
@@ -160,7 +164,7 @@ def search(
         study, lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}, "loss", sampler_seed=0
     )
     flow = Scripted(begin, note)
-    Runner(flow, driver, engine, kept, kept, record, "loss", **options).run()
+    Runner(flow, driver, engine, states or kept, kept, record, "loss", **options).run()
     return Search(engine, kept, driver, record, events)
 
 

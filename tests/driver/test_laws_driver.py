@@ -23,6 +23,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Reported,
     Scale,
     Train,
 )
@@ -184,3 +185,25 @@ def test_a_session_that_goes_on_asks_for_the_workers_that_were_wanted(wanted: in
 
     done = search([], answer, lambda e: epoch_of(0, 1, 0.5), record=record)
     assert set(done.told("scale")) == ({wanted} if wanted else set())
+
+
+@pytest.mark.parametrize("policy", ["release", "gang"])
+def test_what_becomes_of_idle_workers_is_noted_and_nothing_else_is(policy: Any):
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1)]
+            case Reported():
+                return [Finish()]
+        return []
+
+    def later(engine: HandEngine) -> list[Any]:
+        engine.seconds += 1e6
+        return []
+
+    idle = IdleWorkers(policy)
+    happens = later, later, lambda engine: epoch_of(0, 1, 0.5)
+    done = search([Ask(1)], answer, *happens, idle_workers=idle)
+    assert len(done.record.notes) == 1
+    assert all(note.strip() for note in done.record.notes)
+    assert done.told("scale") == ([1] if policy == "release" else [])

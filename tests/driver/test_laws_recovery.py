@@ -1,17 +1,35 @@
-"""Laws of the states that a search goes on from: the newest of use, and another trial's."""
+"""Laws of the states that a search goes on from: the newest of use, and another trial's.
+
+What lies after a state that a trial goes on from is removed, and what a trial is told to train
+waits until its lost state is made again.
+"""
 
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hand_engine import HandEngine, epoch_of, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.driver.recovery import StoredStates
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Paused,
+    Reported,
+    Train,
+    WorkersChanged,
+)
 from dagsel.history.record import Record
 from dagsel.history.trial import EpochRecord, TrialRecord
+from dagsel.messages import Message, StatePlace, StoredState, TrialReport
 from dagsel.storage import RunDir
 
 BUSY = settings(deadline=None, max_examples=60)
@@ -105,3 +123,87 @@ def test_a_state_that_was_adopted_once_is_not_adopted_again_over_what_was_traine
     found.states.save(1, 2, 0, b"trained", meta((2, 0), adoptions=1))
     assert found.adopt_again(target) == ""
     assert found.states.load(1, 1, N - 1)[0] == b"t0 (2, 1) adapted"
+
+
+@BUSY
+@given(
+    st.sets(st.sampled_from(PLACES)),
+    st.sets(st.sampled_from(PLACES)),
+    st.none() | st.sampled_from(PLACES),
+)
+def test_a_trial_that_goes_on_from_before_its_states_has_none_after_that(
+    places: set[tuple[int, int]], halves: set[tuple[int, int]], last: tuple[int, int] | None
+):
+    found = stored(t0=places, t1=places)
+    for place in sorted(halves):
+        found.states.save(0, *place, b"half", meta(place), partial=True)
+    newest = None if last is None else StoredState(*last, shard=0, visits=(0,))
+    found.forget_after(0, newest)
+    kept = {place for place in places if last is not None and place <= last}
+    assert set(found.states.list(0)) == kept
+    # Without whole states after it, a unit that was stopped in the middle may go on.
+    allowed = {half for half in halves if last is not None and half <= last}
+    assert set(found.states.list(0, partial=True)) == (halves if kept == places else allowed)
+    assert set(found.states.list(1)) == places
+
+
+@pytest.mark.parametrize("n_more", [1, 2])
+def test_what_a_trial_is_told_waits_until_its_lost_state_is_made_again(n_more: int):
+    """Its only state is damaged: it trains its first epoch again, and only then what is new."""
+    states = RunDir(f"memory://{uuid.uuid4().hex}").states
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1)]
+            case WorkersChanged():
+                return [Train(0, n_more)]
+            case Reported(_, 2):
+                return [Finish()]
+        return []
+
+    def damaged(engine: HandEngine) -> list[Message]:
+        states.save(0, 1, 0, b"", meta((1, 0), visits=[0, 0]))
+        return [TrialReport(0, "CheckpointCorruptError: a checksum is wrong")]
+
+    def changed(engine: HandEngine) -> list[Message]:
+        assert states.list(0) == (), "it is made again"
+        engine.n_workers = 3
+        return []
+
+    told: list[list[Any]] = []
+
+    def look(engine: HandEngine) -> list[Message]:
+        told.append(engine.all_told("submit"))
+        return epoch_of(0, 1, 0.5)[:1]
+
+    done = search(
+        [Ask(1)],
+        answer,
+        lambda engine: epoch_of(0, 1, 0.5),
+        damaged,
+        changed,
+        look,
+        lambda engine: epoch_of(0, 2, 0.4),
+        states=states,
+    )
+    again = [(0, range(1, 2))]
+    assert told == [[again, again]]
+    assert done.told("submit") == [again, again, [(0, range(2, 2 + n_more))]]
+    assert done.told("release")[:2] == [(0, 1), (0, 1)]
+
+
+def test_what_a_trial_was_scored_with_is_copied_once():
+    kept: list[int] = []
+    states: Any = SimpleNamespace(keep_check=lambda trial, number, *_, partial: kept.append(number))
+    found = StoredStates(states, Record("run", n_shards=N), lambda blob, config, new: blob)
+    one = trial(0, 1)
+    found.keep_scored(one)
+    for n_checks in (1, 2):
+        one.rest(Paused(0, 1 + n_checks / 8, 1.0, value=0.5), StatePlace(2, 0, is_partial=True))
+        found.keep_scored(one)
+        assert kept == [1, 2][: n_checks - 1], "it still rests there"
+        one.allow(Train(0, 1))
+        for _ in range(3):
+            found.keep_scored(one)
+        assert kept == [1, 2][:n_checks]

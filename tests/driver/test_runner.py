@@ -253,3 +253,26 @@ def test_a_driver_that_has_lost_its_lock_writes_nothing(tmp_path: Any) -> None:
         with pytest.raises(RunDirLockedError, match="in use by the driver"):
             journal.append([{"n": 2}])
     assert [entry["n"] for entry in folder.journal.read()] == [1]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_what_comes_in_together_is_decided_on_before_anything_is_done(is_stopped: bool) -> None:
+    """Whether or not one of the trials has been stopped meanwhile."""
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(trial, 2) for trial in range(3)]
+            case Reported(1):
+                return [Stop(0, "worse")] if is_stopped else []
+            case Reported(2):
+                return [Finish()]
+        return []
+
+    def together(engine: HandEngine) -> Sequence[Message]:
+        return [message for trial in (1, 0, 2) for message in epoch_of(trial, 1, 0.5)]
+
+    done = search([Ask(3)], answer, together)
+    reports = [entry for entry in done.kept.entries if "Reported" in str(entry)]
+    assert len(reports) == (2 if is_stopped else 3)
+    assert len({entry["pass"] for entry in reports}) == 1

@@ -7,13 +7,16 @@ And on the node on paper: Marble with a linear λ is LSF, and with any other is 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scripted import Scripted
 
-from dagsel.flow import Flow, Reported
+from dagsel.flow import Ask, Asked, Context, Decision, Event, Flow, Reported, Train
 from dagsel.flows import JobQueue, Marble
 from dagsel.flows.allocation import Job, Work, WorkBook
 from dagsel.flows.baselines import LSF, Optimus
@@ -279,3 +282,68 @@ def test_a_queue_as_computed_by_hand() -> None:
     assert [(piece.job, piece.gang) for piece in pieces] == [(0, 4), (1, 2), (1, 3), (2, 3)]
     # The whole node for each: 90 / 3, 150 / 2 and 60 / 3.
     assert [piece.end_s for piece in timeline(LSF(JobQueue()), jobs, 5.0)] == [30.0, 105.0, 125.0]
+
+
+class Divided(Optimus):
+    """Divides the workers as it is told."""
+
+    divisions: list[dict[int, int]]
+
+    def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
+        return self.divisions.pop(0) if len(self.divisions) > 1 else self.divisions[0]
+
+
+def trains(decisions: Iterable[Decision]) -> list[tuple[int, int]]:
+    return [(d.trial, d.gang) for d in decisions if isinstance(d, Train)]
+
+
+def around(kind: type[Any], answer: Callable[[Event], list[Decision]]) -> Any:
+    """A search of trials 0, 1 and 2, in something that divides the workers."""
+    names = () if kind is LSF else ({"a": Scaling({2: 1.8, 4: 3.0})},)
+    return kind(Scripted([Ask(3)], answer), *names)
+
+
+CONFIGS = 3 * ({"architecture": "a"},)
+
+
+@pytest.mark.parametrize("n", [(1, 1, 2), (2, 1, 1), (1, 2, 1)])
+@pytest.mark.parametrize("then", [(1, 1, 2), (2, 1, 1), (1, 2, 1)])
+def test_workers_are_given_up_before_they_are_given_to_others(
+    n: tuple[int, ...], then: tuple[int, ...]
+) -> None:
+    def answer(event: Event) -> list[Decision]:
+        return [Train(trial, 9) for trial in range(3)] if isinstance(event, Asked) else []
+
+    flow = around(Divided, answer)
+    flow.divisions = [{}, dict(enumerate(n)), dict(enumerate(then))]
+    flow.start(Context(4))
+    begun = flow.handle(Asked((0, 1, 2), configs=CONFIGS))
+    assert sorted(trains(begun)) == list(enumerate(n))
+    told = trains(flow.handle(Reported(0, 1, 0.5, {}, 1.0)))
+    assert sorted(told) == [(i, gang) for i, gang in enumerate(then) if gang != n[i]]
+    gives = [then[trial] < n[trial] for trial, _ in told]
+    assert gives == sorted(gives, reverse=True)
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_trial_keeps_its_place_while_it_trains_and_else_goes_to_the_end(
+    is_at_once: bool,
+) -> None:
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(trial, 1) for trial in range(3)]
+            case Reported(trial, 1) if trial == (0 if is_at_once else 1):
+                return [Train(0, 1)]
+        return []
+
+    flow = around(LSF, answer)
+    flow.start(Context(4))
+    order = [trial for trial, _ in trains(flow.handle(Asked((0, 1, 2), configs=CONFIGS)))]
+    done = dict.fromkeys(range(3), 0)
+    while len(order) > sum(done.values()):
+        trial = order[-1]
+        done[trial] += 1
+        event = Reported(trial, done[trial], 0.5, {}, float(len(order)))
+        order += [trial for trial, _ in trains(flow.handle(event))]
+    assert order == ([0, 0, 1, 2] if is_at_once else [0, 1, 2, 0])

@@ -138,3 +138,12 @@ def test_the_pruner_of_the_search_inside_is_asked() -> None:
 
     flow = OptunaPruner(max_epochs=4, n_trials=12, pruner=optuna.pruners.MedianPruner(2))
     assert search(ByConvergence(flow)).count("PRUNED") > 0
+
+
+def test_a_trial_has_a_new_priority_until_it_has_trained_to_the_end() -> None:
+    flow = flow_of(1)
+    found = [report(flow, 0, epoch, 1 / epoch) for epoch in range(1, 9)]
+    assert found[0] is None
+    assert None not in found[1:]
+    last = flow.handle(Reported(0, 9, 0.1, {}, 1.0))
+    assert not any(isinstance(decision, Train) for decision in last)

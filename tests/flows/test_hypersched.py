@@ -118,6 +118,23 @@ def test_when_nothing_new_can_catch_up_the_workers_go_to_the_best() -> None:
     ]
 
 
+@pytest.mark.parametrize("min_epochs", [1, 2, 3, 8])
+@pytest.mark.parametrize("n_done", [0, 1, 5])
+def test_a_trial_that_is_given_workers_has_two_epochs_ahead_or_what_it_was_given_before(
+    min_epochs: int, n_done: int
+) -> None:
+    flow = HyperSched(100, 400, min_epochs=min_epochs, reduction_factor=2)
+    flow.start(Context(4))
+    assert flow.handle(Asked((0,), exhausted=True)) == [Train(0, min_epochs)]
+    for epoch in range(1, n_done + 1):
+        flow.handle(Reported(0, epoch, 0.5, {}, float(epoch)))
+    given = flow.state.trials[0].n_given
+    decisions = [*pause_all(flow, 49.95, 49.95), *flow.handle(Tick(99.0))]
+    trains = [d for d in decisions if isinstance(d, Train)]
+    assert trains[-1].gang == 4
+    assert given + sum(train.epochs for train in trains) == max(given, n_done + 2)
+
+
 def test_no_trial_has_more_than_max_workers() -> None:
     flow = begun(max_workers=2)
     for trial in range(4):
@@ -173,3 +190,20 @@ def test_bad_input_is_refused() -> None:
         HyperSched(100, 99)
     with pytest.raises(SearchError, match="reduction_factor must be 2 or more"):
         HyperSched(100, 100, reduction_factor=1)
+
+
+@pytest.mark.parametrize("ended", [(0.5,), (0.5, 0.2), (0.2, 0.5), (0.4, 0.3)])
+@pytest.mark.parametrize("loss", [0.1, 0.25, 0.35, 0.9])
+def test_a_trial_is_complete_at_the_end_if_it_is_the_best_of_all(
+    ended: tuple[float, ...], loss: float
+) -> None:
+    flow = HyperSched(100, 400, reduction_factor=2, max_epochs=2)
+    flow.start(Context(4))
+    flow.handle(Asked((0, 1, 2), exhausted=True))
+    for trial, found in enumerate(ended):
+        for epoch in (1, 2):
+            flow.handle(Reported(trial, epoch, found, {}, 10.0 * trial + epoch))
+    flow.handle(Reported(2, 1, loss, {}, 50.0))
+    decisions = flow.handle(DeadlineReached(100.0))
+    (outcome,) = [d.outcome for d in decisions if isinstance(d, Stop) and d.trial == 2]
+    assert outcome == ("complete" if loss < min(ended) else "pruned")

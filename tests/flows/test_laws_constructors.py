@@ -12,9 +12,9 @@ import pytest
 import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Flow
+from dagsel.flow import Asked, Context, DeadlineReached, Finish, Flow, Tick, WorkersChanged
 from dagsel.flows import ASHA, SEER, HyperSched, Marble, Range
-from dagsel.flows.baselines import ElasticHyperband, Optimus
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, Optimus
 from dagsel.planning.scaling import Scaling
 
 FLOWS = [
@@ -70,3 +70,38 @@ def test_a_flow_that_has_begun_equals_one_that_has_not(flow: type[Flow]) -> None
 def test_a_reduction_factor_that_reduces_nothing_is_refused(flow: Any, factor: Any) -> None:
     with pytest.raises(SearchError, match="reduction_factor"):
         flow("10 min", "80 worker-minutes", reduction_factor=factor)
+
+
+AROUND = [
+    flow
+    for flow in FLOWS
+    if "flow" in inspect.signature(flow).parameters and not inspect.isabstract(flow)
+]
+
+
+@pytest.mark.parametrize("flow", AROUND, ids=lambda flow: flow.__name__)
+@pytest.mark.parametrize("inner", [None, "ASHA", ASHA])
+def test_what_is_no_search_has_no_search_around_it(flow: Any, inner: Any):
+    with pytest.raises(SearchError, match=f"{flow.__name__} goes around a search"):
+        flow(inner, **SCALING.get(flow, {}))
+
+
+@pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
+def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]):
+    """A parameter that some search takes by name alone, no search takes by its place later on."""
+    parameters = list(inspect.signature(flow).parameters.values())
+    kinds = [one.kind is inspect.Parameter.KEYWORD_ONLY for one in parameters]
+    assert kinds == sorted(kinds)
+    by_name = {"quantum", "aging", "migrate", "by", "epochs_by", "switch_s", "interval_s"}
+    by_name |= {"price_per_worker_hour", "normalize", "growth", "milestones", "min_stage"}
+    for one, is_by_name in zip(parameters, kinds, strict=True):
+        assert is_by_name or one.name not in by_name
+
+
+@pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband, ElasticGrid])
+def test_a_search_that_is_over_decides_nothing_any_more(flow: type[Flow]):
+    over = made(flow)
+    over.start(Context(n_workers=2))
+    assert Finish() in over.handle(DeadlineReached(600.0))
+    for event in (WorkersChanged(3), DeadlineReached(601.0), Asked((0, 1)), Tick(602.0)):
+        assert over.handle(event) == []

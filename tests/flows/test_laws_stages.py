@@ -1,4 +1,4 @@
-"""Laws of the first stage of an elastic search."""
+"""Laws of the first stage of an elastic search, and of when it ends."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagsel.flow import Ask, Context
+from dagsel.flow import Ask, Asked, Context, Paused, Tick, Wake, WorkersChanged
 from dagsel.flows import SEER
 from dagsel.flows.seer import min_stage_of
 from dagsel.flows.stages import FIRST_PAUSE
-from dagsel.planning.capacity import Limits
+from dagsel.planning.capacity import ClusterCapacity, Limits
 
 BUSY = settings(deadline=None)
 
@@ -38,3 +38,39 @@ def test_a_first_stage_that_is_short_is_not_measured(seconds: int, factor: int) 
     is_long = stage.seconds > 2 * FIRST_PAUSE * seconds
     assert (flow.state.measures_at is not None) is is_long
     assert asked == (min(sum(stage.n_trials), stage.n_workers) if is_long else sum(stage.n_trials))
+
+
+@BUSY
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=2, max_size=2),
+)
+def test_a_pause_begins_as_early_as_it_takes_long_with_the_trials_that_there_are_now(
+    n_workers: int, pauses: list[tuple[int, int]]
+):
+    """Two pauses measure what an epoch takes, with a trial for each worker; then more trials come.
+
+    In a pause some workers may be away.
+    """
+    flow = SEER(6400, 6400 * n_workers)
+    flow.start(Context(n_workers, capacity=ClusterCapacity(most_workers=n_workers)))
+    first = tuple(range(n_workers))
+    flow.handle(Asked(first))
+    longest_s, of_a_trial_s, trained = 0.0, 0.0, 0.0
+    for took_s, n_away in pauses:
+        n_there = max(1, n_workers - n_away)
+        flow.handle(WorkersChanged(n_there))
+        assert flow.state.measures_at is not None
+        begins_s, trained = flow.state.measures_at, trained + 8.0
+        flow.handle(Tick(begins_s))
+        for trial in first:
+            decisions = flow.handle(Paused(trial, trained, begins_s + took_s, value=trial / 100))
+        longest_s = max(longest_s, took_s)
+        of_a_trial_s = max(of_a_trial_s, took_s * n_there / n_workers)
+    flow.handle(WorkersChanged(n_workers))
+    n_trials = sum(flow.stage.n_trials)
+    assert sum(d.n for d in decisions if isinstance(d, Ask)) == n_trials - n_workers
+    told = flow.handle(Asked(tuple(range(n_workers, n_trials)))) if n_trials > n_workers else []
+    *_, wake = [d for d in [*decisions, *told] if isinstance(d, Wake)]
+    lasts_s = max(longest_s, of_a_trial_s * n_trials / flow.stage.n_workers)
+    assert wake.seconds == pytest.approx(max(flow.state.seconds, flow.now.ends[0] - lasts_s))

@@ -416,3 +416,29 @@ def test_no_search_asks_for_more_than_there_can_be(
     assert 1 <= flow.workers_to_begin(context) <= most
     for scale in of(Scale, flow.fresh().start(context)):
         assert 1 <= scale.n_workers <= most
+
+
+def test_a_pause_takes_at_least_as_long_as_one_before_it_did() -> None:
+    """Of 12 trials on 16 workers 3 are left, which have more workers each."""
+    flow = example()
+    flow.handle(Tick(1.0))
+    for trial in range(9):
+        assert flow.handle(TrialFailed(trial, "it broke")) == []
+    for trial in range(9, 12):
+        decisions = flow.handle(Paused(trial, 0.5, 1.25, value=1.0 - trial / 100))
+    assert Wake(30 / 7 - 0.25) in decisions
+
+
+@pytest.mark.parametrize("until", [5.0, 7.0, 7.4, 7.5, 8.0, 9.99])
+def test_a_search_of_one_stage_ends_at_its_pause_if_that_leaves_no_time_for_another(
+    until: float,
+) -> None:
+    flow = SEER(10, 80, reduction_factor=2, min_stage=10, mode="paper")
+    assert of(Wake, flow.start(Context(8))) == [Wake(5.0)]
+    flow.handle(Asked((0, 1, 2, 3)))
+    decisions = end_stage(flow, 5.0, (0, 1, 2, 3), until=until)
+    if until >= 7.5:  # the next one would take as long, to 10 s at best
+        assert decisions[-1] == Finish()
+    else:
+        assert decisions[-1] == Wake(pytest.approx(min(9.99, 10.0 - (until - 5.0))))
+        assert set(gangs(decisions)) == {0, 1, 2, 3}

@@ -373,3 +373,17 @@ def test_a_quantum_a_little_shorter_than_a_batch_is_warned_of_the_second_time() 
         flow.handle(Paused(0, 0.3, 24.0, 9.0, Losses(1, 1.0, 1.0)))
     with pytest.warns(UserWarning, match=r"a batch of trial 0 took 9 s.*raise quantum"):
         flow.handle(Paused(0, 0.4, 33.0, 9.0, Losses(1, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize(("low", "high"), [(90.0, 110.0), (1.0, 2.0), (-1.0, 1.0), (-3.0, -1.0)])
+def test_the_urgency_is_the_convergence_or_its_share_of_the_first_loss(
+    low: float, high: float
+) -> None:
+    first = abs((low + high) / 2) or 1.0  # a loss of 0 divides nothing
+    for normalize in (False, True):
+        flow = Hermes(max_epochs=4, n_trials=1, normalize=normalize)
+        begun(flow)
+        assert flow.urgency(0) == math.inf
+        turn(flow, 0, low, high)
+        expected = convergence(Losses(10, low, high)) / (first if normalize else 1.0)
+        assert flow.urgency(0) == pytest.approx(expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -46,6 +47,20 @@ def test_no_two_points_of_a_drawing_are_closer_than_can_be_read(
     points = course(told).costs(start, start + lasts)
     assert (points[0][0], points[-1][0]) == (start, start + lasts)
     assert all(after - before >= LEAST_S - 1e-9 for (before, _), (after, _) in pairwise(points))
+
+
+@BUSY
+@given(
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9)), min_size=1, max_size=8),
+    st.integers(1, 5000),
+)
+def test_a_run_that_began_later_has_the_same_drawing(told: list[tuple[int, int]], later_s: int):
+    made = course([(step / 16, n) for step, n in told])
+    moved = [replace(m, seconds=m.seconds + later_s) for m in made.moments]
+    first, last = made.begin, made.end.seconds
+    points = Course(moved).costs(first + later_s, last + later_s)
+    assert [(at - later_s, cost) for at, cost in points] == made.costs(first, last)
+    assert len(points) <= 1002
 
 
 ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 0.0, "stop": 1.0, "hop": False}

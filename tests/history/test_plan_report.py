@@ -55,9 +55,9 @@ class Story:
         self.record.add(UnitRecord(*work, seconds=self.seconds, worker_seconds=self.cost))
         return self
 
-    def ended(self, seconds: float, billed: float) -> Story:
+    def ended(self, seconds: float, billed: float, money: float | None = None) -> Story:
         self.wait(seconds, billed)
-        self.record.add(SessionEnded(BEGAN_AT + seconds, seconds, self.cost))
+        self.record.add(SessionEnded(BEGAN_AT + seconds, seconds, self.cost, money))
         return self
 
     def report(self, deadline_s: float | None = None, budget: Budget | None = None) -> PlanReport:
@@ -448,3 +448,67 @@ def test_a_stage_was_planned_again_if_the_next_plan_begins_before_its_end(later_
     told = repr(story.ended(31.0, 4).report(40.0))
     assert "Stage 1 trained 8 trials, not 9" in told
     assert ("planned again before its end" in told) is (later_s < 0)
+
+
+@pytest.mark.parametrize(
+    ("marks", "begins"),
+    [
+        ((), [10.0, 16.0]),  # as planned
+        ((6.0,), [6.0, 16.0]),  # nearest to its plan, of those from the middle of the stage before
+        ((4.0,), [10.0, 16.0]),
+        ((6.0, 11.0), [11.0, 16.0]),
+        ((12.9,), [12.9, 16.0]),
+        ((13.0,), [10.0, 13.0]),  # from the middle of the stage on the next one begins
+        ((11.0, 15.0), [11.0, 15.0]),
+        ((11.0, 19.0), [11.0, 19.0]),
+        ((12.5, 20.5), [12.5, 20.5]),
+        ((12.5, 21.0), [12.5, 16.0]),
+    ],
+)
+def test_a_stage_has_begun_with_the_decision_that_is_nearest_to_its_plan(
+    marks: tuple[float, ...], begins: list[float]
+) -> None:
+    stages = plan((0.0, 10.0, 1, 3), (10.0, 6.0, 1, 2), (16.0, 10.0, 1, 1), startup_s=0.0)
+    story = Story().begin(3, stages)
+    for trial, at in enumerate(marks, 1):
+        story.wait(at, 1).trained(0, 1.0).turn(None, Stop(trial, "stage"), Train(0, 1), Wake(26.0))
+    story.wait(26.0, 1).trained(0, 26.0).turn(None, Finish())
+    rows = [row for row in story.report().rows if row.name in ("stage 2", "stage 3")]
+    assert [row.done.begins_s for row in rows if row.done] == begins
+
+
+def test_no_stage_begins_before_the_one_before_it() -> None:
+    """What was decided at 7.5 s, before the first unit began at 8 s, begins no stage."""
+    stages = plan((0.0, 10.0, 1, 3), (10.0, 8.0, 1, 2), startup_s=0.0)
+    story = Story().begin(3, stages)
+    story.wait(7.5, 1).turn(None, Stop(1, "stage"), Train(0, 1), Wake(28.0))
+    story.wait(9.0, 1).trained(0, 1.0)
+    story.wait(12.6, 1).turn(None, Stop(2, "stage"), Train(0, 1), Wake(28.0))
+    story.wait(18.0, 1).trained(0, 5.0).turn(None, Finish())
+    assert [row.done.begins_s for row in story.report().rows if row.done] == [0.0, 8.0, 12.6]
+
+
+@pytest.mark.parametrize(
+    ("billed", "back_s", "told"),
+    [
+        (1.5, 8.0, "billed on; another one was there at 8 s"),  # half a worker is no place
+        (1.4, 8.0, "billed until 6 s; another one was there at 8 s"),
+        (1.0, 6.0, "billed on; another one was there at 6 s"),  # it was taken at once
+    ],
+)
+def test_the_place_of_a_lost_worker_is_free_when_a_worker_less_is_billed(
+    billed: float, back_s: float, told: str
+) -> None:
+    story = Story().begin(2, Scale(2), plan((0.0, 10.0, 2, 2), startup_s=0.0), n_workers=2)
+    story.wait(4.0, 2).turn(WorkersChanged(1)).wait(6.0, 2)
+    if back_s > 6.0:
+        story.turn(None).wait(back_s, billed)
+    story.turn(WorkersChanged(2)).wait(10.0, billed)
+    story.trained(0, 10.0).trained(1, 10.0).turn(None, Finish())
+    assert f"one was lost at 4 s and its place was {told}" in story.report().differences[0]
+
+
+def test_workers_that_cost_nothing_cost_nothing_until_they_are_released() -> None:
+    story = Story().begin(1, plan((0.0, 4.0, 1, 1), startup_s=0.0)).wait(4.0, 1).trained(0, 4.0)
+    story.turn(None, Finish(), money=0.0).ended(6.0, 1, money=0.0)
+    assert [row.done.money for row in story.report(4.0).rows if row.done] == [0.0, 0.0]

@@ -173,6 +173,33 @@ def test_one_that_failed_then_fails_again_or_is_stopped() -> None:
         assert script.state.astray == ""
 
 
+def test_one_that_fails_sooner_than_then_is_not_stopped_any_more() -> None:
+    turns = (
+        Turn(None, (Train(0, 1), Train(1, 2))),
+        Turn(reported(1, 1), ()),
+        Turn(TrialFailed(0, "broken"), ()),
+        Turn(reported(1, 2), (Stop(1, "end", "complete"), Finish())),
+    )
+    script = Script(turns)
+    script.start(Context(1))
+    decided = script.handle(TrialFailed(0, "broken"))
+    for epoch in (1, 2):
+        decided += script.handle(reported(1, epoch))
+    assert decided == [Stop(1, "end", "complete"), Finish()]
+
+
+def test_one_that_fails_before_what_it_had_reported_then_ends_it_and_is_told() -> None:
+    turns = (
+        Turn(None, (Train(0, 2),)),
+        Turn(reported(0, 1), ()),
+        Turn(TrialFailed(0, "broken"), (Finish(),)),
+    )
+    script = Script(turns)
+    script.start(Context(1))
+    assert script.handle(TrialFailed(0, "killed")) == [Finish()]
+    assert script.state.astray == "trial 0 failed: killed"
+
+
 def test_a_run_that_never_ended_ends_with_its_last_turn() -> None:
     script = Script((Turn(None, (Train(0, 1),)), Turn(reported(0, 1), (Train(0, 3),))))
     script.start(Context(1))

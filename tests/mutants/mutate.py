@@ -5,13 +5,14 @@
     python tests/mutants/mutate.py --n 300 --seed 0 --out /tmp/mutants.jsonl --only dispatch
 
 Each mutant is a copy of the code with one change, and a process of its own, in which the ``TESTS``
-of its folder run: those of its module first, then the cheap ones, and only those that call the
-changed function. Which do, one run of each file of tests has shown (``--touched``). They end at the
-first failure, and at a test that takes several times the CPU time that it takes without the
-mutant: the mutant hangs. Together they take at most ``--seconds``; the dearest are left out, and so
-are all that start a cluster. Hypothesis draws the same examples each time and makes none small.
-``--out`` holds a line for each mutant and is gone on with, but for files that have changed since;
-``--again`` tries survivors once more. After tests were changed, delete it.
+of its folder run, and the examples of its docstrings: those of its module first, then the cheap
+ones, and only those that call the changed function. Which do, one run of each file of tests has
+shown (``--touched``). They end at the first failure, and at a test that takes several times the CPU
+time that it takes without the mutant: the mutant hangs. Together they take at most ``--seconds``;
+the dearest are left out, and so are all that start a cluster. Hypothesis draws the same examples
+each time and makes none small. ``--out`` holds a line for each mutant and is gone on with, but for
+files that have changed since; ``--again`` tries survivors once more. After tests were changed,
+delete it.
 
 Not mutmut 3: it leaves out properties, defaults of fields and constants of modules, tries all
 mutants and no sample, and finds no tests where a module's path is not its name (``flows/asha.py``
@@ -45,12 +46,19 @@ from mutate_tests import Chosen, Touched, run
 ROOT = Path(__file__).parents[2]
 #: The folder's tests, and of the folders that use it those that start no cluster.
 TESTS = {
-    "planning": ("planning", "flows", "simulation"),
-    "dispatch": ("dispatch", "driver", "simulation"),
-    "flows": ("flows", "simulation"),
-    "storage": ("storage", "study", "history", "driver"),
-    "history": ("history", "driver", "simulation", "views"),
-    "driver": ("driver", "simulation", "study"),
+    "planning": ("planning/", "flows/", "simulation/"),
+    "dispatch": ("dispatch/", "driver/", "simulation/"),
+    "flows": ("flows/", "simulation/", "attack/test_wrong_arguments.py"),
+    "storage": (
+        "storage/",
+        "study/",
+        "history/",
+        "driver/",
+        "attack/test_links.py",
+        "attack/test_data_sets.py",
+    ),
+    "history": ("history/", "driver/", "simulation/", "views/"),
+    "driver": ("driver/", "simulation/", "study/"),
 }
 START_S = 60.0
 WALL_LIMIT = 6.0  # times the CPU time: a mutant may wait for ever, and the machine be busy
@@ -127,15 +135,22 @@ class Bench:
     def renew(self, kept: Path, only: list[str]) -> dict[str, Any]:
         """Return what each test touches and takes; run those files that have changed."""
         known = json.loads(kept.read_text()) if kept.exists() else {}
-        folders = sorted({folder for one in only for folder in TESTS[one]})
-        for folder in folders:
-            for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
-                name = path.relative_to(ROOT).as_posix()
-                now = hashlib.sha256(path.read_bytes()).hexdigest()
-                if known.get(name, {}).get("digest") != now:
-                    known[name] = {"digest": now, **self._touched(name)}
-                    kept.write_text(json.dumps(known))
+        for place in sorted({place for one in only for place in TESTS[one]}):
+            path = ROOT / "tests" / place
+            for file in sorted(path.rglob("test_*.py")) if path.is_dir() else [path]:
+                self._renew(file.relative_to(ROOT).as_posix(), known, kept)
+        for folder in only:
+            for file in sorted((ROOT / "dagsel" / folder).rglob("*.py")):
+                if ">>> " in file.read_text():
+                    name = f"dagsel/{file.relative_to(ROOT / 'dagsel').as_posix()}"
+                    self._renew(name, known, kept)
         return {name: file for name, file in known.items() if (ROOT / name).exists()}
+
+    def _renew(self, name: str, known: dict[str, Any], kept: Path) -> None:
+        now = hashlib.sha256((ROOT / name).read_bytes()).hexdigest()
+        if known.get(name, {}).get("digest") != now:
+            known[name] = {"digest": now, **self._touched(name)}
+            kept.write_text(json.dumps(known))
 
     def _touched(self, name: str) -> dict[str, Any]:
         found = self.copy / "touched"
@@ -162,9 +177,11 @@ class Bench:
         module = ".".join(("dagsel", *path.parts)).removesuffix(".__init__")
         words = [path.stem, *(word for word in path.stem.split("_") if len(word) > 4)]
         ranked, others = [], set()
-        for place, folder in enumerate(TESTS[mutant.folder]):
+        first, *rest = (f"tests/{place}" for place in TESTS[mutant.folder])
+        # The examples of its docstrings are tests of its own.
+        for place, starts in enumerate([(f"dagsel/{mutant.file}", first), *zip(rest, strict=True)]):
             for file, about in known.items():
-                if not file.startswith(f"tests/{folder}/"):
+                if not file.startswith(starts):
                     continue
                 is_first = place == 0 and any(word in file for word in words)
                 for name, (seconds, touched) in about["tests"].items():

@@ -116,7 +116,7 @@ class _Places(ast.NodeVisitor):
         self.visit(node)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value is not None:
+        if node.value is not None and ast.unparse(node.annotation) != "TypeAlias":  # a hint
             self.visit(node.value) if self.in_function else self._default(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -159,7 +159,8 @@ class _Places(ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         if node.value is None or ast.unparse(node.value) == "None":
             return
-        texts = ["return None"]
+        # To return None for False changes nothing but what mypy says.
+        texts = [] if ast.unparse(node.value) == "False" else ["return None"]
         if isinstance(node.value, ast.Call) and node.value.args:
             texts.append(f"return {ast.unparse(node.value.args[0]).removeprefix('*')}")
         self.add(node, *texts)

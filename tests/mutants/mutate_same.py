@@ -79,4 +79,16 @@ SAME: tuple[tuple[str, str, str, str], ...] = (
         "1  ->  0",
         "a shortcut is not taken: one block joined with none is itself",
     ),
+    (
+        "history/plan_differences.py",
+        "n, at, later = wanted - asked.n_workers, asked.seconds, moments[index + 1 :]",
+        "1  ->  0",
+        "the moment itself has too few: it is neither when they came, nor the most of them",
+    ),
+    (
+        "driver/recovery.py",
+        "return index + 1",
+        "1  ->  0",
+        "the entry itself is a kept state, which is put to no flow",
+    ),
 )

@@ -30,6 +30,7 @@ def run(root: Path, folders: list[str], plugin: object) -> int:
     settings.register_profile("mutants", settings(), **QUIET)
     settings.load_profile("mutants")
     options = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "--timeout=0", "-m", "not alone"]
+    options += ["--doctest-modules"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # plugins are imported once
     if isinstance(plugin, Touched):
         options.remove("-x")

@@ -28,6 +28,8 @@ def f(x, y=2, mode="most"):
     z.kept = 7
     if x is None:
         raise ValueError("x")
+    if z is None:
+        return False
     return g(x)
 """
 KEPT = '''
@@ -36,6 +38,7 @@ from typing import TYPE_CHECKING
 __all__ = ["f", *names[1:]]
 if TYPE_CHECKING:
     SIZE = 5
+Sizes: TypeAlias = "list[int]"
 def f(x: tuple[1, 2]) -> A[1]:
     """Not 1."""
     logger.warning("%d", 1)
@@ -70,6 +73,8 @@ def test_each_kind_of_place_is_changed() -> None:
         "z.kept = 7  ->  pass",
         "7  ->  8",
         "x is None  ->  (x is not None)",
+        "z is None  ->  (z is not None)",
+        "False  ->  True",
         'raise ValueError("x")  ->  pass',
         "return g(x)  ->  return None",
         "return g(x)  ->  return x",

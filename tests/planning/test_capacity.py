@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagsel.errors import SearchError
 from dagsel.planning.capacity import STARTUP_SHARE, ClusterCapacity
 
 TIMES = st.floats(0.1, 1e4)
@@ -46,3 +48,33 @@ def test_starts_take_a_tenth_of_the_budget_or_what_uses_it_up_in_time(
 def test_starts_that_nobody_knows_or_pays_for_bound_nothing(most: int | None, n_there: int) -> None:
     assert ClusterCapacity(most).affordable(60.0, 120.0, n_there) == most
     assert ClusterCapacity(most, 9.0).affordable(60.0, float("inf"), n_there) == most
+
+
+@given(
+    startup_s=st.integers(1, 100),
+    eighths=st.integers(1, 40),
+    node_size=st.sampled_from([1, 2, 8]),
+    n_there=st.integers(0, 8),
+)
+def test_none_is_asked_for_that_would_train_for_less_than_it_takes_to_come(
+    startup_s: int, eighths: int, node_size: int, n_there: int
+) -> None:
+    seconds = startup_s * eighths / 8
+    n_there *= node_size
+    capacity = ClusterCapacity(startup_s=float(startup_s), node_size=node_size)
+    found = capacity.affordable(seconds, 1e6 * seconds, n_there)
+    if seconds < 2 * startup_s:
+        assert found == max(n_there, node_size)
+    else:
+        assert found is not None
+        assert found > max(n_there, node_size)
+
+
+@pytest.mark.parametrize(("node_size", "first"), [(1, "one worker"), (4, "a job of 4 workers")])
+def test_a_budget_that_pays_for_no_start_is_refused_with_what_starts(
+    node_size: int, first: str
+) -> None:
+    capacity = ClusterCapacity(startup_s=3.0, node_size=node_size)
+    with pytest.raises(SearchError, match=f"the start of {first} costs {3 * node_size} worker-sec"):
+        capacity.check(60.0, 3.0 * node_size)
+    capacity.check(60.0, 3.0 * node_size + 1)

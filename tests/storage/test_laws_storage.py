@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import shutil
+import tempfile
 import time
 import uuid
 from itertools import pairwise
@@ -12,19 +15,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.errors import DatasetInputError, RunDirError, RunDirLockedError
-from dagsel.storage import RunDir
+from dagsel.errors import DatasetInputError, LinkError, RunDirError, RunDirLockedError
+from dagsel.storage import RunDir, disk
 from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.shuffled_write import _read_at, _write_at
 from dagsel.storage.datasets.sources import _block_bounds
+from dagsel.storage.datasets.transaction import _free_bytes
+from dagsel.storage.datasets.zarr_shard import ShardFormat
 from dagsel.storage.files import Folder
 from dagsel.storage.runs import lock
+from dagsel.storage.runs.checkpoints import Extent
 
 
 @given(st.integers(2, 60_000))
@@ -148,3 +156,126 @@ def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path) -> None:
     run_dir.journal.append([{"is": "session"}])
     with pytest.raises(RunDirError, match="holds run 3f9a already; choose another run_dir"):
         run_dir.check_free()
+
+
+@pytest.mark.parametrize("place", ["a", "a/b", "a/b/c", "a/b/c/d"])
+@pytest.mark.parametrize("child", ["", "a", "a/b", "a/b/c"])
+def test_no_folder_on_the_way_is_a_link_unless_the_user_has_named_it(
+    tmp_path: Path, place: str, child: str
+):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "named").symlink_to(tmp_path / "elsewhere")  # the whole folder may be a link
+    folder = Folder(tmp_path / "named")
+    there = folder.child(child) if child else folder
+    key = "a/b/c/d".removeprefix(child).lstrip("/")
+    assert there.own(key) == tmp_path / "named/a/b/c/d"
+    link = tmp_path / "elsewhere" / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(tmp_path)
+    if place == "a/b/c/d":
+        assert there.own(key) == tmp_path / "named/a/b/c/d"  # it is replaced as a whole
+        with pytest.raises(LinkError):
+            there.own(key, whole=False)
+    else:
+        with pytest.raises(LinkError, match=place):
+            there.own(key)
+
+
+def test_a_folder_belongs_to_the_run_that_has_claimed_it():
+    folder = RunDir(f"memory://{uuid.uuid4().hex}")
+    assert not folder.belongs_to("mine")
+    folder.claim("mine", {})
+    assert folder.belongs_to("mine")
+    assert not folder.belongs_to("other")
+
+
+@pytest.mark.parametrize("kind", ["frame", "array"])
+def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str):
+    frame = pd.DataFrame({"a": [1, 2], "b": [None, {}], "c": [True, False], "d": [(), "x"]})
+    value = frame if kind == "frame" else frame.to_numpy()
+    which = "columns 'b', 'd' of x hold" if kind == "frame" else "x holds"
+    with pytest.raises(DatasetInputError, match=f"^{which} neither numbers nor text alone"):
+        pair.as_array("x", value)
+
+
+def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path):
+    for path in (tmp_path, tmp_path / "a" / "b"):
+        free, now = _free_bytes(str(path)), shutil.disk_usage(tmp_path).free
+        assert free == pytest.approx(now, rel=0.1)
+
+
+def test_a_lock_that_is_released_while_it_is_read_is_taken(monkeypatch: pytest.MonkeyPatch):
+    url = f"memory://{uuid.uuid4().hex}"
+    held, reads = RunDir(url).lock("first"), []
+    read = lock._read
+
+    def release_first(folder: Folder) -> Any:
+        if not reads:
+            held.release()
+        reads.append(folder)
+        return read(folder)
+
+    monkeypatch.setattr(lock, "_read", release_first)
+    with RunDir(url).lock("second") as mine:
+        assert mine.holder.run == "second"
+    assert reads
+
+
+@pytest.mark.parametrize("numbers", [(1,), (1, 2), (2, 9, 5)])
+def test_the_extent_of_a_trial_is_its_last_epoch_and_its_last_check(
+    numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """Earlier copies are there where a driver was killed before it removed them."""
+    states = RunDir(f"memory://{uuid.uuid4().hex}").states
+    monkeypatch.setattr(type(states), "drop_checks", lambda *args, **options: None)
+    for epoch in (1, 2):
+        states.save(0, epoch, 0, b"state", {})
+    for number in numbers:
+        states.keep_check(0, number, 1, 0, partial=False)
+    assert states.extents() == {0: Extent(epoch=2, n_checks=max(numbers))}
+
+
+@given(st.integers(0, 60))
+def test_a_full_disk_is_tried_again_soon_then_every_five_seconds_until_patience_is_over(
+    patience_s: int,
+):
+    pauses: list[float] = []
+
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with pytest.raises(OSError, match="no space"):
+        disk.retry_while_full(full, "it", patience_s=patience_s, sleep=pauses.append)
+    assert pauses == pytest.approx([min(0.1 * 2**n, 5.0) for n in range(len(pauses))])
+    assert sum(pauses[:-1]) < patience_s <= sum(pauses) or not patience_s
+
+
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 7))
+def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(n: int, offset: int, most: int):
+    rows, found = np.arange(n, dtype="i4"), np.zeros(n, dtype="i4")
+    pwrite, preadv = os.pwrite, os.preadv
+
+    def write(fd: int, data: Any, at: int) -> int:
+        return pwrite(fd, data[:most], at)
+
+    def read(fd: int, buffers: list[Any], at: int) -> int:
+        return preadv(fd, [buffers[0][:most]], at)
+
+    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pwrite", write)
+        patch.setattr(os, "preadv", read)
+        _write_at(file.fileno(), rows, offset)
+        _read_at(file.fileno(), found, offset)
+        assert os.pread(file.fileno(), 999, 0) == bytes(offset) + rows.tobytes()
+    assert np.array_equal(found, rows)
+
+
+def test_an_array_that_zarr_refuses_is_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def refuse(self: object) -> bytes:
+        raise ValueError("no codec for it")
+
+    monkeypatch.setattr(ShardFormat, "metadata", refuse)
+    with pytest.raises(DatasetInputError, match="'x' of dtype .* cannot be stored: no codec"):
+        plan_write({"x": np.zeros((8, 2))}, "data-00000000", n_shards=2, validation=0.5, seed=0)

@@ -265,3 +265,13 @@ def test_a_group_that_got_there_although_its_request_failed_is_gone_on_from(
             journal.append(group(1))
     journal.append(group(2))
     assert Journal("memory://unanswered").read() == group(0) + group(1) + group(2)
+
+
+@pytest.mark.parametrize("n_left_out", [0, 1, 2])
+def test_a_journal_is_torn_or_damaged_or_neither(tmp_path: Path, n_left_out: int) -> None:
+    data, ends = appended(tmp_path)
+    found = scan(data[: ends[1]] + data[ends[1 + n_left_out] :], 0)
+    assert not found.is_torn
+    assert (found.damage is None) is (n_left_out in (0, 2))
+    cut = scan(data[:-1], 0)
+    assert (cut.is_torn, cut.damage) == (True, None)

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import psutil
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dagsel.errors import RunDirError, RunDirLockedError
 from dagsel.storage import RunDir
 from dagsel.storage.files import Folder
-from dagsel.storage.runs.lock import Holder, RunLock
+from dagsel.storage.runs.lock import Holder, RunLock, _started
 from tests.waiting import wait_until
 
 # Waits for a line, tries to take the lock, says how it went, holds it until it is killed.
@@ -350,3 +351,12 @@ def test_a_folder_that_cannot_be_written_is_read_and_refused() -> None:
             os.seteuid(user)
         (folder / "run").chmod(0o755)
         assert sorted(p.name for p in folder.rglob("*")) == ["run", "run.json"]
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="there is no /proc")
+def test_a_process_is_told_from_others_with_its_number_by_when_it_started() -> None:
+    """In ticks since the boot."""
+    for pid in (os.getpid(), os.getppid()):
+        started_s = int(_started(pid)) / os.sysconf("SC_CLK_TCK")
+        told_s = psutil.Process(pid).create_time() - psutil.boot_time()
+        assert started_s == pytest.approx(told_s, abs=1.0)
