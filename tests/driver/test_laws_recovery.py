@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hand_engine import HandEngine, epoch_of, search
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,6 +30,7 @@ from dagsel.history.record import Record
 from dagsel.history.trial import EpochRecord, TrialRecord
 from dagsel.messages import Message, StatePlace, StoredState, TrialReport
 from dagsel.storage import RunDir
+from tests.driver.hand_engine import HandEngine, epoch_of, search
 
 BUSY = settings(deadline=None, max_examples=60)
 N = 2

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from scripted import Scripted
 
 from dagsel.flow import Ask, Asked, Context, Decision, Event, Flow, Reported, Train
 from dagsel.flows import JobQueue, Marble
@@ -24,6 +23,7 @@ from dagsel.flows.baselines.lsf import lsf
 from dagsel.flows.baselines.optimus import optimus
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from tests.driver.scripted import Scripted
 from tests.flows.node import Node, Piece
 
 laws = st.builds(UniversalScaling, st.floats(0.0, 0.4), st.floats(0.0, 0.1))
