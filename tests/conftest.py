@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import dask
 import fsspec
@@ -15,9 +16,13 @@ from distributed import Client, LocalCluster
 from hypothesis import settings
 from sklearn.datasets import load_digits
 
+import dagsel
 from dagsel.execution import fork_server
 from dagsel.execution.cluster import local_cluster
+from dagsel.flow import Flow
+from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -28,6 +33,9 @@ if settings().deadline is not None:  # else a profile without one is chosen alre
     settings.load_profile("dagsel")
 
 HERE = Path(__file__).parent
+#: Takes a flow, and by name any other argument of `dagsel.optimize`.
+Optimize: TypeAlias = Callable[..., dagsel.Run]
+SHORT = RandomSearch(max_epochs=1, n_trials=2)
 #: Tests here start clusters or gangs.
 ALONE = (
     "attack/test_innocent.py",
@@ -89,6 +97,29 @@ def run_dir(tmp_path: Path) -> str:
 @pytest.fixture
 def study() -> optuna.Study:
     return optuna.create_study(study_name="test", direction="maximize")
+
+
+@pytest.fixture
+def optimize(tmp_path: Path, run_dir: str) -> Optimize:
+    """Call `dagsel.optimize` with what will do, but for what is given."""
+
+    @cache
+    def data() -> ShardedDataset:
+        return ShardedDataset.write(tmp_path / "data.zarr", {"x": np.arange(80)}, n_shards=4)
+
+    def call(flow: Flow = SHORT, **given: Any) -> dagsel.Run:
+        default: dict[str, Any] = {
+            "study": optuna.create_study(direction="maximize"),
+            "workload": SyntheticWorkload(),
+            "space": lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+            "metric": "value",
+            "run_dir": run_dir,
+        }
+        if "data" not in given:
+            default["data"] = data()
+        return dagsel.optimize(flow=flow, **(default | given))
+
+    return call
 
 
 @pytest.fixture(scope="session")

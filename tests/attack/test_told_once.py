@@ -11,11 +11,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dask
-import numpy as np
 import optuna
 import pytest
 from dask.utils import parse_timedelta
@@ -26,19 +26,14 @@ import dagsel
 from dagsel.errors import ClusterError, RunDirLockedError
 from dagsel.execution.cluster import silent
 from dagsel.flows import RandomSearch
-from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage import RunDir
+from tests.conftest import Optimize
 from tests.waiting import wait_until
 
 N_TRIALS = 4
 #: Cannot have ended when its first trial has.
 TWO_BY_TWO = RandomSearch(max_epochs=3, n_trials=N_TRIALS, n_concurrent=2)
 PAUSE_S = float(os.environ.get("ATTACK_PAUSE_S", "2"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
-    url = str(tmp_path_factory.mktemp("data") / "d.zarr")
-    return ShardedDataset.write(url, {"x": np.arange(64)}, n_shards=4)
 
 
 @pytest.fixture
@@ -53,15 +48,10 @@ def home(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def begin(data: ShardedDataset, run_dir: str, home: str) -> Callable[..., dagsel.Run]:
-    def call(client: Any, **changes: Any) -> dagsel.Run:
-        study = optuna.create_study(study_name="s", direction="maximize", storage=home)
-        flow = RandomSearch(max_epochs=3, n_trials=N_TRIALS)
-        arguments: dict[str, Any] = {"space": space, "flow": flow}
-        arguments |= {"metric": "value", "run_dir": run_dir}
-        return dagsel.optimize(study, workload(), data, client=client, **(arguments | changes))
-
-    return call
+def begin(optimize: Optimize, home: str) -> Optimize:
+    study = optuna.create_study(study_name="s", direction="maximize", storage=home)
+    flow = RandomSearch(max_epochs=3, n_trials=N_TRIALS)
+    return partial(optimize, flow=flow, study=study, workload=workload(), space=space)
 
 
 def states(home: str) -> list[str]:
@@ -90,7 +80,7 @@ def when_training(run_dir: str, act: Callable[[], None]) -> threading.Thread:
 
 
 def test_a_killed_scheduler_is_heard_of_at_once_and_no_trial_is_doubled(
-    begin: Any, client: Client, tmp_path: Path, run_dir: str, home: str
+    begin: Optimize, client: Client, tmp_path: Path, run_dir: str, home: str
 ) -> None:
     killed_at = 0.0
 
@@ -102,7 +92,7 @@ def test_a_killed_scheduler_is_heard_of_at_once_and_no_trial_is_doubled(
     with processes(tmp_path) as lost, Client(lost.address, set_as_default=False) as theirs:
         when_training(run_dir, kill)
         with pytest.raises(ClusterError) as error:
-            begin(theirs)
+            begin(client=theirs)
         patience = parse_timedelta(dask.config.get("distributed.comm.timeouts.connect"))
         assert time.monotonic() - killed_at < patience / 6
         assert theirs.status == "connecting"  # Dask has not given it up
@@ -119,7 +109,7 @@ def test_a_killed_scheduler_is_heard_of_at_once_and_no_trial_is_doubled(
 
 
 def test_a_scheduler_that_pauses_ends_nothing(
-    begin: Any, scheduler: Processes, run_dir: str, home: str
+    begin: Optimize, scheduler: Processes, run_dir: str, home: str
 ) -> None:
     def pause() -> None:
         scheduler.scheduler.send_signal(signal.SIGSTOP)
@@ -127,20 +117,20 @@ def test_a_scheduler_that_pauses_ends_nothing(
         scheduler.scheduler.send_signal(signal.SIGCONT)
 
     thread = when_training(run_dir, pause)
-    run = begin(scheduler.address)
+    run = begin(client=scheduler.address)
     thread.join()
     assert run.record.seconds > PAUSE_S
     assert states(home) == ["COMPLETE"] * N_TRIALS
 
 
 def test_a_connection_that_breaks_ends_the_session_and_nothing_waits_for_ever(
-    begin: Any, scheduler: Processes, run_dir: str, home: str
+    begin: Optimize, scheduler: Processes, run_dir: str, home: str
 ) -> None:
     with Client(scheduler.address, set_as_default=False) as client:
         comm: Any = client.scheduler_comm
         when_training(run_dir, lambda: client.loop.add_callback(comm.comm.abort))
         with pytest.raises(ClusterError, match="or the connection to it broke; the run is kept"):
-            begin(client)
+            begin(client=client)
         # Dask leaves a socket open if it is closed while it connects anew.
         wait_until(lambda: client.status == "running", "the client connects anew")
     run = dagsel.resume(run_dir, scheduler.address, workload=workload(), space=space)
@@ -149,10 +139,10 @@ def test_a_connection_that_breaks_ends_the_session_and_nothing_waits_for_ever(
 
 
 def test_after_ctrl_c_the_trials_run_until_the_run_goes_on(
-    begin: Any, client: Client, run_dir: str, home: str
+    begin: Optimize, client: Client, run_dir: str, home: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt) as error:
-        begin(client, callbacks=[interrupt])
+        begin(client=client, callbacks=[interrupt])
     assert error.value.__notes__ == [
         f"the run is kept: go on with  dagsel.resume({run_dir!r}, workload=..., space=...)"
     ]
@@ -162,10 +152,10 @@ def test_after_ctrl_c_the_trials_run_until_the_run_goes_on(
 
 
 def test_an_abandoned_run_has_failed_trials_and_is_only_read(
-    begin: Any, client: Client, run_dir: str, home: str, caplog: pytest.LogCaptureFixture
+    begin: Optimize, client: Client, run_dir: str, home: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        begin(client, callbacks=[interrupt], flow=TWO_BY_TWO)
+        begin(client=client, callbacks=[interrupt], flow=TWO_BY_TWO)
     for _ in range(2):  # again changes nothing
         dagsel.abandon(run_dir, reason="found a mistake in the loss")
         assert set(states(home)) <= {"COMPLETE", "FAIL"}
@@ -187,12 +177,12 @@ def test_an_abandoned_run_has_failed_trials_and_is_only_read(
 
 
 def test_abandoning_tells_what_the_driver_could_not(
-    begin: Any, client: Client, run_dir: str, home: str, monkeypatch: pytest.MonkeyPatch
+    begin: Optimize, client: Client, run_dir: str, home: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It dies after the journal has the end of a trial, and before the study has.
     monkeypatch.setattr("dagsel.study.driver.StudyDriver.complete", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        begin(client)
+        begin(client=client)
     assert states(home) == ["RUNNING"] * N_TRIALS
     dagsel.abandon(run_dir)
     trials = optuna.load_study(study_name="s", storage=home).trials
@@ -204,7 +194,7 @@ def test_abandoning_tells_what_the_driver_could_not(
 
 
 def test_a_run_that_is_driven_cannot_be_abandoned(
-    begin: Any, client: Client, run_dir: str, home: str
+    begin: Optimize, client: Client, run_dir: str, home: str
 ) -> None:
     refused: list[str] = []
 
@@ -213,7 +203,7 @@ def test_a_run_that_is_driven_cannot_be_abandoned(
             dagsel.abandon(run_dir)
         refused.append(str(error.value))
 
-    begin(client, callbacks=[give_up])
+    begin(client=client, callbacks=[give_up])
     assert len(refused) == N_TRIALS
     assert states(home) == ["COMPLETE"] * N_TRIALS
     before = Path(run_dir, "journal.jsonl").read_bytes()
@@ -222,7 +212,7 @@ def test_a_run_that_is_driven_cannot_be_abandoned(
 
 
 def test_a_run_whose_study_is_lost_is_abandoned_all_the_same(
-    begin: Any,
+    begin: Optimize,
     client: Client,
     run_dir: str,
     home: str,
@@ -230,7 +220,7 @@ def test_a_run_whose_study_is_lost_is_abandoned_all_the_same(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        begin(client, callbacks=[interrupt], flow=TWO_BY_TWO)
+        begin(client=client, callbacks=[interrupt], flow=TWO_BY_TWO)
     aside = tmp_path / "aside.db"
     (tmp_path / "study.db").rename(aside)
     with caplog.at_level(logging.WARNING, "dagsel"):
@@ -246,13 +236,13 @@ def test_a_run_whose_study_is_lost_is_abandoned_all_the_same(
 
 
 def test_a_call_that_fails_before_anything_began_leaves_no_trial_and_no_advice(
-    begin: Any, home: str
+    begin: Optimize, home: str
 ) -> None:
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "1s"}),
         pytest.raises(ClusterError) as error,
     ):
-        begin("tcp://127.0.0.1:1")
+        begin(client="tcp://127.0.0.1:1")
     assert "the run is kept" not in str(error.value)
     assert not hasattr(error.value, "__notes__")
     assert states(home) == []

@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import pytest
 import torch
 from distributed import Client
@@ -26,6 +26,7 @@ from dagsel.testing.workloads import in_gang
 from dagsel.workloads import Visit
 from dagsel.workloads.base import checks
 from dagsel.workloads.gang.gang import Gang
+from tests.conftest import Optimize
 
 N_SHARDS = 2
 N_TRAIN = 81  # shards of 41 and 40
@@ -54,43 +55,31 @@ def torch_workload(**options: Any) -> dagsel.TorchWorkload:
     )
 
 
-def search(client: Client, folder: Path, data: ShardedDataset, workload: Any, **how: Any) -> Any:
-    return dagsel.optimize(
-        optuna.create_study(direction="maximize"),
-        workload,
-        data,
-        **{
-            "space": lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0)},
-            "flow": RandomSearch(max_epochs=1, n_trials=1),
-            "metric": "accuracy",
-            "client": client,
-            "run_dir": str(folder / "run"),
-            **how,
-        },
-    )
+@pytest.fixture
+def search(optimize: Optimize, data: ShardedDataset) -> Optimize:
+    flow = RandomSearch(max_epochs=1, n_trials=1)
+    return partial(optimize, flow=flow, data=data, metric="accuracy")
 
 
 def test_a_batch_larger_than_a_shard_is_refused_before_anything_starts(
-    data: ShardedDataset, tmp_path: Path
+    search: Optimize, data: ShardedDataset, run_dir: str
 ) -> None:
     workload = torch_workload(batch_size=41, drop_last=True)
     with pytest.raises(WorkloadError, match=r"41 .*drop_last.* 2 training shards has 40 .* 40"):
-        search("tcp://127.0.0.1:9", tmp_path, data, workload)  # type: ignore[arg-type]
-    assert not (tmp_path / "run").exists()
+        search(workload=workload, client="tcp://127.0.0.1:9")
+    assert not Path(run_dir).exists()
     checks(torch_workload(batch_size=40, drop_last=True), data.manifest)({})
     checks(torch_workload(batch_size=41), data.manifest)({})  # without drop_last it is trained
 
 
 def test_of_the_configurations_only_those_fail_whose_batch_is_too_large(
-    client: Client, data: ShardedDataset, tmp_path: Path
+    search: Optimize, client: Client
 ) -> None:
     run = search(
-        client,
-        tmp_path,
-        data,
-        torch_workload(batch_size=lambda config: config["batch"], drop_last=True),
+        workload=torch_workload(batch_size=lambda config: config["batch"], drop_last=True),
         space=lambda trial: {"batch": trial.suggest_categorical("batch", [8, 41])},
         flow=Grid(max_epochs=1),
+        client=client,
     )
     assert {t.config["batch"]: t.state for t in run.record.trials.values()} == {
         8: "complete",
@@ -159,11 +148,11 @@ def no_loss(trained: Any) -> Any:
     ],
 )
 def test_a_unit_that_consumes_nothing_fails_its_trial_by_name(
-    client: Client, data: ShardedDataset, tmp_path: Path, make: Any, metric: str, says: str
+    search: Optimize, client: Client, make: Any, metric: str, says: str
 ) -> None:
     # One trial of two, so that the search goes on to its end.
     with pytest.raises(Exception, match=f"(?s)NothingTrainedError.*{says}"):
-        search(client, tmp_path, data, make(), metric=metric).best  # noqa: B018
+        search(workload=make(), metric=metric, client=client).best  # noqa: B018
 
 
 def test_a_loop_that_breaks_off_has_consumed_its_batch(data: ShardedDataset) -> None:
@@ -197,9 +186,8 @@ def test_a_unit_that_is_stopped_before_its_first_batch_is_no_failure(
     ],
 )
 def test_a_loss_of_nan_is_a_warning_on_the_trial(
+    search: Optimize,
     client: Client,
-    data: ShardedDataset,
-    tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     make: Any,
     metric: str,
@@ -207,13 +195,11 @@ def test_a_loss_of_nan_is_a_warning_on_the_trial(
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="dagsel"):
         run = search(
-            client,
-            tmp_path,
-            data,
-            make(),
+            workload=make(),
             metric=metric,
             space=lambda trial: {"alpha": trial.suggest_float("alpha", 1e-3, 1e-2)},
             flow=RandomSearch(max_epochs=2, n_trials=2),
+            client=client,
         )
     said = [r.getMessage() for r in caplog.records if "training loss" in r.getMessage()]
     table = run.trials().set_index("trial")

@@ -5,23 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import optuna
 from distributed import Client
 
-import dagsel
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Pause, Paused, Tick, Train, Wake
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 
 N_BATCHES = 160  # as many as a shard has samples to train on
 
 
 def test_what_was_scored_last_is_the_model_of_a_trial_that_went_on(
-    client: Client, tmp_path: Path
+    optimize: Optimize, client: Client, tmp_path: Path
 ) -> None:
-    data = {"x": np.zeros((400, 4), np.float32)}
-    ShardedDataset.write(str(tmp_path / "data.zarr"), data, n_shards=2)
+    arrays = {"x": np.zeros((400, 4), np.float32)}
+    data = ShardedDataset.write(str(tmp_path / "data.zarr"), arrays, n_shards=2)
     scores: list[Paused] = []
 
     def answer(event: Event) -> list[Decision]:
@@ -37,16 +36,8 @@ def test_what_was_scored_last_is_the_model_of_a_trial_that_went_on(
                 return [Train(0, 0), Wake(event.seconds + 0.3)]
         return []
 
-    run = dagsel.optimize(
-        optuna.create_study(direction="maximize"),
-        SyntheticWorkload(8.0, n_batches=N_BATCHES),
-        str(tmp_path / "data.zarr"),
-        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)},
-        flow=Scripted([Ask(1)], answer),
-        metric="value",
-        client=client,
-        run_dir=str(tmp_path / "run"),
-    )
+    workload = SyntheticWorkload(8.0, n_batches=N_BATCHES)
+    run = optimize(Scripted([Ask(1)], answer), workload=workload, data=data, client=client)
     (scored,) = scores
     assert run.best_value == scored.value
     assert run.best.check == 1

@@ -8,21 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import dask
-import numpy as np
-import optuna
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dagsel
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.errors import ClusterError
 from dagsel.flows import RandomSearch
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
 from dagsel.session import Call, Session
-from dagsel.storage import RunDir, ShardedDataset
-from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.storage import RunDir
+from tests.conftest import Optimize
 
 TIMES = st.floats(1.0, 1e6)
 
@@ -50,24 +47,12 @@ def test_the_dispatcher_is_told_of_replicas_and_time_limits(
 
 
 def test_a_run_keeps_the_replicas_and_the_time_limit_that_it_was_called_with(
-    tmp_path: Path,
+    optimize: Optimize, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"tcp://127.0.0.1:{server.getsockname()[1]}"  # nobody listens there any more
-    data = ShardedDataset.write(tmp_path / "data.zarr", {"x": np.zeros((20, 2))}, n_shards=2)
     soon = dask.config.set({"distributed.comm.timeouts.connect": "0.2 s"})
     with soon, pytest.raises(ClusterError, match="no scheduler at"):
-        dagsel.optimize(
-            optuna.create_study(direction="maximize"),
-            SyntheticWorkload(),
-            data,
-            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
-            flow=RandomSearch(max_epochs=1, n_trials=1),
-            metric="value",
-            client=nobody,
-            run_dir=tmp_path / "run",
-            replicas=3,
-            unit_timeout="7 s",
-        )
+        optimize(client=nobody, run_dir=tmp_path / "run", replicas=3, unit_timeout="7 s")
     about = RunDir(tmp_path / "run").about()
     assert (about["replicas"], about["unit_timeout_s"]) == (3, 7.0)

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import optuna
 import pytest
 import torch
 from distributed import LocalCluster
@@ -21,8 +20,8 @@ from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
 from dagsel.execution.cluster import check_cluster, connect, local_cluster
 from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
-from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
+from tests.conftest import Optimize
 
 
 @pytest.fixture
@@ -51,23 +50,21 @@ def test_it_is_not_made_beside_a_client(made: list[LocalCluster]) -> None:
 
 
 def test_a_search_runs_on_it_and_closes_it(
-    made: list[LocalCluster], digits: ShardedDataset, study: optuna.Study, run_dir: str
+    optimize: Optimize, made: list[LocalCluster], digits: ShardedDataset
 ) -> None:
-    run = dagsel.optimize(
-        study,
-        dagsel.TorchWorkload(
-            lambda config: torch.nn.Linear(64, 10),
-            cross_entropy,
-            lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
-            batch_size=64,
-            metrics={"accuracy": dagsel.metrics.accuracy},
-        ),
-        digits,
+    workload = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(64, 10),
+        cross_entropy,
+        lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+        batch_size=64,
+        metrics={"accuracy": dagsel.metrics.accuracy},
+    )
+    run = optimize(
+        workload=workload,
+        data=digits,
         space=lambda trial: {"lr": trial.suggest_float("lr", 0.1, 1.0, log=True)},
-        flow=RandomSearch(max_epochs=1, n_trials=2),
         metric="accuracy",
         cluster="cuda",
-        run_dir=run_dir,
     )
     assert run.best_value > 0.5
     (cluster,) = made

@@ -14,11 +14,8 @@ import optuna
 import pytest
 from distributed import Client
 
-import dagsel
 from dagsel import errors
-from dagsel.flows import RandomSearch
-from dagsel.storage import ShardedDataset
-from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 from tests.waiting import wait_until
 
 
@@ -44,23 +41,6 @@ def scheduler(folder: Path, *flags: str, **environment: str) -> Iterator[str]:
             process.terminate()
 
 
-def search(address: str, data: ShardedDataset, study: optuna.Study, run_dir: str) -> None:
-    def space(trial: optuna.Trial) -> dict[str, float]:
-        return {"x": trial.suggest_float("x", 0, 1)}
-
-    flow = RandomSearch(max_epochs=1, n_trials=1)
-    dagsel.optimize(
-        study,
-        SyntheticWorkload(),
-        data,
-        space=space,
-        flow=flow,
-        metric="value",
-        client=address,
-        run_dir=run_dir,
-    )
-
-
 #: What of dagsel the scheduler's machine has, and what a search there ends with.
 FOREIGN: dict[str, tuple[tuple[str, ...], type[Exception], str]] = {
     "nothing": (
@@ -78,7 +58,7 @@ FOREIGN: dict[str, tuple[tuple[str, ...], type[Exception], str]] = {
 
 @pytest.mark.parametrize("has", FOREIGN)
 def test_a_scheduler_without_dagsel_is_named(
-    has: str, digits: ShardedDataset, study: optuna.Study, run_dir: str, tmp_path: Path
+    has: str, optimize: Optimize, study: optuna.Study, tmp_path: Path
 ) -> None:
     kept, error, text = FOREIGN[has]
     there = tmp_path / "site-packages"
@@ -89,5 +69,5 @@ def test_a_scheduler_without_dagsel_is_named(
     # -S: no site-packages but these.
     with scheduler(tmp_path, "-S", PYTHONPATH=str(there)) as address:
         with pytest.raises(error, match=text):
-            search(address, digits, study, run_dir)
+            optimize(study=study, client=address)
     assert study.trials == []

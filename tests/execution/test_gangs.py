@@ -27,6 +27,7 @@ from dagsel.history.script import read_turns
 from dagsel.messages import Message, PieceRecord, TrialReport, UnitRecord, WorkerJoined
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 
 from .helpers import client_of, done, engine_for, final_state, listen, of
@@ -196,19 +197,13 @@ def torch_workload(**options: Any) -> dagsel.TorchWorkload:
     )
 
 
-def search(
-    client: Client,
-    data: ShardedDataset,
-    run_dir: str,
-    flow: Scripted,
-    workload: Any,
-    **options: Any,
-) -> dagsel.Run:
-    return dagsel.optimize(
-        optuna.create_study(direction="minimize"), workload, data, flow=flow, metric="loss",
-        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)}, client=client, run_dir=run_dir,
-        deterministic=True, **options,
-    )  # fmt: skip
+@pytest.fixture
+def search(optimize: Optimize, client: Client, digits: ShardedDataset) -> Optimize:
+    def call(flow: Scripted, workload: Any, **given: Any) -> dagsel.Run:
+        given = {"study": optuna.create_study(), "metric": "loss", "client": client, **given}
+        return optimize(flow, workload=workload, data=digits, deterministic=True, **given)
+
+    return call
 
 
 def in_gangs_of(size: int, n_epochs: int = 3) -> Scripted:
@@ -227,17 +222,15 @@ def losses(run: dagsel.Run) -> list[float]:
     return [value for e in run.record.trials[0].epochs for value in (e.train_loss, e.value)]
 
 
-def test_a_gang_has_the_loss_curve_of_a_single_worker(
-    client: Client, digits: ShardedDataset, tmp_path: Any
-) -> None:
-    alone = search(client, digits, str(tmp_path / "1"), in_gangs_of(1), torch_workload())
-    gang = search(client, digits, str(tmp_path / "2"), in_gangs_of(2), torch_workload())
+def test_a_gang_has_the_loss_curve_of_a_single_worker(search: Optimize, tmp_path: Path) -> None:
+    alone = search(in_gangs_of(1), torch_workload(), run_dir=str(tmp_path / "1"))
+    gang = search(in_gangs_of(2), torch_workload(), run_dir=str(tmp_path / "2"))
     assert {unit.gang for unit in gang.record.units if unit.unit.kind == "train"} == {2}
     assert losses(gang) == pytest.approx(losses(alone), rel=1e-5)
 
 
 def test_a_trial_goes_on_with_another_gang_at_the_sample_where_it_stopped(
-    client: Client, digits: ShardedDataset, tmp_path: Any
+    search: Optimize, tmp_path: Path
 ) -> None:
     gangs = itertools.cycle((1, 2, 1, 2, 1, 2, 1))
 
@@ -252,16 +245,14 @@ def test_a_trial_goes_on_with_another_gang_at_the_sample_where_it_stopped(
         return []
 
     workload = torch_workload(batch_size=4)
-    cut = search(client, digits, str(tmp_path / "1"), Scripted([Ask(1)], answer), workload)
-    whole = search(client, digits, str(tmp_path / "2"), in_gangs_of(1), workload)
+    cut = search(Scripted([Ask(1)], answer), workload, run_dir=str(tmp_path / "1"))
+    whole = search(in_gangs_of(1), workload, run_dir=str(tmp_path / "2"))
     assert len(cut.record.pieces) >= 3
     assert {piece.gang for piece in cut.record.pieces} == {1, 2}
     assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
 
 
-def test_a_running_trial_is_resized_without_being_asked_to_pause(
-    client: Client, digits: ShardedDataset, run_dir: str
-) -> None:
+def test_a_running_trial_is_resized_without_being_asked_to_pause(search: Optimize) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
@@ -275,7 +266,7 @@ def test_a_running_trial_is_resized_without_being_asked_to_pause(
         return []
 
     workload = SyntheticWorkload(seconds=0.5, n_batches=50)
-    run = search(client, digits, run_dir, Scripted([Ask(1)], answer), workload)
+    run = search(Scripted([Ask(1)], answer), workload)
     sizes = [unit.gang for unit in run.record.units if unit.unit.kind == "train"]
     assert sizes[0] == 1
     assert sizes[-1] == 2
@@ -288,9 +279,7 @@ def test_a_running_trial_is_resized_without_being_asked_to_pause(
     assert sum(told, ()) == tuple(switches)
 
 
-def test_a_small_trial_waits_while_a_gang_has_all_workers(
-    client: Client, digits: ShardedDataset, run_dir: str
-) -> None:
+def test_a_small_trial_waits_while_a_gang_has_all_workers(search: Optimize) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
@@ -302,7 +291,7 @@ def test_a_small_trial_waits_while_a_gang_has_all_workers(
 
     left = {0, 1, 2}
     workload = SyntheticWorkload(seconds=0.05, n_batches=2)
-    run = search(client, digits, run_dir, Scripted([Ask(3)], answer), workload)
+    run = search(Scripted([Ask(3)], answer), workload)
     spans = [(u.start, u.stop, {u.worker, *u.members}) for u in run.record.units
              if u.unit.kind == "train"]  # fmt: skip
     for start, stop, workers in spans:
@@ -326,21 +315,19 @@ class NoGangs:
 
 
 def test_what_cannot_be_a_gang_says_why_before_it_trains(
-    client: Client, digits: ShardedDataset, tmp_path: Any
+    search: Optimize, client: Client, tmp_path: Path
 ) -> None:
-    run = search(client, digits, str(tmp_path / "1"), in_one_gang(2), NoGangs())
+    run = search(in_one_gang(2), NoGangs(), run_dir=str(tmp_path / "1"))
     assert "train_gang" in run.failures[0].reason
     small = torch_workload(batch_size=1)
-    run = search(client, digits, str(tmp_path / "2"), in_one_gang(2), small)
+    run = search(in_one_gang(2), small, run_dir=str(tmp_path / "2"))
     assert "batch of 1" in run.failures[0].reason
     assert not run.record.units
     assert client.scheduler is not None
     address = client.scheduler.address
     with pytest.raises(SearchError, match="never have more than 2"):
-        search(address, digits, str(tmp_path / "3"), in_one_gang(5), torch_workload())  # type: ignore[arg-type]
-    run = search(
-        client, digits, str(tmp_path / "4"), in_one_gang(5), torch_workload(), worker_timeout=2.0
-    )
+        search(in_one_gang(5), torch_workload(), run_dir=str(tmp_path / "3"), client=address)
+    run = search(in_one_gang(5), torch_workload(), run_dir=str(tmp_path / "4"), worker_timeout=2.0)
     assert "there are 2 workers" in run.failures[0].reason
 
 
@@ -354,9 +341,7 @@ def in_one_gang(size: int) -> Scripted:
     return Scripted([Ask(1)], answer)
 
 
-def test_a_gang_is_suspended_and_scored(
-    client: Client, digits: ShardedDataset, run_dir: str
-) -> None:
+def test_a_gang_is_suspended_and_scored(search: Optimize) -> None:
     heard: list[Paused] = []
 
     def answer(event: Event) -> list[Decision]:
@@ -369,7 +354,7 @@ def test_a_gang_is_suspended_and_scored(
         return []
 
     workload = torch_workload(batch_size=4)
-    run = search(client, digits, run_dir, Scripted([Ask(1)], answer), workload)
+    run = search(Scripted([Ask(1)], answer), workload)
     assert len(heard) == 1
     assert heard[0].epochs < 50
     assert (heard[0].value is None) == (run.record.best is None)

@@ -33,6 +33,7 @@ from dagsel.profiling import Profile, architecture_of
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.dataset import write_profile
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
+from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 
 from .helpers import own_cluster
@@ -45,11 +46,13 @@ def data(tmp_path: Path) -> ShardedDataset:
     return ShardedDataset.write(str(tmp_path / "data"), {"x": np.arange(40)}, n_shards=N_SHARDS)
 
 
-def search(flow: Flow, workload: Any, data: ShardedDataset, **options: Any) -> dagsel.Run:
-    return dagsel.optimize(
-        optuna.create_study(direction="minimize"), workload, data, flow=flow, metric="loss",
-        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)}, **options,
-    )  # fmt: skip
+@pytest.fixture
+def search(optimize: Optimize, data: ShardedDataset) -> Optimize:
+    def call(flow: Flow, workload: Any, **given: Any) -> dagsel.Run:
+        given = {"study": optuna.create_study(), "data": data, "metric": "loss", **given}
+        return optimize(flow, workload=workload, **given)
+
+    return call
 
 
 def trains(*epochs: int, then: Callable[[Reported], Sequence[Decision]] = lambda e: ()) -> Scripted:
@@ -83,12 +86,8 @@ def counting(speedup: float = 2.0) -> CountingWorkload:
     )
 
 
-def test_the_last_trial_of_a_search_trains_in_a_gang(
-    client: Client, data: ShardedDataset, run_dir: str
-) -> None:
-    run = search(
-        trains(1, 10), counting(), data, client=client, run_dir=run_dir, small_population="gang"
-    )
+def test_the_last_trial_of_a_search_trains_in_a_gang(search: Optimize, client: Client) -> None:
+    run = search(trains(1, 10), counting(), client=client, small_population="gang")
     short, long = gangs(run, 0), gangs(run, 1)
     assert set(short) == {1}
     assert long == sorted(long)
@@ -99,7 +98,9 @@ def test_the_last_trial_of_a_search_trains_in_a_gang(
     assert set(run.metrics.query("name == 'miscounted'").value) == {0.0}
 
 
-def test_a_gang_comes_to_what_hopping_comes_to(client: Client, tmp_path: Path) -> None:
+def test_a_gang_comes_to_what_hopping_comes_to(
+    search: Optimize, client: Client, tmp_path: Path
+) -> None:
     x = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32)
     arrays = {"x": x, "y": (x[:, 0] > 0).astype(np.int64)}
     data = ShardedDataset.write(str(tmp_path / "one"), arrays, n_shards=1)  # one order of visits
@@ -112,7 +113,7 @@ def test_a_gang_comes_to_what_hopping_comes_to(client: Client, tmp_path: Path) -
     losses = {}
     for policy in ("gang", "hop"):
         run = search(
-            trains(3), workload, data, client=client, small_population=policy,
+            trains(3), workload, data=data, client=client, small_population=policy,
             run_dir=str(tmp_path / policy),
         )  # fmt: skip
         losses[policy] = [v for e in run.record.trials[0].epochs for v in (e.train_loss, e.value)]
@@ -130,34 +131,34 @@ def test_a_gang_comes_to_what_hopping_comes_to(client: Client, tmp_path: Path) -
 
 @pytest.mark.parametrize(("known", "gang"), [(None, 1), (1.9, 2), (0.9, 1)])
 def test_of_itself_only_what_a_profile_says_is_faster(
-    client: Client, data: ShardedDataset, run_dir: str, known: float | None, gang: int
+    search: Optimize, client: Client, data: ShardedDataset, known: float | None, gang: int
 ) -> None:
     workload = SyntheticWorkload(seconds=0.02)
     if known is not None:
         name = architecture_of(workload, {"x": 0.5})
         Profile.given({1: 1, 2: known}, architecture=name).save(data)
-    run = search(trains(3), workload, data, client=client, run_dir=run_dir)
+    run = search(trains(3), workload, client=client)
     assert gangs(run, 0)[-1] == gang
     assert len(run.record.notes) == (gang > 1)
 
 
 def test_a_damaged_profile_is_left_aside(
-    client: Client, data: ShardedDataset, run_dir: str, caplog: pytest.LogCaptureFixture
+    search: Optimize, client: Client, data: ShardedDataset, caplog: pytest.LogCaptureFixture
 ) -> None:
     workload = SyntheticWorkload()
     write_profile(data, architecture_of(workload, {"x": 0.5}), b"{")
-    run = search(trains(3), workload, data, client=client, run_dir=run_dir)
+    run = search(trains(3), workload, client=client)
     assert set(gangs(run, 0)) == {1}
     assert "are not used" in caplog.text
 
 
 def test_what_the_run_has_seen_counts_more_than_the_profile(
-    client: Client, data: ShardedDataset, run_dir: str
+    search: Optimize, client: Client, data: ShardedDataset
 ) -> None:
     workload = counting(speedup=0.4)
     name = architecture_of(workload, {"x": 0.5})
     Profile.given({1: 1, 2: 1.9}, architecture=name).save(data)
-    run = search(trains(1, 12), workload, data, client=client, run_dir=run_dir)
+    run = search(trains(1, 12), workload, client=client)
     sizes = gangs(run, 1)
     assert (sizes[0], sizes[-1]) == (1, 1)
     assert 2 <= sizes.count(2) <= 6
@@ -166,21 +167,15 @@ def test_what_the_run_has_seen_counts_more_than_the_profile(
     assert "each trains on one worker from here on" in back
 
 
-def test_asha_does_not_change_sizes_at_every_turn(
-    client: Client, data: ShardedDataset, run_dir: str
-) -> None:
-    run = search(
-        ASHA(max_epochs=27, n_trials=6), SyntheticWorkload(seconds=0.03, n_batches=3), data,
-        client=client, run_dir=run_dir, small_population="gang",
-    )  # fmt: skip
+def test_asha_does_not_change_sizes_at_every_turn(search: Optimize, client: Client) -> None:
+    flow, workload = ASHA(max_epochs=27, n_trials=6), SyntheticWorkload(seconds=0.03, n_batches=3)
+    run = search(flow, workload, client=client, small_population="gang")
     assert any(unit.gang == 2 for unit in run.record.units)
     assert len(run.record.notes) <= 2
     assert len(run.record.pieces) <= 2
 
 
-def test_a_flow_that_gives_gangs_is_left_alone(
-    client: Client, data: ShardedDataset, run_dir: str
-) -> None:
+def test_a_flow_that_gives_gangs_is_left_alone(search: Optimize, client: Client) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
@@ -192,10 +187,7 @@ def test_a_flow_that_gives_gangs_is_left_alone(
         return []
 
     workload = SyntheticWorkload(seconds=0.4, n_batches=10)
-    run = search(
-        Scripted([Ask(1)], answer), workload, data, client=client, run_dir=run_dir,
-        small_population="gang",
-    )  # fmt: skip
+    run = search(Scripted([Ask(1)], answer), workload, client=client, small_population="gang")
     sizes = gangs(run, 0)
     assert (sizes[0], sizes[-1]) == (2, 1)
     assert sizes == sorted(sizes, reverse=True)
@@ -203,12 +195,10 @@ def test_a_flow_that_gives_gangs_is_left_alone(
 
 
 def test_trials_that_cannot_be_shared_stay_on_one_worker_and_the_record_says_why(
-    client: Client, data: ShardedDataset, run_dir: str
+    search: Optimize, client: Client
 ) -> None:
-    run = search(
-        trains(4), SyntheticWorkload(speedup=lambda config, n: 0.0), data, client=client,
-        run_dir=run_dir, small_population="gang",
-    )  # fmt: skip
+    workload = SyntheticWorkload(speedup=lambda config, n: 0.0)
+    run = search(trains(4), workload, client=client, small_population="gang")
     assert set(gangs(run, 0)) == {1}
     (note,) = run.record.notes
     assert "each trains on one worker: WorkloadError: speedup must be above 0" in note
@@ -241,15 +231,11 @@ class NoGangs(SyntheticWorkload):
     ],
 )
 def test_bad_input_is_told_before_anything_begins(
-    data: ShardedDataset,
-    run_dir: str,
-    options: dict[str, Any],
-    error: type[Exception],
-    says: str,
+    search: Optimize, run_dir: str, options: dict[str, Any], error: type[Exception], says: str
 ) -> None:
     workload = options.pop("workload", SyntheticWorkload())
     with pytest.raises(error, match=says):
-        search(trains(1), workload, data, client="tcp://nowhere:1", run_dir=run_dir, **options)
+        search(trains(1), workload, client="tcp://nowhere:1", **options)
     assert not Path(run_dir).exists()
 
 
@@ -260,7 +246,7 @@ def three() -> Iterator[LocalCluster]:
 
 
 def test_workers_are_let_go_and_taken_again(
-    three: LocalCluster, data: ShardedDataset, run_dir: str, monkeypatch: pytest.MonkeyPatch
+    search: Optimize, three: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_workers, "RESTART_S", 0.3)
 
@@ -273,10 +259,8 @@ def test_workers_are_let_go_and_taken_again(
         asked = True  # a worker has gone, and there is work for it again
         return [Ask(2)]
 
-    run = search(
-        trains(24, 24, then=then), SyntheticWorkload(seconds=0.05), data, cluster=three,
-        run_dir=run_dir, small_population="release",
-    )  # fmt: skip
+    flow, workload = trains(24, 24, then=then), SyntheticWorkload(seconds=0.05)
+    run = search(flow, workload, cluster=three, small_population="release")
     notes = [note for note in run.record.notes if "trials for" in note]
     assert "2 trials for 3 workers: 1 workers are let go" in notes[0]
     assert any("3 workers are wanted again" in note for note in notes[1:])
@@ -285,14 +269,12 @@ def test_workers_are_let_go_and_taken_again(
 
 
 def test_a_cluster_that_cannot_shrink_is_told_of_once(
-    client: Client, data: ShardedDataset, run_dir: str, monkeypatch: pytest.MonkeyPatch
+    search: Optimize, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(idle_workers, "RESTART_S", 0.0)
     assert client.scheduler is not None
-    run = search(
-        trains(8), SyntheticWorkload(seconds=0.01), data, client=client.scheduler.address,
-        run_dir=run_dir, small_population="release",
-    )  # fmt: skip
+    address, workload = client.scheduler.address, SyntheticWorkload(seconds=0.01)
+    run = search(trains(8), workload, client=address, small_population="release")
     (note,) = run.record.notes
     assert "none can be let go: only a cluster object can be scaled" in note
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import optuna
 import pytest
+from distributed import Client
 
 import dagsel
 from dagsel.flow import (
@@ -22,39 +23,34 @@ from dagsel.flow import (
     Train,
     Wake,
 )
+from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import CountingWorkload
+from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 
 N_BATCHES = 40
 
 
 @pytest.fixture
-def search(client: Any, digits: Any, tmp_path: Any) -> Any:
-    def run(flow: Any, **options: Any) -> tuple[dagsel.Run, list[Event]]:
+def search(optimize: Optimize, client: Client, digits: ShardedDataset) -> Any:
+    def call(flow: Scripted) -> tuple[dagsel.Run, list[Event]]:
         seen: list[Event] = []
 
         def heard(event: Event) -> list[Decision]:
             seen.append(event)
             return list(flow.answer(event))
 
-        workload = options.pop("workload", None) or CountingWorkload(
-            seconds=0.2, n_batches=N_BATCHES, n_shards=digits.n_shards
-        )
-        study = optuna.create_study(direction="minimize")
-        result = dagsel.optimize(
-            study,
-            workload,
-            digits,
-            space=lambda trial: {"x": trial.suggest_float("x", 0, 1)},
-            flow=Scripted(flow.begin, heard),
-            metric=options.pop("metric", "miscounted"),
+        run = optimize(
+            Scripted(flow.begin, heard),
+            study=optuna.create_study(direction="minimize"),
+            workload=CountingWorkload(0.2, n_batches=N_BATCHES, n_shards=digits.n_shards),
+            data=digits,
+            metric="miscounted",
             client=client,
-            run_dir=str(tmp_path / "run"),
-            **options,
         )
-        return result, seen
+        return run, seen
 
-    return run
+    return call
 
 
 def test_time_slices_cut_a_trial_and_lose_nothing(search: Any) -> None:

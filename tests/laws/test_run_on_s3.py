@@ -17,6 +17,7 @@ from dagsel.execution.cluster import local_cluster
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 
 FLOW = RandomSearch(max_epochs=2, n_trials=6, n_concurrent=3)
 
@@ -50,27 +51,18 @@ def bucket(s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_it_is_interrupted_resumed_moved_and_replayed(
-    bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: str, optimize: Optimize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = ShardedDataset.write(f"{bucket}/data.zarr", {"x": np.arange(80)}, n_shards=4)
     study = optuna.create_study(storage=f"sqlite:///{tmp_path}/study.db", direction="maximize")
     workload, ended = SyntheticWorkload(seconds=0.1, value=value), list[int]()
     with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
-        with pytest.raises(KeyboardInterrupt):
-            dagsel.optimize(
-                study,
-                workload,
-                data,
-                space=space,
-                flow=FLOW,
-                metric="value",
-                client=client,
-                run_dir=f"{bucket}/run",
-                callbacks=[interrupt],
-            )
-        move(data.url, f"{bucket}/moved.zarr")
         options: dict[str, Any] = {"workload": workload, "space": space}
+        there: dict[str, Any] = {"data": data, "run_dir": f"{bucket}/run", "client": client}
+        with pytest.raises(KeyboardInterrupt):
+            optimize(FLOW, study=study, callbacks=[interrupt], **there, **options)
+        move(data.url, f"{bucket}/moved.zarr")
         run = dagsel.resume(
             f"{bucket}/run",
             client,
