@@ -1,5 +1,6 @@
 """What a wheel would hold, and what an import costs."""
 
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -62,3 +63,13 @@ def test_what_is_exported() -> None:
         assert getattr(dagsel, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'optimise'"):
         _ = dagsel.optimise
+
+
+@pytest.mark.parametrize("name", ["dagsel", "dagsel.testing", "dagsel.workloads"])
+def test_what_is_imported_when_it_is_asked_for_is_listed_and_nothing_else_is_there(
+    name: str,
+) -> None:
+    package = importlib.import_module(name)
+    assert {*package.__all__} <= {*dir(package)}
+    with pytest.raises(AttributeError, match="nobody"):
+        _ = package.nobody

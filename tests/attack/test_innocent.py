@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import cloudpickle
-import optuna
 import pytest
 from distributed import Client, LocalCluster, SchedulerPlugin
 
@@ -26,6 +25,7 @@ from dagsel.flows import RandomSearch
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 
 STORM_S = float(os.environ.get("ATTACK_SECONDS", "12"))
 EVERY_S = 0.5
@@ -107,22 +107,6 @@ class Storm:
                     self.n_killed -= 1
 
 
-def search(
-    client: Client, data: ShardedDataset, workload: SyntheticWorkload, folder: str, n_trials: int
-) -> dagsel.Run:
-    return dagsel.optimize(
-        optuna.create_study(direction="maximize"),
-        workload,
-        data,
-        space=lambda trial: {"x": trial.suggest_float("x", 0, 1)},
-        flow=RandomSearch(max_epochs=2, n_trials=n_trials),
-        metric="value",
-        client=client,
-        run_dir=folder,
-        worker_timeout=60.0,
-    )
-
-
 def check_timeline(run: dagsel.Run) -> None:
     frame = run.timeline()
     visits = frame[["kind", "trial", "epoch", "position"]]
@@ -133,14 +117,15 @@ def check_timeline(run: dagsel.Run) -> None:
 
 @pytest.mark.parametrize("n_workers", [2, 3] if STORM_S >= 60 else [3])
 def test_a_storm_fails_no_innocent_trial(
-    n_workers: int, digits: ShardedDataset, tmp_path: Any
+    n_workers: int, optimize: Optimize, digits: ShardedDataset
 ) -> None:
     # Units are so long that most are hit, and the first ones in a row.
     workload = SyntheticWorkload(seconds=0.5, n_batches=5)
     n_trials = round(STORM_S / 3)
+    flow = RandomSearch(max_epochs=2, n_trials=n_trials)
     with cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
         with Storm(cluster, seed=n_workers) as storm:
-            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=n_trials)
+            run = optimize(flow, workload=workload, data=digits, client=client)
     assert run.failures == []
     assert storm.n_killed > 5
     check_timeline(run)
@@ -152,27 +137,27 @@ def test_a_storm_fails_no_innocent_trial(
 
 @pytest.mark.parametrize(("kills", "after_s"), [(5, 0.0), (4, 0.3)])
 def test_chance_may_kill_the_workers_of_one_unit_in_a_row(
-    kills: int, after_s: float, digits: ShardedDataset, tmp_path: Any
+    kills: int, after_s: float, optimize: Optimize
 ) -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=3)
     workload = SyntheticWorkload(seconds=0.6, n_batches=2)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         hunter = Hunter(cluster, kills=kills, after_s=after_s)
         assert cluster.scheduler is not None
         cluster.scheduler.add_plugin(hunter)
-        run = search(client, digits, workload, f"{tmp_path}/run", n_trials=3)
+        run = optimize(flow, workload=workload, client=client)
     assert run.failures == []
     assert hunter.left == 0
 
 
-def test_a_poison_trial_fails_and_costs_at_most_six_workers(
-    digits: ShardedDataset, tmp_path: Any
-) -> None:
+def test_a_poison_trial_fails_and_costs_at_most_six_workers(optimize: Optimize) -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=4)
     workload = Poison(seconds=0.05, n_batches=2)
     lost: list[str] = []
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         assert cluster.scheduler is not None
         cluster.scheduler.add_plugin(Losses(lost))
-        run = search(client, digits, workload, f"{tmp_path}/run", n_trials=4)
+        run = optimize(flow, workload=workload, client=client)
         n_lost = len(lost)
     assert [trial.number for trial in run.failures] == [0]
     assert "workers were lost while" in run.failures[0].reason
@@ -180,13 +165,12 @@ def test_a_poison_trial_fails_and_costs_at_most_six_workers(
     check_timeline(run)
 
 
-def test_a_poison_trial_fails_in_a_storm_and_no_other(
-    digits: ShardedDataset, tmp_path: Any
-) -> None:
+def test_a_poison_trial_fails_in_a_storm_and_no_other(optimize: Optimize) -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=3)
     workload = Poison(seconds=0.2, n_batches=2)
     with cluster_of(3) as cluster, Client(cluster, set_as_default=False) as client:
         with Storm(cluster, seed=9):
-            run = search(client, digits, workload, f"{tmp_path}/run", n_trials=3)
+            run = optimize(flow, workload=workload, client=client)
     assert [trial.number for trial in run.failures] == [0]
 
 

@@ -188,7 +188,7 @@ def test_a_session_that_goes_on_asks_for_the_workers_that_were_wanted(wanted: in
 
 
 @pytest.mark.parametrize("policy", ["release", "gang"])
-def test_what_becomes_of_idle_workers_is_noted_and_nothing_else_is(policy: Any):
+def test_what_becomes_of_idle_workers_is_noted_and_nothing_else_is(policy: Any) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():

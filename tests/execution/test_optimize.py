@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +31,7 @@ from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
+from tests.conftest import Optimize
 from tests.waiting import wait_until
 
 from .helpers import done, engine_for, listen
@@ -57,19 +57,12 @@ def torch_workload(**changes: Any) -> dagsel.TorchWorkload:
 
 @pytest.fixture
 def optimize(
-    client: Client, digits: ShardedDataset, study: optuna.Study, run_dir: str
-) -> Callable[..., dagsel.Run]:
-    def call(workload: Any = None, **changes: Any) -> dagsel.Run:
-        arguments = {
-            "study": study,
-            "data": digits,
-            "space": space,
-            "flow": FLOW,
-            "metric": "accuracy",
-            "client": client,
-            "run_dir": run_dir,
-        }
-        return dagsel.optimize(workload=workload or torch_workload(), **{**arguments, **changes})
+    optimize: Optimize, client: Client, digits: ShardedDataset, study: optuna.Study
+) -> Optimize:
+    def call(workload: Any = None, **given: Any) -> dagsel.Run:
+        default = {"study": study, "data": digits, "space": space, "flow": FLOW}
+        default |= {"metric": "accuracy", "client": client}
+        return optimize(workload=workload or torch_workload(), **(default | given))
 
     return call
 
@@ -113,7 +106,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 @pytest.mark.parametrize("name", BAD_INPUT)
 def test_bad_input_is_refused_before_any_unit_runs(
-    name: str, optimize: Callable[..., dagsel.Run], study: optuna.Study
+    name: str, optimize: Optimize, study: optuna.Study
 ) -> None:
     changes, error, text = BAD_INPUT[name]
     with dask.config.set({"distributed.comm.timeouts.connect": "1s"}):
@@ -122,15 +115,13 @@ def test_bad_input_is_refused_before_any_unit_runs(
     assert study.trials == []
 
 
-def test_a_study_of_several_directions_is_refused(optimize: Callable[..., dagsel.Run]) -> None:
+def test_a_study_of_several_directions_is_refused(optimize: Optimize) -> None:
     study = optuna.create_study(study_name="two", directions=["maximize", "minimize"])
     with pytest.raises(errors.SearchError, match="has 2 directions"):
         optimize(study=study)
 
 
-def test_a_run_dir_that_holds_a_run_is_refused(
-    optimize: Callable[..., dagsel.Run], tmp_path: Path
-) -> None:
+def test_a_run_dir_that_holds_a_run_is_refused(optimize: Optimize, tmp_path: Path) -> None:
     optimize(SyntheticWorkload(), metric="value")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(errors.RunDirError, match="holds run .* already"):
@@ -142,9 +133,7 @@ def explode(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("this loss is broken")
 
 
-def test_a_trial_that_raises_fails_alone(
-    optimize: Callable[..., dagsel.Run], study: optuna.Study
-) -> None:
+def test_a_trial_that_raises_fails_alone(optimize: Optimize, study: optuna.Study) -> None:
     def fragile(config: Any) -> torch.nn.Module:
         class Fragile(torch.nn.Linear):
             def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -166,7 +155,7 @@ def test_a_trial_that_raises_fails_alone(
 
 
 def test_a_trial_whose_states_are_whole_and_cannot_be_read_fails_alone(
-    optimize: Callable[..., dagsel.Run],
+    optimize: Optimize,
 ) -> None:
     class Unreadable(SyntheticWorkload):
         def train(self, state: Any, shard: Any, config: Any, *, visit: Any, **rest: Any) -> Any:
@@ -180,7 +169,7 @@ def test_a_trial_whose_states_are_whole_and_cannot_be_read_fails_alone(
 
 
 def test_a_trial_whose_state_could_not_be_read_once_goes_on(
-    optimize: Callable[..., dagsel.Run], tmp_path: Path
+    optimize: Optimize, tmp_path: Path
 ) -> None:
     seen = tmp_path / "seen"
 
@@ -196,9 +185,7 @@ def test_a_trial_whose_state_could_not_be_read_once_goes_on(
     assert run.failures == []
 
 
-def test_a_trial_that_becomes_nan_fails_alone(
-    optimize: Callable[..., dagsel.Run], study: optuna.Study
-) -> None:
+def test_a_trial_that_becomes_nan_fails_alone(optimize: Optimize, study: optuna.Study) -> None:
     def value(config: Any, epoch: int) -> float:
         return math.nan if config["bad"] and epoch == 2 else 0.5
 
@@ -207,7 +194,7 @@ def test_a_trial_that_becomes_nan_fails_alone(
     assert "NaN" in run.failures[0].reason
 
 
-def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dagsel.Run]) -> None:
+def test_a_run_without_a_completed_trial_has_no_best(optimize: Optimize) -> None:
     def diverges(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         return output.sum() * math.nan
 
@@ -218,12 +205,12 @@ def test_a_run_without_a_completed_trial_has_no_best(optimize: Callable[..., dag
     assert "3 failed" in run._repr_html_()
 
 
-def test_trials_that_all_fail_alike_end_the_search(optimize: Callable[..., dagsel.Run]) -> None:
+def test_trials_that_all_fail_alike_end_the_search(optimize: Optimize) -> None:
     with pytest.raises(errors.AllTrialsFailedError, match="this loss is broken"):
         optimize(torch_workload(loss=explode))
 
 
-def test_the_cluster_is_left_as_it_was(client: Client, optimize: Callable[..., dagsel.Run]) -> None:
+def test_the_cluster_is_left_as_it_was(client: Client, optimize: Optimize) -> None:
     def traces(dask_scheduler: Any) -> Any:
         return (
             sorted(dask_scheduler.plugins),
@@ -241,7 +228,7 @@ def test_the_cluster_is_left_as_it_was(client: Client, optimize: Callable[..., d
 
 
 def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
-    digits: ShardedDataset, study: optuna.Study, run_dir: str
+    optimize: Optimize,
 ) -> None:
     def resources(dask_scheduler: Any) -> Any:
         return {w: dict(ws.resources) for w, ws in dask_scheduler.workers.items()}
@@ -253,77 +240,42 @@ def test_a_worker_without_the_resource_gets_it_and_loses_it_again(
         Client(cluster, set_as_default=False) as client,
     ):
         before = client.run_on_scheduler(resources)
-        run = dagsel.optimize(
-            study,
-            SyntheticWorkload(seconds=0.01),
-            digits,
-            space=space,
-            flow=FLOW,
-            metric="value",
-            client=client,
-            run_dir=run_dir,
-        )
+        run = optimize(SyntheticWorkload(seconds=0.01), metric="value", client=client)
         assert client.run_on_scheduler(resources) == before
     timeline = run.timeline().sort_values("start")
     assert (timeline.start.to_numpy()[1:] >= timeline.stop.to_numpy()[:-1]).all()
 
 
-def test_no_worker_is_an_error_that_says_so(
-    digits: ShardedDataset, study: optuna.Study, run_dir: str
-) -> None:
+def test_no_worker_is_an_error_that_says_so(optimize: Optimize) -> None:
     with LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as cluster:
+        address = cluster.scheduler_address  # with the cluster itself it would ask for one
         with pytest.raises(errors.NoWorkersError, match="no worker came within 0.5 s"):
-            dagsel.optimize(
-                study,
-                SyntheticWorkload(),
-                digits,
-                space=space,
-                flow=FLOW,
-                metric="value",
-                client=cluster.scheduler_address,  # with the cluster itself it would ask for one
-                run_dir=run_dir,
-                worker_timeout=0.5,
-            )
+            optimize(SyntheticWorkload(), metric="value", client=address, worker_timeout=0.5)
 
 
-def test_a_worker_that_is_too_small_is_named_with_its_numbers(
-    study: optuna.Study, run_dir: str
-) -> None:
+def test_a_worker_that_is_too_small_is_named_with_its_numbers(optimize: Optimize) -> None:
     arrays = {"x": np.zeros((1000, 5_000), np.float32)}
     data = ShardedDataset.write("memory://too-large.zarr", arrays, n_shards=1, overwrite=True)
     with LocalCluster(
         n_workers=1, processes=False, memory_limit="30 MB", dashboard_address="127.0.0.1:0"
     ) as cluster:
         with pytest.raises(errors.WorkerMemoryError, match="30,000,000 bytes.*20,000,000 bytes"):
-            dagsel.optimize(
-                study,
-                SyntheticWorkload(),
-                data,
-                space=space,
-                flow=FLOW,
-                metric="value",
-                cluster=cluster,
-                run_dir=run_dir,
-            )
+            optimize(SyntheticWorkload(), data=data, metric="value", client=None, cluster=cluster)
 
 
 def test_a_run_dir_out_of_the_workers_reach_is_named(
-    optimize: Callable[..., dagsel.Run],
+    optimize: Optimize,
 ) -> None:
     with pytest.raises(errors.ClusterError, match=r"cannot reach run_dir memory://only-here"):
         optimize(SyntheticWorkload(), metric="value", run_dir="memory://only-here")
 
 
-def test_an_address_does_for_a_client(
-    cluster: LocalCluster, optimize: Callable[..., dagsel.Run]
-) -> None:
+def test_an_address_does_for_a_client(cluster: LocalCluster, optimize: Optimize) -> None:
     run = optimize(SyntheticWorkload(), metric="value", client=cluster.scheduler_address)
     assert run.best_value == pytest.approx(2 / 3)
 
 
-def test_a_worker_of_another_version_is_named(
-    digits: ShardedDataset, study: optuna.Study, run_dir: str, tmp_path: Path
-) -> None:
+def test_a_worker_of_another_version_is_named(optimize: Optimize, tmp_path: Path) -> None:
     # A worker process that finds the metadata of another dagsel first on its path.
     old = tmp_path / "elsewhere" / "dagsel-0.0.9.dist-info"
     old.mkdir(parents=True)
@@ -350,16 +302,7 @@ def test_a_worker_of_another_version_is_named(
             try:
                 client.wait_for_workers(1, timeout=60)
                 with pytest.raises(errors.VersionMismatchError, match="and 0.0.9 on tcp:"):
-                    dagsel.optimize(
-                        study,
-                        SyntheticWorkload(),
-                        digits,
-                        space=space,
-                        flow=FLOW,
-                        metric="value",
-                        client=client,
-                        run_dir=run_dir,
-                    )
+                    optimize(SyntheticWorkload(), metric="value", client=client)
             finally:
                 worker.terminate()
 
@@ -402,9 +345,7 @@ def test_a_driver_that_is_killed_leaves_nothing_on_the_cluster(
     wait_until(lambda: client.run_on_scheduler(ours) == before, "nothing of the driver is left")
 
 
-def test_callbacks_get_what_optuna_gives_them(
-    optimize: Callable[..., dagsel.Run], study: optuna.Study
-) -> None:
+def test_callbacks_get_what_optuna_gives_them(optimize: Optimize, study: optuna.Study) -> None:
     heard: list[tuple[str, int, str]] = []
     optimize(
         SyntheticWorkload(),
@@ -415,7 +356,7 @@ def test_callbacks_get_what_optuna_gives_them(
 
 
 def test_a_run_that_is_interrupted_leaves_nothing_on_the_cluster_and_its_trials_running(
-    optimize: Callable[..., dagsel.Run], study: optuna.Study, client: Client
+    optimize: Optimize, study: optuna.Study, client: Client
 ) -> None:
     def interrupt(study: optuna.Study, trial: Any) -> None:
         raise KeyboardInterrupt
@@ -427,7 +368,7 @@ def test_a_run_that_is_interrupted_leaves_nothing_on_the_cluster_and_its_trials_
 
 
 def test_what_a_worker_hears_after_the_end_of_its_run_does_no_harm(
-    optimize: Callable[..., dagsel.Run], client: Client
+    optimize: Optimize, client: Client
 ) -> None:
     optimize(SyntheticWorkload(), metric="value")
     before = client.run(os.getpid)

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from dagsel.history.record import Record
 from dagsel.messages import ENTRIES
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 from tests.waiting import wait_until
 
 from . import interrupted
@@ -135,20 +135,12 @@ def go_on(client: Client, run_dir: str, **changes: Any) -> dagsel.Run:
 
 @pytest.fixture
 def begin(
-    client: Client, digits: ShardedDataset, study: optuna.Study, run_dir: str
-) -> Callable[..., dagsel.Run]:
-    def call(flow: Any = "asha", **changes: Any) -> dagsel.Run:
-        arguments = {
-            "study": study,
-            "workload": workload(),
-            "data": digits,
-            "space": space,
-            "flow": FLOWS[flow] if isinstance(flow, str) else flow,
-            "metric": "value",
-            "client": client,
-            "run_dir": run_dir,
-        }
-        return dagsel.optimize(**{**arguments, **changes})
+    optimize: Optimize, client: Client, digits: ShardedDataset, study: optuna.Study
+) -> Optimize:
+    def call(flow: Any = "asha", **given: Any) -> dagsel.Run:
+        flow = FLOWS[flow] if isinstance(flow, str) else flow
+        default = {"study": study, "workload": workload(), "data": digits, "client": client}
+        return optimize(flow, space=space, **(default | given))
 
     return call
 
@@ -181,7 +173,7 @@ def test_a_driver_that_is_killed_costs_no_more_than_the_units_in_flight(
 
 @pytest.mark.parametrize("storage", ["sqlite", "journal", "memory"])
 def test_a_search_that_is_interrupted_again_and_again_goes_on_with_its_study(
-    storage: str, begin: Callable[..., dagsel.Run], client: Client, run_dir: str, tmp_path: Path
+    storage: str, begin: Optimize, client: Client, run_dir: str, tmp_path: Path
 ) -> None:
     place = {
         "sqlite": f"sqlite:///{tmp_path / 'study.db'}",
@@ -203,9 +195,7 @@ def files(folder: str | Path) -> dict[str, bytes]:
     return {str(p): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
 
 
-def test_a_run_that_has_ended_is_only_read(
-    begin: Callable[..., dagsel.Run], client: Client, run_dir: str
-) -> None:
+def test_a_run_that_has_ended_is_only_read(begin: Optimize, client: Client, run_dir: str) -> None:
     run = begin()
     before = files(run_dir)
     again = go_on(client, run_dir)
@@ -218,7 +208,7 @@ def test_a_run_that_has_ended_is_only_read(
 
 
 def test_a_second_driver_is_refused_and_told_of_the_first(
-    begin: Callable[..., dagsel.Run], client: Client, run_dir: str
+    begin: Optimize, client: Client, run_dir: str
 ) -> None:
     refused: list[str] = []
 
@@ -358,7 +348,7 @@ def damageable(client: Client, run_dir: str, *, paused: bool) -> list[int]:
 def test_a_damaged_state_costs_a_unit_and_changes_nothing(
     flow: str,
     paused: bool,
-    begin: Callable[..., dagsel.Run],
+    begin: Optimize,
     client: Client,
     run_dir: str,
     caplog: pytest.LogCaptureFixture,
@@ -384,7 +374,7 @@ def test_a_damaged_state_costs_a_unit_and_changes_nothing(
 
 
 def test_a_deadline_ends_a_search_with_what_it_has(
-    begin: Callable[..., dagsel.Run], client: Client, study: optuna.Study, run_dir: str
+    begin: Optimize, client: Client, study: optuna.Study, run_dir: str
 ) -> None:
     begun = time.monotonic()
     run = begin(RandomSearch(max_epochs=100, n_trials=4), deadline=3.0)
@@ -413,7 +403,7 @@ def test_time_that_a_run_lies_dead_counts_only_where_it_is_to(
     shift: dict[str, float],
     count_downtime: bool,
     goes_on: bool,
-    begin: Callable[..., dagsel.Run],
+    begin: Optimize,
     client: Client,
     run_dir: str,
 ) -> None:
@@ -442,16 +432,13 @@ def digests(run: dagsel.Run) -> dict[tuple[int, int], str]:
 
 
 def test_a_deterministic_run_comes_to_the_same_on_any_cluster(
-    client: Client, digits: ShardedDataset, tmp_path: Path
+    begin: Optimize, client: Client, tmp_path: Path
 ) -> None:
     def search(client: Client, seed: int, *, deterministic: bool = True) -> dagsel.Run:
-        return dagsel.optimize(
-            interrupted.open_study(None),
-            SyntheticWorkload(seconds=interrupted.delay, value=interrupted.value),
-            digits,
-            space=space,
-            flow=FLOWS["random search"],
-            metric="value",
+        return begin(
+            "random search",
+            study=interrupted.open_study(None),
+            workload=SyntheticWorkload(seconds=interrupted.delay, value=interrupted.value),
             client=client,
             run_dir=str(tmp_path / uuid.uuid4().hex),
             seed=seed,

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import accumulate, product
 from pathlib import Path
@@ -23,9 +23,11 @@ from distributed import Client, LocalCluster
 import dagsel
 from dagsel.errors import DagselError, NoWorkersError, SearchError, TooLittleTimeError
 from dagsel.execution.cluster import close
+from dagsel.flow import Flow
 from dagsel.flows import SEER, RandomSearch
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 
 from . import seer_driver
 from .helpers import processes, there
@@ -38,7 +40,7 @@ OVERSHOOT_S = UNIT_S / N_BATCHES + 2 + 3
 WORKLOAD = SyntheticWorkload(
     UNIT_S,
     n_batches=N_BATCHES,
-    value=lambda config, epoch: float(config["quality"]) - 1 / (1 + epoch),
+    value=lambda config, epoch: float(config["x"]) - 1 / (1 + epoch),
 )
 
 
@@ -56,25 +58,11 @@ def cluster_of(n_workers: int, **options: Any) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def search(tmp_path: Path) -> Callable[..., dagsel.Run]:
-    data = ShardedDataset.write(str(tmp_path / "data.zarr"), {"x": np.arange(80)}, n_shards=4)
-
-    def call(flow: Any, **options: Any) -> dagsel.Run:
-        if isinstance(
-            options.get("cluster"), LocalCluster
-        ):  # its workers sleep: cores do not count
-            options.setdefault("max_cluster_workers", 4)
-            options.setdefault("worker_startup", 0.5)  # they import no torch
-        return dagsel.optimize(
-            options.pop("study", None) or optuna.create_study(direction="maximize"),
-            options.pop("workload", WORKLOAD),
-            data,
-            space=lambda trial: {"quality": trial.suggest_float("quality", 0.0, 1.0)},
-            flow=flow,
-            metric="value",
-            run_dir=str(tmp_path / "run"),
-            **options,
-        )
+def search(optimize: Optimize) -> Optimize:
+    def call(flow: Flow, **given: Any) -> dagsel.Run:
+        if "cluster" in given:  # its workers sleep, so cores do not count, and import no torch
+            given = {"max_cluster_workers": 4, "worker_startup": 0.5, **given}
+        return optimize(flow, **{"workload": WORKLOAD, **given})
 
     return call
 
@@ -100,7 +88,7 @@ def sizes(client: Client) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) -> None:
+def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Optimize) -> None:
     flow = SEER("15 s", 46, reduction_factor=2, max_workers_per_trial=1, min_stage=3, mode="paper")
     # The first stage is of four whatever the start takes, up to 3 s; of 40 it depends on 0.1 s.
     assert [stage.n_workers for stage in flow.plan.stages] == [4, 2]
@@ -120,7 +108,7 @@ def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Any) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_are_lost_again_and_again(how: signal.Signals, search: Any) -> None:
+def test_workers_are_lost_again_and_again(how: signal.Signals, search: Optimize) -> None:
     flow = SEER("18 s", 48, reduction_factor=2, max_workers_per_trial=2, min_stage=3, mode="paper")
     assert [stage.n_trials for stage in flow.plan.stages] == [(2, 1), (1, 0)]
     with cluster_of(1) as cluster, Client(cluster, set_as_default=False) as client:
@@ -206,7 +194,7 @@ def has_paused(folder: RunDir) -> bool:
     return any(entry.get("event", {}).get("is") == "Paused" for entry in entries)
 
 
-def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
+def test_the_only_worker_is_asked_for_and_asked_for_again(search: Optimize) -> None:
     with cluster_of(0) as cluster:
 
         def lose(study: optuna.Study, trial: optuna.trial.FrozenTrial) -> None:
@@ -230,7 +218,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Any) -> None:
     check_best(run)
 
 
-def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Any) -> None:
+def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Optimize) -> None:
     flow = SEER(
         "6 s", "4 USD", reduction_factor=2, max_workers_per_trial=1, min_stage=1.2, mode="paper",
         price_per_worker_hour=900.0,
@@ -247,7 +235,7 @@ def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Any) ->
     check_best(run)
 
 
-def test_adapt_is_left_in_charge(search: Any) -> None:
+def test_adapt_is_left_in_charge(search: Optimize) -> None:
     flow = SEER("5 s", 14, reduction_factor=2, max_workers_per_trial=1, min_stage=1, mode="paper")
     assert flow.plan.stages[0].n_workers > 2
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
@@ -261,7 +249,7 @@ def test_adapt_is_left_in_charge(search: Any) -> None:
     check_best(run)
 
 
-def test_a_cluster_whose_workers_cannot_start(search: Any) -> None:
+def test_a_cluster_whose_workers_cannot_start(search: Optimize) -> None:
     study = optuna.create_study(direction="maximize")
     with cluster_of(0, preload=["import os; os._exit(3)"]) as cluster:
         with pytest.raises(NoWorkersError, match="no worker came within 3 s"):
@@ -272,7 +260,7 @@ def test_a_cluster_whose_workers_cannot_start(search: Any) -> None:
     assert study.trials == []
 
 
-def test_a_fixed_cluster_without_a_worker(search: Any) -> None:
+def test_a_fixed_cluster_without_a_worker(search: Optimize) -> None:
     with cluster_of(0) as cluster:
         with pytest.raises(NoWorkersError, match="start workers, scale the cluster"):
             search(SEER(60, 60), client=cluster.scheduler_address, worker_timeout=1.0)
@@ -281,7 +269,7 @@ def test_a_fixed_cluster_without_a_worker(search: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", ["deadline", "budget"])
-def test_what_there_is_when_the_time_is_over(limit: str, search: Any) -> None:
+def test_what_there_is_when_the_time_is_over(limit: str, search: Optimize) -> None:
     end_s = 6.0
     given = {"deadline": end_s} if limit == "deadline" else {"budget": 2 * end_s}
     flow = RandomSearch(max_epochs=50, n_trials=4)
@@ -297,7 +285,7 @@ def test_what_there_is_when_the_time_is_over(limit: str, search: Any) -> None:
     assert max(unit.start for unit in units) - began <= end_s - 0.7 * UNIT_S
 
 
-def test_units_that_the_end_of_a_search_stops_break_no_worker(search: Any) -> None:
+def test_units_that_the_end_of_a_search_stops_break_no_worker(search: Optimize) -> None:
     workload = SyntheticWorkload(20.0, n_batches=100, value=WORKLOAD.value)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         with pytest.raises(TooLittleTimeError, match="no unit of training has ended"):

@@ -12,12 +12,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import optuna
 import psutil
 import pytest
 from distributed import Client
@@ -39,6 +39,7 @@ from dagsel.flow import (
 )
 from dagsel.flows import ASHA, SEER
 from dagsel.storage import RunDir, ShardedDataset
+from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 from tests.waiting import slowness
 
@@ -113,22 +114,9 @@ def data(tmp_path: Path) -> ShardedDataset:
 
 
 @pytest.fixture
-def search(data: ShardedDataset, tmp_path: Path) -> Callable[..., dagsel.Run]:
-    def call(flow: Any, cluster: Any, **options: Any) -> dagsel.Run:
-        return dagsel.optimize(
-            optuna.create_study(direction="maximize"),
-            slurm_driver.workload(),
-            data,
-            space=slurm_driver.space,
-            flow=flow,
-            metric="value",
-            cluster=cluster,
-            run_dir=str(tmp_path / "run"),
-            small_population="hop",
-            **options,
-        )
-
-    return call
+def search(optimize: Optimize, data: ShardedDataset) -> Optimize:
+    workload, space = slurm_driver.workload(), slurm_driver.space
+    return partial(optimize, workload=workload, data=data, space=space, small_population="hop")
 
 
 def check_whole(run: dagsel.Run) -> None:
@@ -192,12 +180,12 @@ END = Finish()
 
 
 def test_a_cluster_grows_and_shrinks_as_it_is_told(
-    queue: Queue, search: Any, tmp_path: Path
+    queue: Queue, search: Optimize, tmp_path: Path
 ) -> None:
     all_train = [when(4, Scale(4))] * 8
     flow = on_sizes(4, when(1, Scale(4)), *all_train, when(4, Scale(1)), when(1, END))
     with slurm_cluster(tmp_path) as cluster:
-        run = search(flow, cluster)
+        run = search(flow, cluster=cluster)
         assert cluster.worker_spec == {}  # as it was
     sizes = queue.sizes()
     assert sizes == [1, 2, 3, 4, 3, 2, 1, 0]
@@ -207,11 +195,13 @@ def test_a_cluster_grows_and_shrinks_as_it_is_told(
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=only_long), 2])
-def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path: Path) -> None:
+def test_seer_keeps_to_its_limits(
+    size: int, queue: Queue, search: Optimize, tmp_path: Path
+) -> None:
     slow = slowness()
     flow = SEER(24 * slow, 60 * slow, reduction_factor=2, max_workers_per_trial=1)
     with slurm_cluster(tmp_path, size=size) as cluster:
-        run = search(flow, cluster, max_cluster_workers=4)
+        run = search(flow, cluster=cluster, max_cluster_workers=4)
         assert cluster.worker_spec == {}
     assert run.record.seconds <= (24 + LATE_S) * slow
     assert run.worker_seconds <= (60 + 4 * LATE_S) * slow
@@ -221,13 +211,15 @@ def test_seer_keeps_to_its_limits(size: int, queue: Queue, search: Any, tmp_path
     check_bill(run, queue, size)
 
 
-def test_asha_keeps_to_a_budget(here: Slurm, queue: Queue, search: Any, tmp_path: Path) -> None:
+def test_asha_keeps_to_a_budget(
+    here: Slurm, queue: Queue, search: Optimize, tmp_path: Path
+) -> None:
     slow = slowness()
     flow = ASHA(max_epochs=9, n_trials=32, reduction_factor=2)
     with slurm_cluster(tmp_path) as cluster:
         cluster.scale(2)
         here.wait(lambda: here.count("RUNNING") == 2)
-        run = search(flow, cluster, budget=24 * slow)
+        run = search(flow, cluster=cluster, budget=24 * slow)
         assert len(cluster.worker_spec) == 2
     assert run.worker_seconds <= (24 + 2 * LATE_S) * slow
     assert run.failures == []
@@ -250,13 +242,13 @@ def room_for_one(here: Slurm, folder: Path) -> Iterator[None]:
 
 
 def test_jobs_that_stay_in_the_queue_hold_nothing_up(
-    here: Slurm, search: Any, tmp_path: Path
+    here: Slurm, search: Optimize, tmp_path: Path
 ) -> None:
     steps: list[Step] = [lambda n: [Scale(3)], *[when(1, Scale(3))] * 5, when(1, END)]
     with room_for_one(here, tmp_path):
         queue = Queue(here)
         with slurm_cluster(tmp_path) as cluster:
-            run = search(on_sizes(2, *steps), cluster)
+            run = search(on_sizes(2, *steps), cluster=cluster)
     assert queue.sizes() == [1, 2, 3, 2, 1, 0]
     assert [job.started is None for job in queue.jobs.values()] == [False, True, True]
     assert run.timeline().worker.nunique() == 1
@@ -291,7 +283,7 @@ def end_job(here: Slurm, number: str, how: str) -> None:
     ],
 )
 def test_a_job_that_slurm_ends_loses_nothing(
-    how: str, size: int, here: Slurm, queue: Queue, search: Any, tmp_path: Path
+    how: str, size: int, here: Slurm, queue: Queue, search: Optimize, tmp_path: Path
 ) -> None:
     n_wanted = 2 * size
     again: list[Decision] = [Scale(n_wanted)]
@@ -307,7 +299,7 @@ def test_a_job_that_slurm_ends_loses_nothing(
 
     flow = on_sizes(2 * size, lambda n: again, end_one, has_gone, when(n_wanted, END))
     with slurm_cluster(tmp_path, size=size) as cluster:
-        run = search(flow, cluster)
+        run = search(flow, cluster=cluster)
         assert cluster.worker_spec == {}
     check_whole(run)
     if how in (
@@ -361,11 +353,11 @@ def n_reports(folder: RunDir) -> int:
 
 
 def test_a_job_that_slurm_refuses_is_told_with_its_reason(
-    queue: Queue, search: Any, tmp_path: Path
+    queue: Queue, search: Optimize, tmp_path: Path
 ) -> None:
     with slurm_cluster(tmp_path, queue="nobodys") as cluster:
         with pytest.raises(NoWorkersError, match="Invalid partition"):
-            search(ASHA(max_epochs=9, n_trials=4), cluster, worker_timeout=3.0)
+            search(ASHA(max_epochs=9, n_trials=4), cluster=cluster, worker_timeout=3.0)
         assert cluster.worker_spec == {}
     assert queue.jobs == {}
 

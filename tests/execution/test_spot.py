@@ -7,14 +7,13 @@ import random
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import optuna
 import pytest
 from distributed import Client, Nanny, SpecCluster, Status
 from distributed.scheduler import Scheduler
@@ -25,8 +24,8 @@ from dagsel.execution.cluster import workers_of
 from dagsel.execution.spec_cluster import END_S
 from dagsel.flow import Context, Decision, Scale
 from dagsel.flows import RandomSearch
-from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 
 from .helpers import processes
 
@@ -43,7 +42,7 @@ POOLS = [DEMAND, SPOT]
 
 
 def value(config: Any, epoch: int) -> float:
-    return float(config["quality"]) - 1 / (1 + epoch)
+    return float(config["x"]) - 1 / (1 + epoch)
 
 
 def logged(path: Path) -> SyntheticWorkload:
@@ -102,23 +101,11 @@ def provider(n_workers: int = 1) -> Iterator[tuple[SpecCluster, Client]]:
 
 
 @pytest.fixture
-def search(tmp_path: Path) -> Callable[..., dagsel.Run]:
-    data = ShardedDataset.write(str(tmp_path / "data.zarr"), {"x": np.arange(80)}, n_shards=4)
-
-    def call(flow: Any = None, **options: Any) -> dagsel.Run:
-        return dagsel.optimize(
-            optuna.create_study(direction="maximize"),
-            options.pop("workload", None) or logged(tmp_path / "batches"),
-            data,
-            space=lambda trial: {"quality": trial.suggest_float("quality", 0.0, 1.0)},
-            flow=flow or Growing(max_epochs=MAX_EPOCHS, n_trials=N_TRIALS),
-            metric="value",
-            run_dir=str(tmp_path / "run"),
-            small_population="hop",
-            **options,
-        )
-
-    return call
+def search(optimize: Optimize, tmp_path: Path) -> Optimize:
+    flow = Growing(max_epochs=MAX_EPOCHS, n_trials=N_TRIALS)
+    return partial(
+        optimize, flow=flow, workload=logged(tmp_path / "batches"), small_population="hop"
+    )
 
 
 class Provider(threading.Thread):
@@ -197,7 +184,7 @@ def test_a_budget_in_money_bounds_what_all_cost(search: Any) -> None:
     with provider() as (cluster, client):
         with taking_back(client, 0, notice=True):
             flow = Growing(max_epochs=MAX_EPOCHS, n_trials=20 * N_TRIALS)  # more than it buys
-            run = search(flow, cluster=cluster, workers=POOLS, budget="40 USD")
+            run = search(flow=flow, cluster=cluster, workers=POOLS, budget="40 USD")
     assert run.record.finished
     assert 40 * 0.8 < run.money <= 40 + (2 * 1.0 + 2 * 0.2) * OVERSHOOT_S
     # At the price of the dearest it would have been over long before.
@@ -212,7 +199,7 @@ def test_a_search_that_scales_nothing_keeps_its_workers(search: Any) -> None:
     with provider(0) as (cluster, client):
         flow = RandomSearch(max_epochs=2, n_trials=4)
         with taking_back(client, 1, notice=True, pause_s=6.0) as taker:
-            run = search(flow, cluster=cluster, workers=[only])
+            run = search(flow=flow, cluster=cluster, workers=[only])
         assert taker.taken
         assert cluster.worker_spec == {}
     assert run.money == pytest.approx(run.worker_seconds * 0.2)
@@ -234,7 +221,7 @@ def test_a_run_goes_on_without_pools_at_the_price_of_the_dearest(
             search(cluster=cluster, workers=POOLS, budget="200 USD", callbacks=[stop])
         options: dict[str, Any] = {
             "workload": logged(tmp_path / "batches"),
-            "space": lambda trial: {"quality": trial.suggest_float("quality", 0.0, 1.0)},
+            "space": lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
             "flow": Growing(max_epochs=MAX_EPOCHS, n_trials=N_TRIALS),
         }
         folder = str(tmp_path / "run")

@@ -81,13 +81,13 @@ AROUND = [
 
 @pytest.mark.parametrize("flow", AROUND, ids=lambda flow: flow.__name__)
 @pytest.mark.parametrize("inner", [None, "ASHA", ASHA])
-def test_what_is_no_search_has_no_search_around_it(flow: Any, inner: Any):
+def test_what_is_no_search_has_no_search_around_it(flow: Any, inner: Any) -> None:
     with pytest.raises(SearchError, match=f"{flow.__name__} goes around a search"):
         flow(inner, **SCALING.get(flow, {}))
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
-def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]):
+def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]) -> None:
     """A parameter that some search takes by name alone, no search takes by its place later on."""
     parameters = list(inspect.signature(flow).parameters.values())
     kinds = [one.kind is inspect.Parameter.KEYWORD_ONLY for one in parameters]
@@ -99,7 +99,7 @@ def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]
 
 
 @pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband, ElasticGrid])
-def test_a_search_that_is_over_decides_nothing_any_more(flow: type[Flow]):
+def test_a_search_that_is_over_decides_nothing_any_more(flow: type[Flow]) -> None:
     over = made(flow)
     over.start(Context(n_workers=2))
     assert Finish() in over.handle(DeadlineReached(600.0))

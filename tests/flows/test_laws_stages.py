@@ -47,7 +47,7 @@ def test_a_first_stage_that_is_short_is_not_measured(seconds: int, factor: int) 
 )
 def test_a_pause_begins_as_early_as_it_takes_long_with_the_trials_that_there_are_now(
     n_workers: int, pauses: list[tuple[int, int]]
-):
+) -> None:
     """Two pauses measure what an epoch takes, with a trial for each worker; then more trials come.
 
     In a pause some workers may be away.

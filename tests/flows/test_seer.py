@@ -440,5 +440,6 @@ def test_a_search_of_one_stage_ends_at_its_pause_if_that_leaves_no_time_for_anot
     if until >= 7.5:  # the next one would take as long, to 10 s at best
         assert decisions[-1] == Finish()
     else:
-        assert decisions[-1] == Wake(pytest.approx(min(9.99, 10.0 - (until - 5.0))))
+        (wake,) = of(Wake, decisions[-1:])
+        assert wake.seconds == pytest.approx(min(9.99, 10.0 - (until - 5.0)))
         assert set(gangs(decisions)) == {0, 1, 2, 3}

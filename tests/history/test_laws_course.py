@@ -54,7 +54,9 @@ def test_no_two_points_of_a_drawing_are_closer_than_can_be_read(
     st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9)), min_size=1, max_size=8),
     st.integers(1, 5000),
 )
-def test_a_run_that_began_later_has_the_same_drawing(told: list[tuple[int, int]], later_s: int):
+def test_a_run_that_began_later_has_the_same_drawing(
+    told: list[tuple[int, int]], later_s: int
+) -> None:
     made = course([(step / 16, n) for step, n in told])
     moved = [replace(m, seconds=m.seconds + later_s) for m in made.moments]
     first, last = made.begin, made.end.seconds

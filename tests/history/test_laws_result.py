@@ -38,7 +38,7 @@ def record(n_trials: int = 0, **spent: Any) -> Record:
 )
 def test_workers_cost_what_was_paid_or_their_hours_at_their_price(
     worker_seconds: int, per_hour: int | None, paid: int | None
-):
+) -> None:
     run_dir = RunDir(f"memory://{uuid.uuid4().hex}")
     about = {} if per_hour is None else {"price_per_worker_hour": per_hour, "currency": "EUR"}
     run_dir.claim("run", about)
@@ -56,7 +56,7 @@ def test_workers_cost_what_was_paid_or_their_hours_at_their_price(
 
 
 @pytest.mark.parametrize("n_failed", [0, 1, 3, 4, 9])
-def test_an_error_names_the_reasons_of_three_failures(n_failed: int):
+def test_an_error_names_the_reasons_of_three_failures(n_failed: int) -> None:
     found = Result(NOTHING, "loss", record(n_failed))
     with pytest.raises(NoCompletedTrialError) as raised:
         _ = found.best
@@ -65,7 +65,7 @@ def test_an_error_names_the_reasons_of_three_failures(n_failed: int):
     assert str(raised.value).count("because of") == min(3, n_failed)
 
 
-def test_what_has_no_stages_has_a_plan_that_says_what_was_done():
+def test_what_has_no_stages_has_a_plan_that_says_what_was_done() -> None:
     done = record(2, worker_seconds=4.0, seconds=2.0)
     report = Result(NOTHING, "loss", done).plan
     assert (report.seconds, report.worker_seconds, report.n_trials) == (2.0, 4.0, 0)

@@ -162,7 +162,7 @@ def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("child", ["", "a", "a/b", "a/b/c"])
 def test_no_folder_on_the_way_is_a_link_unless_the_user_has_named_it(
     tmp_path: Path, place: str, child: str
-):
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "named").symlink_to(tmp_path / "elsewhere")  # the whole folder may be a link
     folder = Folder(tmp_path / "named")
@@ -181,7 +181,7 @@ def test_no_folder_on_the_way_is_a_link_unless_the_user_has_named_it(
             there.own(key)
 
 
-def test_a_folder_belongs_to_the_run_that_has_claimed_it():
+def test_a_folder_belongs_to_the_run_that_has_claimed_it() -> None:
     folder = RunDir(f"memory://{uuid.uuid4().hex}")
     assert not folder.belongs_to("mine")
     folder.claim("mine", {})
@@ -190,7 +190,7 @@ def test_a_folder_belongs_to_the_run_that_has_claimed_it():
 
 
 @pytest.mark.parametrize("kind", ["frame", "array"])
-def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str):
+def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str) -> None:
     frame = pd.DataFrame({"a": [1, 2], "b": [None, {}], "c": [True, False], "d": [(), "x"]})
     value = frame if kind == "frame" else frame.to_numpy()
     which = "columns 'b', 'd' of x hold" if kind == "frame" else "x holds"
@@ -198,15 +198,15 @@ def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str)
         pair.as_array("x", value)
 
 
-def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path):
+def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "a" / "b"):
         free, now = _free_bytes(str(path)), shutil.disk_usage(tmp_path).free
         assert free == pytest.approx(now, rel=0.1)
 
 
-def test_a_lock_that_is_released_while_it_is_read_is_taken(monkeypatch: pytest.MonkeyPatch):
+def test_a_lock_that_is_released_while_it_is_read_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{uuid.uuid4().hex}"
-    held, reads = RunDir(url).lock("first"), []
+    held, reads = RunDir(url).lock("first"), list[Any]()
     read = lock._read
 
     def release_first(folder: Folder) -> Any:
@@ -224,7 +224,7 @@ def test_a_lock_that_is_released_while_it_is_read_is_taken(monkeypatch: pytest.M
 @pytest.mark.parametrize("numbers", [(1,), (1, 2), (2, 9, 5)])
 def test_the_extent_of_a_trial_is_its_last_epoch_and_its_last_check(
     numbers: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     """Earlier copies are there where a driver was killed before it removed them."""
     states = RunDir(f"memory://{uuid.uuid4().hex}").states
     monkeypatch.setattr(type(states), "drop_checks", lambda *args, **options: None)
@@ -238,7 +238,7 @@ def test_the_extent_of_a_trial_is_its_last_epoch_and_its_last_check(
 @given(st.integers(0, 60))
 def test_a_full_disk_is_tried_again_soon_then_every_five_seconds_until_patience_is_over(
     patience_s: int,
-):
+) -> None:
     pauses: list[float] = []
 
     def full() -> None:
@@ -251,7 +251,9 @@ def test_a_full_disk_is_tried_again_soon_then_every_five_seconds_until_patience_
 
 
 @given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 7))
-def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(n: int, offset: int, most: int):
+def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(
+    n: int, offset: int, most: int
+) -> None:
     rows, found = np.arange(n, dtype="i4"), np.zeros(n, dtype="i4")
     pwrite, preadv = os.pwrite, os.preadv
 
@@ -272,7 +274,7 @@ def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(n: int, offset: 
 
 def test_an_array_that_zarr_refuses_is_refused_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch,
-):
+) -> None:
     def refuse(self: object) -> bytes:
         raise ValueError("no codec for it")
 

@@ -74,7 +74,7 @@ def test_zarr_alone_reads_it(place: Any, arrays: Named) -> None:
     options = {"storage_options": place.options} if place.options else {}
     root = zarr.open_group(place.url, mode="r", **options)
     for split in ("train", "validation"):
-        there = root[f"{data.manifest.folder}/{split}"]
+        there: Any = root[f"{data.manifest.folder}/{split}"]
         assert sorted(there.group_keys()) == [f"{index:05d}" for index in range(3)]
         assert {name for _, shard in there.groups() for name in shard.array_keys()} == {*arrays}
     for index in range(3):
