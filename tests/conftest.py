@@ -54,10 +54,12 @@ ALONE = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what has a cluster, and begin with it: it waits, and what comes last fills all cores."""
     for item in items:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
         if is_there or "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
+    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,6 @@ from . import parameters
 NONE = {
     ("Profile", "fit"): "a profile is made by `given`, `learnt` and `profile`",
     ("ShardedDataset", "manifest"): "a data set is made by `write`",
-    ("resume", "worker_startup"): "it only bounds how long workers are waited for in silence",
 }
 
 
