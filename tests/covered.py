@@ -29,12 +29,15 @@ REASONS: Mapping[str, str] = {
     "dagsel/dispatch/strikes.py": "a rank of a gang that is lost while another loss is weighed",
     "dagsel/driver/consistency.py": "entries that contradict each other: checksums find most "
     "damage first",
+    "dagsel/driver/recovery.py": "a workload that no longer builds its model, a state that is "
+    "damaged while it is read: attacks and chaos draw them by chance",
     "dagsel/execution/compatibility.py": "workers with another Python or another package: "
     "there is one of each here",
     "dagsel/execution/fork_server.py": "a cluster that cannot be begun",
     "dagsel/execution/scheduler_plugin.py": "races of workers that go while a message is on its "
     "way: the dispatcher's own laws draw them, a cluster shows them by chance",
     "dagsel/execution/spec_cluster.py": "a nanny that is closed while its process starts",
+    "dagsel/history/script.py": "recorded decisions about a trial that fails when it is repeated",
     "dagsel/workloads/gang/process_group.py": "NCCL: it needs GPUs",
     "dagsel/workloads/sklearn/objects.py": "estimators of other versions of scikit-learn, and "
     "damage that the attacks draw by chance",

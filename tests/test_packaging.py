@@ -73,3 +73,9 @@ def test_what_is_imported_when_it_is_asked_for_is_listed_and_nothing_else_is_the
     assert {*package.__all__} <= {*dir(package)}
     with pytest.raises(AttributeError, match="nobody"):
         _ = package.nobody
+
+
+def test_a_module_comes_when_it_is_asked_for() -> None:
+    program = "import dagsel; print(dagsel.flows.ASHA.__name__)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout.split() == [b"ASHA"]
