@@ -64,7 +64,7 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# Three files at a time on two cores: what has a cluster of its own waits three quarters of its time.
+# Three files at a time on two cores: what has a cluster of its own waits for a part of its time.
 TESTS := pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev slurm
 	$(BIN)/python -m $(TESTS)

@@ -54,7 +54,7 @@ ALONE = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what has a cluster, and begin with it: it waits, and what comes last fills all cores."""
+    """Mark what has a cluster, and begin with it: the longest files come first then."""
     for item in items:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
         if is_there or "cluster" in getattr(item, "fixturenames", ()):

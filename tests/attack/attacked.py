@@ -141,9 +141,8 @@ def interrupted_after(n_records: int | None) -> Iterator[None]:
     def counted(self: Journal, records: Any) -> None:
         nonlocal n
         append(self, records)
-        was_below = n_records is not None and n < n_records
-        n += len(records)
-        if was_below and n >= (n_records or 0):
+        before, n = n, n + len(records)
+        if n_records is not None and before < n_records <= n:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:

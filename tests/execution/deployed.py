@@ -95,7 +95,7 @@ def seer(slow: float) -> SEER:
     )
 
 
-#: By how much slower the machine is than one that does nothing else.
+#: By name, for a machine that is so many times slower than one that does nothing else.
 FLOWS: dict[str, Callable[[float], Flow]] = {
     "seer": seer,
     "asha": lambda slow: ASHA(max_epochs=4, n_trials=12, reduction_factor=2),

@@ -102,7 +102,8 @@ def test_adapt_stays_in_charge(gateway: Any) -> None:
 def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) -> None:
     cluster, client = gateway
     one_worker(gateway)
-    limits: dict[str, Any] = {"deadline": 90 * slowness(), "budget": 360 * slowness()}
+    slow = slowness()
+    limits: dict[str, Any] = {"deadline": 90 * slow, "budget": 360 * slow}
     outcome = search(growing(patience=60), tmp_path, cluster=cluster, **limits)
     wait_until(lambda: wanted(tmp_path)[-1] == 1, "one is wanted")
     sizes = [n for n, _ in itertools.groupby(wanted(tmp_path))]
