@@ -54,9 +54,10 @@ class StoredStates:
         for epoch in range(len(trial.epochs) + 1, newest.epoch):
             end = (epoch, self.record.n_shards - 1)
             before = self._read(trial, end)
+            if before is not None and before not in ends:  # it is, if all of this epoch is lost
+                ends.append(before)
             if before is None or (before.epoch, before.position) != end:
-                return ends or ([before] if before is not None else [])
-            ends.append(before)
+                return ends
         return [*ends, newest]
 
     def _read(

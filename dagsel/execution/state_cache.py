@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dagsel.dispatch.units import Unit
-from dagsel.errors import CheckpointError
+from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from dagsel.execution.process import give_back_memory
 from dagsel.execution.run_spec import StoredResult
 from dagsel.messages import Assignment, StoredState
@@ -65,17 +65,29 @@ class StateCache:
         Returns
         -------
         State or Found or None
-            A state to go on from, the unit's result, or nothing.
+            A state to go on from, the unit's result, or nothing. A later state of the trial says
+            that the unit is done, and that its own was removed when it was not needed any more.
+
+        Raises
+        ------
+        CheckpointCorruptError
+            If the end of an epoch is damaged and the trial went on from it. It may still have to be
+            scored, so a later state is no substitute: the driver has to go on from before it.
         """
         shard, warm = binding.shard, self.warm.pop(unit, None)
         if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
             return warm.state
         store, place = self._store, (unit.epoch, unit.position)
-        with contextlib.suppress(CheckpointError):
+        latest = store.latest(unit.trial) or place
+        try:
             blob, meta = store.load(unit.trial, *place)
             return Found(self.keep(unit, State(blob)), StoredState.read(place, meta))
-        latest = store.latest(unit.trial)
-        if latest is not None and latest > place:
+        except CheckpointNotFoundError:
+            pass
+        except CheckpointCorruptError:
+            if unit.position == self._n_shards - 1 and latest > place:
+                raise
+        if latest > place:
             return Found(StoredResult(unit.trial, *latest), None)
         with contextlib.suppress(CheckpointError):
             blob, meta = store.load(unit.trial, *place, partial=True)

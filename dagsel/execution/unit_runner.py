@@ -27,6 +27,7 @@ from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import (
+    CheckpointNotFoundError,
     DagselError,
     DivergedError,
     GangBrokenError,
@@ -304,15 +305,32 @@ class UnitRunner:
         config: Mapping[str, Any],
         state: State | StoredResult,
     ) -> tuple[dict[str, float], UnitRecord]:
-        """Score a state on one validation shard: return its metrics and a record of it."""
+        """Score a state on one validation shard: return its metrics and a record of it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If only a later state is left of the end of the epoch that is to be scored.
+        """
         with own_streams():
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
             start = time.time()
             use_torch_threads(self._spec.threads)
+            if isinstance(state, StoredResult) and unit.kind == "evaluate":
+                self._check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
             scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
             done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
         return scores.metrics, replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
+
+    def _check_end(self, unit: Unit, stored: StoredResult) -> None:
+        """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
+        end = (unit.epoch, self._spec.data.n_shards - 1)
+        if (stored.epoch, stored.position) != end:
+            raise CheckpointNotFoundError(
+                f"{self._spec.run_dir.states.url}: the state at the end of epoch {unit.epoch} of "
+                f"trial {unit.trial} is lost before it was scored on shard {unit.position}"
+            )
 
     def _visit(self, unit: Unit, shard: int) -> Visit:
         ends_epoch = unit.position == self._spec.data.n_shards - 1

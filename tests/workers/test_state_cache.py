@@ -8,11 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
+from dagsel.errors import CheckpointCorruptError
 from dagsel.execution.run_spec import StoredResult
 from dagsel.execution.state_cache import Found, StateCache
 from dagsel.messages import Assignment, StoredState
@@ -35,20 +37,41 @@ def save(store: CheckpointStore, place: tuple[int, int], shard: int = 0, **how: 
     return saved
 
 
+def damage(store: CheckpointStore, place: tuple[int, int]) -> None:
+    """Replace a state's file by another one of its length."""
+    file_system, folder = fsspec.core.url_to_fs(store.url)
+    name = f"epoch-{place[0]:06d}-position-{place[1]:06d}"
+    (blob,) = file_system.glob(f"{folder}/trial-000000/{name}.*.safetensors")
+    file_system.pipe_file(blob, bytes(file_system.size(blob)))
+
+
 def cache(store: CheckpointStore) -> StateCache:
     return StateCache(store, N_SHARDS, lambda: False)
 
 
-@given(there=st.sets(st.sampled_from(PLACES)), place=st.sampled_from(PLACES))
+@given(
+    there=st.sets(st.sampled_from(PLACES)),
+    damaged=st.sets(st.sampled_from(PLACES)),
+    place=st.sampled_from(PLACES),
+)
+@example(there={(2, 2), (3, 0)}, damaged={(2, 2)}, place=(2, 2))
+@example(there={(2, 1), (3, 0)}, damaged={(2, 1)}, place=(2, 1))
 def test_a_unit_that_was_begun_before_has_its_own_result_or_the_latest_later_one(
-    there: set[tuple[int, int]], place: tuple[int, int]
+    there: set[tuple[int, int]], damaged: set[tuple[int, int]], place: tuple[int, int]
 ) -> None:
     store = CheckpointStore("memory://found")
     store.drop(0)
     saved = {at: save(store, at) for at in there}
-    found = cache(store).recover(Unit("train", 0, *place), AGAIN)
+    for at in there & damaged:
+        damage(store, at)
+    here, unit = cache(store), Unit("train", 0, *place)
     later = [at for at in there if at > place]
-    if place in saved:
+    if place in there & damaged and later and place[1] == N_SHARDS - 1:
+        with pytest.raises(CheckpointCorruptError):  # it may still have to be scored
+            here.recover(unit, AGAIN)
+        return
+    found = here.recover(unit, AGAIN)
+    if place in there - damaged:
         assert isinstance(found, Found)
         assert found.state == saved[place]
         assert found.stored is not None

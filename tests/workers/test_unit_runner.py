@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
+from dagsel.errors import CheckpointNotFoundError
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.unit_runner import ShouldStop, UnitRunner
 from dagsel.messages import Assignment, PieceRecord
@@ -93,3 +94,21 @@ def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path
     after, _ = slow.train(Unit("train", 0, 1, 1), Assignment(shard=0, visits=(1,)), {}, loser)
     assert isinstance(after, State)
     assert [(shard, batch) for _, shard, batch in seen(after)] == [(1, 0), (1, 1), (0, 0), (0, 1)]
+
+
+def test_an_epoch_is_scored_by_the_state_at_its_end_and_by_no_later_one(tmp_path: Path) -> None:
+    """Dask makes a lost end anew as the latest state that is stored: good to train on from."""
+    workers = Workers(tmp_path, n_batches=2)
+    worker, end = workers.come("a"), Unit("train", 0, 1, 1)
+    state: State | StoredResult | None = None
+    for unit in (UNIT, end, Unit("train", 0, 2, 0)):
+        state, _ = worker.train(unit, Assignment(shard=unit.position), {}, state)
+    scoring, again = Unit("evaluate", 0, 1, 1), Assignment(shard=1, attempt=2)
+    worker.evaluate(scoring, again, {}, StoredResult(0, 1, 1))
+    workers.spec.run_dir.states.delete(0, 1, 1)
+    lost, _ = workers.come("b").train(end, again, {}, None)
+    assert lost == StoredResult(0, 2, 0)
+    assert isinstance(lost, StoredResult)
+    with pytest.raises(CheckpointNotFoundError, match="end of epoch 1 of trial 0 is lost"):
+        worker.evaluate(scoring, again, {}, lost)
+    worker.evaluate(Unit("check", 0, 1, 1), again, {}, lost)
