@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
+
+from tests.storage.os_calls import os_calls
 
 
 @dataclass(frozen=True)
@@ -148,27 +151,23 @@ def faults() -> Iterator[Faults]:
 
 
 @pytest.fixture
-def crash_after(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
+def crash_after() -> Callable[[int], Any]:
     """Give a context in which the process crashes after n local file operations."""
-    import contextlib
-    import os
 
     @contextlib.contextmanager
     def crashing(n: int) -> Iterator[Faults]:
         faults = Faults()
         faults.after(n, crash=True)
 
-        def counted(function: Any) -> Any:
+        def counted(_: str, function: Any) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 faults.operation()
                 return function(*args, **kwargs)
 
             return call
 
-        with monkeypatch.context() as patch:
-            for name in ("open", "write", "close", "fsync", "replace", "unlink", "mkdir", "rmdir"):
-                patch.setattr(os, name, counted(getattr(os, name)))
-            with contextlib.suppress(Crash):
-                yield faults
+        names = ("open", "write", "close", "fsync", "replace", "unlink", "mkdir", "rmdir")
+        with os_calls(names, counted), contextlib.suppress(Crash):
+            yield faults
 
     return crashing

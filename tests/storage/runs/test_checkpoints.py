@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import shutil
 from collections import Counter
@@ -23,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from dagsel.storage import CheckpointStore
 from dagsel.storage.runs.checkpoints import Extent
+from tests.storage.os_calls import os_calls
 
 
 def load(store: CheckpointStore, *key: int, partial: bool = False) -> tuple[bytes, dict[str, Any]]:
@@ -138,9 +138,7 @@ def test_a_damaged_first_save_is_replaced(tmp_path: Path, suffix: str, data: byt
 
 
 @pytest.mark.parametrize("blobs", [(b"one", b"two"), (b"same", b"same")])
-def test_two_attempts_that_race_agree_on_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blobs: tuple[bytes, bytes]
-) -> None:
+def test_two_attempts_that_race_agree_on_one(tmp_path: Path, blobs: tuple[bytes, bytes]) -> None:
     def race(store: CheckpointStore, n: int) -> tuple[list[dict[str, Any]], bool]:
         """Let the second one through before the n-th system call of the first."""
         ends: list[dict[str, Any]] = []
@@ -152,16 +150,15 @@ def test_two_attempts_that_race_agree_on_one(
             if n_left == -1:
                 ends.append(store.save_first(1, 0, 0, blobs[1], {"n": 2}))
 
-        def counted(function: Any) -> Any:
-            def called(*args: Any, **kwargs: Any) -> Any:
+        def counted(_: str, function: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
                 operation()
                 return function(*args, **kwargs)
 
-            return called
+            return call
 
-        with monkeypatch.context() as patch:
-            for name in ("open", "write", "close", "link", "replace", "unlink", "mkdir"):
-                patch.setattr(os, name, counted(getattr(os, name)))
+        names = ("open", "write", "close", "link", "replace", "unlink", "mkdir")
+        with os_calls(names, counted):
             ends.append(store.save_first(1, 0, 0, blobs[0], {"n": 1}))
         return ends, n_left < 0
 
@@ -396,12 +393,8 @@ def counted() -> Iterator[Counter[str]]:
     def noted(name: str, function: Any) -> Any:
         return lambda *args, **kwargs: (counts.update([name]), function(*args, **kwargs))[1]
 
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (
-            *("open", "write", "close", "replace", "link", "unlink", "mkdir"),
-            *("fsync", "listdir", "scandir"),
-        ):
-            patch.setattr(os, name, noted(name, getattr(os, name)))
+    writing = ("open", "write", "close", "replace", "link", "unlink", "mkdir")
+    with os_calls((*writing, "fsync", "listdir", "scandir"), noted):
         yield counts
 
 

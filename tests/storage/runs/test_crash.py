@@ -22,6 +22,7 @@ from fsspec import AbstractFileSystem
 
 from dagsel.errors import CheckpointError
 from dagsel.storage import CheckpointStore, RunDir
+from tests.storage.os_calls import os_calls
 
 CALLS = (
     "open", "write", "close", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "truncate",
@@ -141,9 +142,8 @@ def crashing_os() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         # What a process that dies leaves behind does not depend on it.
         patch.setattr(os, "fsync", lambda fd: None)
-        for name in CALLS:
-            patch.setattr(os, name, counted(name, getattr(os, name)))
-        yield
+        with os_calls(CALLS, counted):
+            yield
 
 
 @dataclass
