@@ -265,7 +265,10 @@ def disturb(
     faults: deque[Moment],
     ends_at: float,
 ) -> None:
-    """Do the faults that are due, from the first unit on until the driver has ended."""
+    """Do the faults that are due, from the first unit on until the driver has ended.
+
+    One that finds nobody, as all workers are on their way, is tried again.
+    """
     last_s, n_before = 0.0, len(read_starts(job.starts))
     if n_before and faults:
         last_s = faults[0][0] - 1.0  # the time between two sessions does not count
@@ -276,8 +279,10 @@ def disturb(
         if began is None:
             began = time.monotonic() if len(read_starts(job.starts)) > n_before else None
         elif faults and time.monotonic() - began >= faults[0][0] - last_s:
-            _, fault = faults.popleft()
-            injector.inject(fault)
+            _, fault = faults[0]
+            if injector.inject(fault) is None:
+                continue
+            faults.popleft()
             if isinstance(fault, KillScheduler):
                 return
 
