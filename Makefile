@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .PHONY: help demo test lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke newest newest-short shuffle coverage churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke newest newest-short laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -21,6 +21,7 @@ help:
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
+	@echo "make laws            all that is pure or simulated, 500 examples a law"
 	@echo "make shuffle         all tests in five random orders"
 	@echo "make coverage        all tests; which branches do they run? Writes docs/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
@@ -82,6 +83,9 @@ PURE := dispatch driver flows history planning simulation views workers \
 	test_codec.py test_flow.py test_messages.py test_metrics.py
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=quick -m "not alone and not slow" $(PURE:%=tests/%)
+
+laws: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=long --timeout 3600 $(PURE:%=tests/%)
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev
@@ -151,7 +155,7 @@ mutants: $(VENV)/.dev
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
 
-nightly: shuffle coverage churn chaos replay attack bench-smoke known-faults mutants
+nightly: laws shuffle coverage churn chaos replay attack bench-smoke known-faults mutants
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -27,8 +27,9 @@ from dagsel.testing.synthetic import SyntheticWorkload
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 # How long an example takes says how busy the machine is, no more.
-settings.register_profile("dagsel", deadline=None)
+settings.register_profile("dagsel", deadline=None, max_examples=50)
 settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("long", deadline=None, max_examples=500)
 if settings().deadline is not None:  # else a profile without one is chosen already
     settings.load_profile("dagsel")
 

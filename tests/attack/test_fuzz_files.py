@@ -21,7 +21,7 @@ import dagsel
 from dagsel.errors import DagselError
 from dagsel.storage import ShardedDataset
 
-N_CASES = int(os.environ.get("ATTACK_CASES", "64"))
+N_CASES = int(os.environ.get("ATTACK_CASES", "32"))
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 #: By name of the run: what it trains, and after how many writes to its journal it was interrupted.
 RUNS: dict[str, tuple[str, int | None]] = {

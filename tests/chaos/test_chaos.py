@@ -1,6 +1,6 @@
 """A search under faults of every kind ends as it does when nothing happens, bit for bit.
 
-Here five seeds, each kind of fault among them; ``make chaos`` runs fifty and writes docs/chaos.md.
+Here four seeds, each kind of fault among them; ``make chaos`` runs fifty and writes docs/chaos.md.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import chaos
 import faults
 import pytest
 
-#: A killed driver while trials train by the second; a killed scheduler and a damaged state; a full
-#: disk; both are killed, under a nanny; a unit that kills, and a pause that is too long.
-SEEDS = (10, 1, 2, 8, 9)
-N_SEEDS = int(os.environ.get("CHAOS_SEEDS", "5"))
+#: Driver and scheduler are killed while trials train by the second, under a nanny; a killed scheduler
+#: and a damaged state; a full disk; a unit that kills, and a pause that is too long.
+SEEDS = (38, 1, 2, 9)
+N_SEEDS = int(os.environ.get("CHAOS_SEEDS", "4"))
 
 
 def test_each_kind_of_fault_is_among_the_seeds_that_are_run() -> None:

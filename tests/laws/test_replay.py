@@ -25,7 +25,7 @@ from dagsel.flow import Flow
 from dagsel.flows import ASHA, PBT, RandomSearch, Range
 from dagsel.storage import RunDir, ShardedDataset
 
-SEEDS = range(int(os.environ.get("REPLAY_SEEDS", "2")))
+SEEDS = range(int(os.environ.get("REPLAY_SEEDS", "1")))
 
 
 def workload() -> dagsel.TorchWorkload:
