@@ -13,8 +13,8 @@ import chaos
 import faults
 import pytest
 
-#: Driver and scheduler are killed while trials train by the second, under a nanny; a killed scheduler
-#: and a damaged state; a full disk; a unit that kills, and a pause that is too long.
+#: Driver and scheduler are killed while trials train by the second, under a nanny; a killed
+#: scheduler and a damaged state; a full disk; a unit that kills, and a pause that is too long.
 SEEDS = (38, 1, 2, 9)
 N_SEEDS = int(os.environ.get("CHAOS_SEEDS", "4"))
 
