@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help demo test lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
+.PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
 	bench-engine bench-smoke newest newest-short laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
@@ -43,7 +43,11 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
 
-test: lint types imports doctest tests
+# What reads the code runs beside what runs it.
+test: $(VENV)/.dev
+	$(MAKE) -j2 checks tests
+
+checks: lint types imports doctest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -65,8 +69,8 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# Three files at a time on two cores: what has a cluster of its own waits for a part of its time.
-TESTS := pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
+# Four files at a time on two cores: what has a cluster of its own waits for a part of its time.
+TESTS := pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev slurm
 	$(BIN)/python -m $(TESTS)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -55,12 +56,14 @@ ALONE = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what has a cluster, and begin with it: the longest files come first then."""
+    """Mark what has a cluster; begin with the files that take longest, then with clusters."""
+    n_slow = Counter[Path]()
     for item in items:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
         if is_there or "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
-    items.sort(key=lambda item: item.get_closest_marker("alone") is None)
+        n_slow[item.path] += item.get_closest_marker("slow") is not None
+    items.sort(key=lambda it: (-n_slow[it.path], it.get_closest_marker("alone") is None))
 
 
 @pytest.fixture(scope="session", autouse=True)
