@@ -142,7 +142,7 @@ newest-short: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
-	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_gangs.py tests/execution/test_machines.py tests/execution/test_slurm.py
+	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md

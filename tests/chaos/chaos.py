@@ -51,7 +51,8 @@ from dagsel.study.resume import STANDS_FOR
 from dagsel.testing.synthetic import seen
 
 N_WORKERS = 3
-PATIENCE_S = 120.0
+#: A search takes 20 s here; this only ends one that hangs, on a machine that is busy as well.
+PATIENCE_S = 240.0
 #: A worker that is silent for so long is given up (Dask's least with few workers).
 TTL_S = 5.0
 DISK_MB = 4

