@@ -229,6 +229,8 @@ class Dispatcher:
                 if unit.kind == "train" and unit.trial == chain.trial:
                     trial.active = unit
         trial.add(chain)
+        if trial.partial:
+            self.state.cut.add(chain.trial)
         self.moves.has_begun = True
         self.times.add_trial(chain.trial)
         self.state.work_left.is_stale = True
@@ -347,6 +349,7 @@ class Dispatcher:
         self.state.drop_training(trial, unit)
         if shard is not None and not trial.is_repeat(unit):
             trial.partial[unit] = shard
+            self.state.cut.add(unit.trial)
             if seconds:  # it has made progress, so it was not the cause of its strikes
                 self.state.clear_strikes(unit)
 
@@ -354,13 +357,15 @@ class Dispatcher:
         if event.worker in self.workers:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
-        self.workers[event.worker] = KnownWorker(
-            event.worker,
-            event.max_shards,
-            held=held,
-            placed_speed=event.speed,
-            node=event.node,
-            process=event.process,
+        self.workers.add(
+            KnownWorker(
+                event.worker,
+                event.max_shards,
+                held=held,
+                placed_speed=event.speed,
+                node=event.node,
+                process=event.process,
+            )
         )
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held
@@ -383,7 +388,7 @@ class Dispatcher:
                 self.state.give_back(unit)
             else:  # its leader will report it
                 binding.lost += (event.worker,)
-        del self.workers[event.worker]
+        self.workers.remove(event.worker)
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
         self.moves.workers_changed = True

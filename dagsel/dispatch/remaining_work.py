@@ -66,6 +66,7 @@ class RemainingWork:
             target = max(target, max(now_s, scheduler.free_at[worker]) + load)
         scheduler.demand = dict(enumerate(demand))
         scheduler.target = target
+        scheduler.recounted()
 
     def _efforts(self) -> tuple[list[float], list[int]]:
         """By shard: seconds of a unit of cost 1 on its average holder, and how many hold it."""
