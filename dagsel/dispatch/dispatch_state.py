@@ -106,15 +106,23 @@ class DispatchState:
     def recount(self) -> None:
         """Count the remaining work anew."""
         self.work_left.recount(self.trials, self.now)
-        self.workers.rank(self._ranks)
+        self.workers.rank(self.ranks)
         for host in self.workers.values():
             if host.bound:
                 self.time_worker(host)
         for trial in self.trials.values():
-            self.requeue(trial)
+            if trial.ready and trial.active is None:
+                self.requeue(trial)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
+        self.list_scheduler.check()
+        self.openings.check(self.now)
+        is_counted = bool(self.trials) and not self.work_left.is_stale
+        self.workers.check(self.ranks if is_counted else None)
 
     @property
-    def _ranks(self) -> dict[Worker, float]:
+    def ranks(self) -> dict[Worker, float]:
         """Of the workers that wait for a unit the one with the highest rank is asked first."""
         scheduler = self.list_scheduler
         return scheduler.speed if scheduler.replicated else scheduler.load
@@ -219,7 +227,7 @@ class DispatchState:
         self.stop_clock(binding)
         for worker in binding.there:
             host = self.workers[worker]
-            self.workers.release(unit, host, self._ranks.get(worker, 0.0))
+            self.workers.release(unit, host, self.ranks.get(worker, 0.0))
             if host.bound and self.bindings[host.bound[0]].began_s is None:
                 self.bindings[host.bound[0]].began_s = self.now
             self.time_worker(host)
@@ -272,7 +280,7 @@ class DispatchState:
             for unit in [unit for unit in struck if unit.trial == number]:
                 self.clear_strikes(unit)
         self.times.forget_trial(number)
-        self.work_left.is_stale = True
+        self.work_left.is_stale |= bool(trial.open)
 
     def clear_strikes(self, unit: Unit) -> None:
         """Forget a unit's strikes."""

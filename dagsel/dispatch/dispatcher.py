@@ -228,12 +228,13 @@ class Dispatcher:
             for unit in self.bindings:  # a unit from before it was stopped may still run
                 if unit.kind == "train" and unit.trial == chain.trial:
                     trial.active = unit
+        was_open = bool(trial.open)
         trial.add(chain)
         if trial.partial:
             self.state.cut.add(chain.trial)
         self.moves.has_begun = True
         self.times.add_trial(chain.trial)
-        self.state.work_left.is_stale = True
+        self.state.work_left.chain_added(trial, self.state.now, was_open=was_open)
         for unit in self.state.early.pop(chain.trial, ()):
             self._on_unit_ready(unit)
 
@@ -357,21 +358,20 @@ class Dispatcher:
         if event.worker in self.workers:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
-        self.workers.add(
-            KnownWorker(
-                event.worker,
-                event.max_shards,
-                held=held,
-                placed_speed=event.speed,
-                node=event.node,
-                process=event.process,
-            )
+        host = KnownWorker(
+            event.worker,
+            event.max_shards,
+            held=held,
+            placed_speed=event.speed,
+            node=event.node,
+            process=event.process,
         )
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held
         self.list_scheduler.speed[event.worker] = event.speed
         self.list_scheduler.load[event.worker] = 0.0
         self.list_scheduler.free_at[event.worker] = self.state.now
+        self.workers.add(host, self.state.ranks[event.worker])
         self.moves.workers_changed = True
 
     def _on_worker_removed(self, event: WorkerRemoved) -> None:

@@ -161,6 +161,17 @@ class ListScheduler(Generic[W]):
         self._speeds.clear()
         self._rank_running()
 
+    def check(self) -> None:
+        """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
+        most = max((self.rem[trial] for trial in self._lim), default=0.0)
+        assert self._most_left() == most, "another running trial has more work left"
+        if self._speeds:
+            speeds = dict.fromkeys(self._speeds, 0.0)
+            for worker, mask in self.held.items():
+                for shard in bits(mask):
+                    speeds[shard] += self.speed[worker]
+            assert self._speeds == speeds, "the holders of a shard have another speed"
+
     def _rank_running(self) -> None:
         self._longest = [(-self.rem[trial], trial) for trial in self._lim]
         heapify(self._longest)

@@ -68,6 +68,16 @@ class Openings:
             heappop(agenda)
         return inf
 
+    def check(self, now: float) -> None:
+        """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
+        opens = {host.worker: self._opens(host) for host in self._workers.values()}
+        open_now = [host.worker for host in self.open_at(now)]
+        assert open_now == [worker for worker in self._workers if opens[worker] <= now], (
+            f"{open_now} are open, and {opens} were to be"
+        )
+        next_at = min((at for at in opens.values() if at > now), default=inf)
+        assert self.next_at() == next_at, f"the next opening is at {next_at}"
+
     def _opens(self, host: KnownWorker) -> float:
         if host.draining or not 0 < len(host.bound) < DEPTH:
             return inf

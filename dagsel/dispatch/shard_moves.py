@@ -104,7 +104,9 @@ class ShardMoves:
             if held[worker] != offered:
                 held[worker] = offered
                 state.work_left.is_stale = True
+        was_replicated = state.list_scheduler.replicated
         state.list_scheduler.holders_changed()
+        state.work_left.is_stale |= state.list_scheduler.replicated != was_replicated
         self._moving = any(host.held != host.wanted for host in workers.staying)
 
     # ---- what time brings

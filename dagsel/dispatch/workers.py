@@ -56,12 +56,12 @@ class WorkerTable(dict[Worker, KnownWorker]):
         self._unbound: list[tuple[float, int, KnownWorker]] = []  # sorted by rank, then by number
         self._ranks: dict[Worker, float] = {}  # of those
 
-    def add(self, host: KnownWorker) -> None:
-        """Add a worker that has come."""
+    def add(self, host: KnownWorker, rank: float) -> None:
+        """Add a worker that has come; those without a unit are asked in the order of the ranks."""
         self._n_added += 1
         host.number = self._n_added
         self[host.worker] = host
-        self._enter(host, 0.0)
+        self._enter(host, rank)
 
     def remove(self, worker: Worker) -> None:
         """Remove a worker that has gone."""
@@ -96,6 +96,23 @@ class WorkerTable(dict[Worker, KnownWorker]):
             if not host.draining:
                 yield host
             at += at < len(self._unbound) and self._unbound[at][2] is host
+
+    def check(self, ranks: Mapping[Worker, float] | None) -> None:
+        """Raise ``AssertionError`` if the workers without a unit are others, or in another order.
+
+        `ranks` are None where they are to be counted anew.
+        """
+        hosts = [host for host in self.staying if not host.bound]
+        unbound = list(self.unbound)
+        if ranks is None:
+            hosts.sort(key=lambda host: host.number)
+            unbound.sort(key=lambda host: host.number)
+        else:
+            hosts.sort(key=lambda host: -ranks[host.worker])
+        assert unbound == hosts, (
+            f"{[host.worker for host in unbound]} are said to have no unit, in that order, and "
+            f"{[host.worker for host in hosts]} have none"
+        )
 
     def _enter(self, host: KnownWorker, rank: float) -> None:
         self._ranks[host.worker] = -rank
