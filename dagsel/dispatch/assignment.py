@@ -6,6 +6,7 @@ which workers are offered one, in which order, and when.
 
 from __future__ import annotations
 
+from itertools import chain
 from math import inf
 
 from dagsel.dispatch.dispatch_state import DispatchState
@@ -15,7 +16,6 @@ from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.trials import Binding
 from dagsel.dispatch.workers import KnownWorker
 
-DEPTH = 2  # units on a worker: one that runs, one that waits
 LONG_UNIT = 20.0  # times `overhead_s`: behind so long a unit nothing is bound if its trial may stay
 
 
@@ -38,18 +38,21 @@ class Assigner:
 
     def _bind_idle(self) -> None:
         state, list_scheduler = self.state, self.list_scheduler
-        hosts = [host for host in self.workers.staying if not host.bound]
-        rank = list_scheduler.speed if list_scheduler.replicated else list_scheduler.load
-        first = self._warm_homes() if len(hosts) > 1 else ()
-        for host in sorted(hosts, key=lambda s: (s.worker not in first, -rank[s.worker])):
+        first = self._warm_homes()
+        warm = [host for host in self.workers.unbound if host.worker in first] if first else []
+        others = (host for host in self.workers.unbound if host.worker not in first)
+        for host in chain(warm, others):
+            if not self._is_any_ready():
+                break
             if state.n_evaluations or host.worker not in list_scheduler.unneeded:
                 self._bind_next(host, state.now, blocked=0)
 
     def _warm_homes(self) -> set[Worker | None]:
         """Return the workers that have the state of an idle trial inside a shard in memory."""
-        trials = self.state.trials
-        cut = (trial for trial in self.list_scheduler.idle if trials[trial].partial)
-        return {self.list_scheduler.home.get(trial) for trial in cut}
+        state = self.state
+        state.cut = {n for n in state.cut if n in state.trials and state.trials[n].partial}
+        idle = (number for number in state.cut if self.list_scheduler.is_idle(number))
+        return {self.list_scheduler.home.get(number) for number in idle}
 
     def _bind_next(self, host: KnownWorker, start: float, *, blocked: int) -> None:
         """Bind a unit to the worker, an evaluating one first."""
@@ -82,24 +85,14 @@ class Assigner:
     def _look_ahead(self) -> None:
         """Bind behind units that are about to end what no idle worker could run now."""
         state, list_scheduler = self.state, self.list_scheduler
-        now, free_at, blocked, soonest = state.now, list_scheduler.free_at, 0, inf
-        near: list[tuple[KnownWorker, Binding]] = []
-        for host in self.workers.staying:
-            if not host.bound:
-                blocked |= 0 if host.worker in list_scheduler.unneeded else host.held
-            elif len(host.bound) < DEPTH:
-                binding = state.bindings[host.bound[-1]]
-                opens = free_at[host.worker] - binding.ahead_s
-                if not binding.ahead_s:
-                    continue
-                if opens <= now:
-                    near.append((host, binding))
-                elif opens < soonest:
-                    soonest = opens
-        state.wake(soonest)
-        for host, binding in near:
-            if self._may_bind_behind(binding, host):
-                self._bind_next(host, free_at[host.worker], blocked=blocked)
+        blocked = 0
+        for host in self.workers.unbound:
+            blocked |= 0 if host.worker in list_scheduler.unneeded else host.held
+        open_now = state.openings.open_at(state.now)
+        state.wake(state.openings.next_at())
+        for host in open_now:
+            if self._may_bind_behind(state.bindings[host.bound[-1]], host):
+                self._bind_next(host, list_scheduler.free_at[host.worker], blocked=blocked)
 
     def _may_bind_behind(self, binding: Binding, host: KnownWorker) -> bool:
         state = self.state

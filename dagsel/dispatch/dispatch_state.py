@@ -14,6 +14,7 @@ from math import inf
 
 from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
 from dagsel.dispatch.list_scheduler import ListScheduler, bits
+from dagsel.dispatch.openings import Openings
 from dagsel.dispatch.remaining_work import RemainingWork
 from dagsel.dispatch.suspicion import Suspect
 from dagsel.dispatch.trials import FREE, Allowance, Binding, Trial
@@ -69,6 +70,7 @@ class DispatchState:
         self.wake_at: float | None = None
         self.trials: dict[int, Trial] = {}
         self.bindings: dict[Unit, Binding] = {}
+        self.cut: set[int] = set()  # trials that were stopped inside a shard, and perhaps others
         self.workers = WorkerTable(config.n_shards, config.replicas)
         # Ready evaluating units: for each shard an ordered set.
         self.evaluations: list[dict[Unit, None]] = [{} for _ in range(config.n_shards)]
@@ -88,6 +90,7 @@ class DispatchState:
         self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
+        self.openings = Openings(self.workers, self.bindings, self.list_scheduler.free_at)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
 
     def advance(self, now_s: float) -> None:
@@ -103,11 +106,26 @@ class DispatchState:
     def recount(self) -> None:
         """Count the remaining work anew."""
         self.work_left.recount(self.trials, self.now)
+        self.workers.rank(self.ranks)
         for host in self.workers.values():
             if host.bound:
                 self.time_worker(host)
         for trial in self.trials.values():
-            self.requeue(trial)
+            if trial.ready and trial.active is None:
+                self.requeue(trial)
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
+        self.list_scheduler.check()
+        self.openings.check(self.now)
+        is_counted = bool(self.trials) and not self.work_left.is_stale
+        self.workers.check(self.ranks if is_counted else None)
+
+    @property
+    def ranks(self) -> dict[Worker, float]:
+        """Of the workers that wait for a unit the one with the highest rank is asked first."""
+        scheduler = self.list_scheduler
+        return scheduler.speed if scheduler.replicated else scheduler.load
 
     # ---- what is ready
 
@@ -187,12 +205,14 @@ class DispatchState:
             self.drop_evaluation(unit)
             scheduler.load[worker] = max(0.0, scheduler.load[worker] - seconds)
         for other in (host, *members):
-            other.bound.append(unit)
+            self.workers.bind(unit, other)
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
         ahead_s = 0.0 if gang else self._ahead_s(seconds)
         self.bindings[unit] = Binding(unit, worker, shard, seconds, ahead_s, began, members=gang)
+        for other in (host, *members):
+            self.openings.note(other)
         suspect = self.suspects.get(unit)
         if suspect is not None:
             suspect.gang, suspect.broke = set(), None
@@ -207,7 +227,7 @@ class DispatchState:
         self.stop_clock(binding)
         for worker in binding.there:
             host = self.workers[worker]
-            host.bound.remove(unit)
+            self.workers.release(unit, host, self.ranks.get(worker, 0.0))
             if host.bound and self.bindings[host.bound[0]].began_s is None:
                 self.bindings[host.bound[0]].began_s = self.now
             self.time_worker(host)
@@ -260,7 +280,7 @@ class DispatchState:
             for unit in [unit for unit in struck if unit.trial == number]:
                 self.clear_strikes(unit)
         self.times.forget_trial(number)
-        self.work_left.is_stale = True
+        self.work_left.is_stale |= bool(trial.open)
 
     def clear_strikes(self, unit: Unit) -> None:
         """Forget a unit's strikes."""
@@ -303,6 +323,7 @@ class DispatchState:
             if unit.kind == "train":
                 self.list_scheduler.retime(unit.trial, end)
         self.list_scheduler.free_at[host.worker] = end
+        self.openings.note(host)
 
     def _ahead_s(self, seconds: float) -> float:
         """Return how long before its end a unit's worker may get another; 0 for never."""

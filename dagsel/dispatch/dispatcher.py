@@ -228,10 +228,13 @@ class Dispatcher:
             for unit in self.bindings:  # a unit from before it was stopped may still run
                 if unit.kind == "train" and unit.trial == chain.trial:
                     trial.active = unit
+        was_open = bool(trial.open)
         trial.add(chain)
+        if trial.partial:
+            self.state.cut.add(chain.trial)
         self.moves.has_begun = True
         self.times.add_trial(chain.trial)
-        self.state.work_left.is_stale = True
+        self.state.work_left.chain_added(trial, self.state.now, was_open=was_open)
         for unit in self.state.early.pop(chain.trial, ()):
             self._on_unit_ready(unit)
 
@@ -347,6 +350,7 @@ class Dispatcher:
         self.state.drop_training(trial, unit)
         if shard is not None and not trial.is_repeat(unit):
             trial.partial[unit] = shard
+            self.state.cut.add(unit.trial)
             if seconds:  # it has made progress, so it was not the cause of its strikes
                 self.state.clear_strikes(unit)
 
@@ -354,7 +358,7 @@ class Dispatcher:
         if event.worker in self.workers:
             self._on_worker_removed(WorkerRemoved(event.worker, expected=True))
         held = sum(1 << shard for shard in event.shards)
-        self.workers[event.worker] = KnownWorker(
+        host = KnownWorker(
             event.worker,
             event.max_shards,
             held=held,
@@ -367,6 +371,7 @@ class Dispatcher:
         self.list_scheduler.speed[event.worker] = event.speed
         self.list_scheduler.load[event.worker] = 0.0
         self.list_scheduler.free_at[event.worker] = self.state.now
+        self.workers.add(host, self.state.ranks[event.worker])
         self.moves.workers_changed = True
 
     def _on_worker_removed(self, event: WorkerRemoved) -> None:
@@ -383,7 +388,7 @@ class Dispatcher:
                 self.state.give_back(unit)
             else:  # its leader will report it
                 binding.lost += (event.worker,)
-        del self.workers[event.worker]
+        self.workers.remove(event.worker)
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
         self.moves.workers_changed = True

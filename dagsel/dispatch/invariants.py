@@ -24,6 +24,7 @@ def check(state: DispatchState) -> None:
         assert not waiting.keys() & state.bindings.keys(), "an evaluation is ready and bound"
     n_waiting = sum(len(waiting) for waiting in state.evaluations)
     assert n_waiting == state.n_evaluations, "the number of waiting evaluations is wrong"
+    state.check()
 
 
 def _check_memory(state: DispatchState) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Hashable, Iterator
+from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Generic, TypeVar
 
@@ -57,6 +58,8 @@ class ListScheduler(Generic[W]):
         self._key: dict[int, tuple[float, float, int]] = {}
         self._lims: list[tuple[float, int]] = []
         self._lim: dict[int, float] = {}
+        self._longest: list[tuple[float, int]] = []  # heap of running trials; some are out of date
+        self._speeds: dict[int, float] = {}  # by shard: of all its holders; empty: to be counted
         self._here: dict[W, set[int]] = {}
         self.unneeded: set[W] = set()  # workers of which it is known that no idle trial needs them
 
@@ -66,6 +69,10 @@ class ListScheduler(Generic[W]):
     def idle(self) -> Iterator[int]:
         """The idle trials, in the order in which they are served."""
         return (key[2] for key in self._idle)
+
+    def is_idle(self, trial: int) -> bool:
+        """Whether the trial waits for a worker."""
+        return trial in self._key
 
     def enter(self, trial: int, need: int, *, weight: float = 1.0) -> None:
         """Note that the trial is idle and that its next unit may take the shards in `need`.
@@ -104,6 +111,9 @@ class ListScheduler(Generic[W]):
         self.free_at[worker] = end
         lim = self._lim[trial] = max(end, self.target - rem)
         insort(self._lims, (lim, trial))
+        heappush(self._longest, (-rem, trial))
+        if len(self._longest) > 2 * len(self._lim) + 64:
+            self._rank_running()
 
     def give_back(self, trial: int, worker: W, seconds: float) -> None:
         """Note that the trial's unit came back undone."""
@@ -130,6 +140,7 @@ class ListScheduler(Generic[W]):
         """Forget a worker that is gone, and which states it had."""
         for table in (self.held, self.load, self.free_at, self.speed):
             table.pop(worker, None)
+        self._speeds.clear()
         self._here.pop(worker, None)
         self.unneeded.discard(worker)
         for trial in [trial for trial, home in self.home.items() if home == worker]:
@@ -138,11 +149,45 @@ class ListScheduler(Generic[W]):
     def holders_changed(self) -> None:
         """Note that workers hold other shards; see whether a shard has several holders."""
         self.unneeded.clear()
+        self._speeds.clear()
         once = twice = 0
         for mask in self.held.values():
             twice |= once & mask
             once |= mask
         self.replicated = bool(twice)
+
+    def recounted(self) -> None:
+        """Note that remaining work and speeds were counted anew."""
+        self._speeds.clear()
+        self._rank_running()
+
+    def check(self) -> None:
+        """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
+        most = max((self.rem[trial] for trial in self._lim), default=0.0)
+        assert self._most_left() == most, "another running trial has more work left"
+        if self._speeds:
+            speeds = dict.fromkeys(self._speeds, 0.0)
+            for worker, mask in self.held.items():
+                for shard in bits(mask):
+                    speeds[shard] += self.speed[worker]
+            assert self._speeds == speeds, "the holders of a shard have another speed"
+
+    def _rank_running(self) -> None:
+        self._longest = [(-self.rem[trial], trial) for trial in self._lim]
+        heapify(self._longest)
+
+    def _most_left(self) -> float:
+        """Return the remaining work of the running trial that has most; 0 if none runs."""
+        longest = self._longest
+        while longest:
+            rem, trial = -longest[0][0], longest[0][1]
+            if trial not in self._lim:
+                heappop(longest)
+            elif rem > self.rem[trial]:  # it has less by now
+                heapreplace(longest, (-self.rem[trial], trial))
+            else:
+                return rem
+        return 0.0
 
     # ---- the rule
 
@@ -256,8 +301,8 @@ class ListScheduler(Generic[W]):
         held = self.held[worker]
         pressure = self._pressures()
         rem = self.rem
-        likely_longest = (*(key[2] for key in self._idle[:1]), *self._lim)
-        top_rem = max((rem[trial] for trial in likely_longest), default=0.0) or 1.0
+        likely_longest = rem[self._idle[0][2]] if self._idle else 0.0
+        top_rem = max(likely_longest, self._most_left()) or 1.0
         top_pressure = max(pressure.values(), default=0.0) or 1.0
         ranked: list[tuple[float, float, int, int]] = []
         for trial, mask in self._fronts(worker, held, blocked):
@@ -278,11 +323,11 @@ class ListScheduler(Generic[W]):
         return None
 
     def _pressures(self) -> dict[int, float]:
-        speeds: dict[int, float] = {}
-        for worker, mask in self.held.items():
-            speed = self.speed[worker]
-            for shard in bits(mask):
-                speeds[shard] = speeds.get(shard, 0.0) + speed
+        speeds = self._speeds
+        if not speeds:
+            for worker, mask in self.held.items():
+                for shard in bits(mask):
+                    speeds[shard] = speeds.get(shard, 0.0) + self.speed[worker]
         return {
             shard: work / speeds[shard] for shard, work in self.demand.items() if shard in speeds
         }

@@ -11,6 +11,8 @@ from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.workers import WorkerTable
 
 SHIFT = 0.05  # relative change of a worker's unit time from which the work is counted anew
+#: All work is counted anew when one in so many trials has got another chain since the last count.
+FEW = 16
 
 
 class RemainingWork:
@@ -28,8 +30,11 @@ class RemainingWork:
         self.workers = workers
         self.is_stale = True
         self._n_done = 0
+        self._n_added = 0
         self._n_trials = 0
         self._counted: dict[Worker, float] = {}
+        self._effort: list[float] = []  # by shard
+        self._n_holders: list[int] = []
 
     def unit_done(self, worker: Worker) -> None:
         """Check whether a new count is due after a unit of the worker."""
@@ -43,13 +48,48 @@ class RemainingWork:
         ):
             self.is_stale = True
 
+    def chain_added(self, trial: Trial, now_s: float, *, was_open: bool) -> None:
+        """Count a trial's new epochs, unless all is to be counted anew.
+
+        `was_open` says whether it had units left before, which are counted already.
+        """
+        self._n_added += 1
+        self.is_stale |= was_open or self._n_added * FEW > self._n_trials
+        if self.is_stale:
+            return
+        scheduler, demand = self.list_scheduler, [0.0] * len(self._effort)
+        cost, whole = self.times.cost[trial.number], sum(self._effort)
+        rem = scheduler.rem[trial.number] = self._count_trial(
+            trial, cost, self._effort, whole, demand
+        )
+        scheduler.target = max(scheduler.target, now_s + rem)
+        for shard, work in enumerate(demand):
+            scheduler.demand[shard] = scheduler.demand.get(shard, 0.0) + work
+        self._add_loads(demand, now_s)
+
+    def _add_loads(self, demand: list[float], now_s: float) -> None:
+        """Share new work out among the workers that hold its shards."""
+        scheduler, parts = self.list_scheduler, dict[int, float]()  # by bit mask of held shards
+        for worker in scheduler.load:
+            held, seconds = scheduler.held[worker], self._counted.get(worker, 0.0)
+            if held not in parts:
+                parts[held] = sum(
+                    demand[shard] / (self._n_holders[shard] if scheduler.replicated else 1)
+                    for shard in bits(held)
+                )
+            load = scheduler.load[worker] = scheduler.load[worker] + seconds * parts[held]
+            end = max(now_s, scheduler.free_at[worker]) + load
+            scheduler.target = max(scheduler.target, end)
+        if not scheduler.replicated:  # else they are asked in the order of their speeds
+            self.workers.rank(scheduler.load)
+
     def recount(self, trials: Mapping[int, Trial], now_s: float) -> None:
         """Count anew, and set the target to the lower bound of what is left."""
-        self.is_stale, self._n_done = False, 0
+        self.is_stale, self._n_done, self._n_added = False, 0, 0
         self._n_trials = sum(1 for trial in trials.values() if trial.open)
         scheduler, times = self.list_scheduler, self.times
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}
-        effort, n_holders = self._efforts()
+        effort, n_holders = self._effort, self._n_holders = self._efforts()
         whole = sum(effort)
         demand = [0.0] * len(effort)
         target = now_s
@@ -66,6 +106,7 @@ class RemainingWork:
             target = max(target, max(now_s, scheduler.free_at[worker]) + load)
         scheduler.demand = dict(enumerate(demand))
         scheduler.target = target
+        scheduler.recounted()
 
     def _efforts(self) -> tuple[list[float], list[int]]:
         """By shard: seconds of a unit of cost 1 on its average holder, and how many hold it."""

@@ -24,6 +24,7 @@ class ShardMoves:
         self._holders_changed = False  # since missing shards were last looked for
         self._missing_since: float | None = None
         self._has_failed = False
+        self._draining: dict[Worker, None] = {}
 
     # ---- what may move shards
 
@@ -44,6 +45,7 @@ class ShardMoves:
         host = self.state.workers.get(worker)
         if host is not None:
             host.draining = True
+            self._draining[worker] = None
             self.workers_changed = True
 
     def loaded(self, worker: Worker, shard: int, refusal: str | None = None) -> None:
@@ -102,17 +104,23 @@ class ShardMoves:
             if held[worker] != offered:
                 held[worker] = offered
                 state.work_left.is_stale = True
+        was_replicated = state.list_scheduler.replicated
         state.list_scheduler.holders_changed()
+        state.work_left.is_stale |= state.list_scheduler.replicated != was_replicated
         self._moving = any(host.held != host.wanted for host in workers.staying)
 
     # ---- what time brings
 
     def watch_drains(self) -> None:
         """Report each draining worker that may go."""
-        for host in self.state.workers.values():
-            if host.draining and not host.drained and self.state.workers.drain_is_over(host):
+        workers = self.state.workers
+        for worker in list(self._draining):
+            host = workers.get(worker)
+            if host is None or not host.draining or host.drained:
+                del self._draining[worker]
+            elif workers.drain_is_over(host):
                 host.drained = True
-                self.state.out.append(Drained(host.worker))
+                self.state.out.append(Drained(worker))
 
     def watch_missing(self) -> None:
         """Fail the run if a shard has had no worker for too long, or all have refused it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,7 @@ class KnownWorker:
     bound: list[Unit] = field(default_factory=list)
     node: str = ""
     process: str = ""  # "" for one of its own
+    number: int = 0  # in the order in which they came
 
     def holds(self, shard: int) -> bool:
         """Whether the shard is in its memory."""
@@ -50,6 +52,76 @@ class WorkerTable(dict[Worker, KnownWorker]):
         super().__init__()
         self.n_shards = n_shards
         self.replicas = replicas
+        self._n_added = 0
+        self._unbound: list[tuple[float, int, KnownWorker]] = []  # sorted by rank, then by number
+        self._ranks: dict[Worker, float] = {}  # of those
+
+    def add(self, host: KnownWorker, rank: float) -> None:
+        """Add a worker that has come; those without a unit are asked in the order of the ranks."""
+        self._n_added += 1
+        host.number = self._n_added
+        self[host.worker] = host
+        self._enter(host, rank)
+
+    def remove(self, worker: Worker) -> None:
+        """Remove a worker that has gone."""
+        self._leave(self.pop(worker))
+
+    def bind(self, unit: Unit, host: KnownWorker) -> None:
+        """Bind a unit to a worker, behind those that it has."""
+        host.bound.append(unit)
+        self._leave(host)
+
+    def release(self, unit: Unit, host: KnownWorker, rank: float) -> None:
+        """Take a unit off a worker; one without a unit is asked in the order of the ranks."""
+        host.bound.remove(unit)
+        if not host.bound and self.get(host.worker) is host:
+            self._enter(host, rank)
+
+    def rank(self, ranks: Mapping[Worker, float]) -> None:
+        """Note new ranks: the worker with the highest is asked first."""
+        hosts = [host for _, _, host in self._unbound]
+        self._unbound = sorted((-ranks[host.worker], host.number, host) for host in hosts)
+        self._ranks = {host.worker: rank for rank, _, host in self._unbound}
+
+    @property
+    def unbound(self) -> Iterator[KnownWorker]:
+        """Workers without a unit that were not told to go, highest rank first.
+
+        Units may be bound to them meanwhile.
+        """
+        at = 0
+        while at < len(self._unbound):
+            host = self._unbound[at][2]
+            if not host.draining:
+                yield host
+            at += at < len(self._unbound) and self._unbound[at][2] is host
+
+    def check(self, ranks: Mapping[Worker, float] | None) -> None:
+        """Raise ``AssertionError`` if the workers without a unit are others, or in another order.
+
+        `ranks` are None where they are to be counted anew.
+        """
+        hosts = [host for host in self.staying if not host.bound]
+        unbound = list(self.unbound)
+        if ranks is None:
+            hosts.sort(key=lambda host: host.number)
+            unbound.sort(key=lambda host: host.number)
+        else:
+            hosts.sort(key=lambda host: -ranks[host.worker])
+        assert unbound == hosts, (
+            f"{[host.worker for host in unbound]} are said to have no unit, in that order, and "
+            f"{[host.worker for host in hosts]} have none"
+        )
+
+    def _enter(self, host: KnownWorker, rank: float) -> None:
+        self._ranks[host.worker] = -rank
+        insort(self._unbound, (-rank, host.number, host))
+
+    def _leave(self, host: KnownWorker) -> None:
+        rank = self._ranks.pop(host.worker, None)
+        if rank is not None:
+            del self._unbound[bisect_left(self._unbound, (rank, host.number, host))]
 
     @property
     def staying(self) -> list[KnownWorker]:

@@ -118,6 +118,8 @@ class VirtualEngine:
         self._n_wanted = cluster.n_workers
         self._n_in_vain = 0  # workers that were lost since a unit has ended
         self._there: list[str] = []
+        self._n_changes = 0  # of the workers that are there
+        self._n_staying = (-1, -1, 0)  # after so many changes, with so many leaving
         # When workers that were asked for will come.
         self._coming = dict.fromkeys(self._speeds, 0.0)
         self._leaving: set[str] = set()
@@ -163,7 +165,10 @@ class VirtualEngine:
         """Workers that are there."""
         if self._keeps_order:
             return self._told_workers
-        return len(set(self._model.workers) - self._leaving)
+        now = (self._model.n_changes, len(self._leaving))
+        if self._n_staying[:2] != now:
+            self._n_staying = (*now, len(set(self._model.workers) - self._leaving))
+        return self._n_staying[2]
 
     def now(self) -> float:
         """Seconds since the beginning, in virtual time."""
@@ -371,9 +376,9 @@ class VirtualEngine:
             self._coming[worker] = time_s + self._startup_s
             self._choose_pools([worker], self._coming[worker])
             self._ask(self._bill.asked + 1, at=time_s)
-        there = self._model.workers
-        if there == self._there:
+        if self._n_changes == self._model.n_changes:
             return
+        self._n_changes, there = self._model.n_changes, self._model.workers
         for worker in set(self._there) - set(there):
             self._bill = self._bill.leave(worker, at=self.now())
             if not self._replaces:  # nobody asks for another one in its place

@@ -148,6 +148,7 @@ class VirtualCluster:
         self._agenda: list[tuple[float, int, Callable[[], list[DispatchEvent]]]] = []
         self._n_planned = 0
         self._machines: dict[Worker, _Machine] = {}
+        self.n_changes = 0  # how often a worker has come or gone
         self._part: dict[Unit, float] = {}  # how much is done of units that were stopped
         self._gang_of: dict[int, int] = {}  # size of the last gang of each trial
         self._chains: dict[tuple[int, int], Chain] = {}  # by trial and epoch
@@ -233,6 +234,7 @@ class VirtualCluster:
                 return [event, *(UnitReady(Unit("check", trial, number, s)) for s in shards)]
             case WorkerAdded(worker, shards):
                 self._machines[worker] = _Machine(set(shards))
+                self.n_changes += 1
             case WorkerRemoved(worker, expected):
                 return self._kill(worker, expected=expected)
             case DrainRequested(worker) if worker not in self._machines:
@@ -256,6 +258,7 @@ class VirtualCluster:
         machine = self._machines.pop(worker, None)
         if machine is None:
             return []
+        self.n_changes += 1
         ready = [UnitReady(b.unit) for b in machine.queue if b.unit.trial not in self._gone]
         broken = [bind for bind in self._bound() if worker in bind.members]
         back = [event for bind in broken for event in self._take_back(bind, is_whole=False)]

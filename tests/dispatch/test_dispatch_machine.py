@@ -30,7 +30,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from dagsel.dispatch import assignment, dispatcher
+from dagsel.dispatch import dispatcher, openings
 from dagsel.dispatch.assignment import Assigner
 from dagsel.dispatch.dispatch_state import DispatchState
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
@@ -305,7 +305,7 @@ def offers_active_trials(monkeypatch):
 
 
 def binds_three_units(monkeypatch):
-    monkeypatch.setattr(assignment, "DEPTH", 3)
+    monkeypatch.setattr(openings, "DEPTH", 3)
     monkeypatch.setattr(Assigner, "_may_bind_behind", lambda self, binding, host: True)
 
 
