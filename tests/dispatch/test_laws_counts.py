@@ -7,7 +7,7 @@ from math import exp, log, sqrt
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
@@ -23,7 +23,7 @@ from dagsel.dispatch.events import (
     UnitStarted,
     WorkerAdded,
 )
-from dagsel.dispatch.remaining_work import SHIFT
+from dagsel.dispatch.remaining_work import FEW, SHIFT
 from dagsel.dispatch.suspicion import Seen, Suspect
 from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.unit_times import COST_VARIANCE, EVALUATION_RATIO, UnitTimes
@@ -155,6 +155,39 @@ def test_what_is_left_is_the_sum_over_trials_epochs_and_shards(
         dispatcher.handle(WorkerAdded(str(number), held, speed), now_s=0.0)
     dispatcher.handle(RoundAdded(Round(0, tuple(chains))), *ready[:n_ready], now_s=2.0)
     dispatcher.state.work_left.recount(dispatcher.trials, dispatcher.state.now)
+    left, counted = Left.of(dispatcher), dispatcher.list_scheduler
+    assert counted.rem == pytest.approx(left.rem)
+    assert counted.demand == pytest.approx(left.demand)
+    assert counted.load == pytest.approx(left.load)
+    assert counted.target == pytest.approx(left.target)
+
+
+@BUSY
+@given(
+    st.lists(st.tuples(shard_sets, st.sampled_from([0.5, 1.0])), max_size=3),
+    st.lists(st.tuples(st.integers(1, 3), shard_sets), min_size=1, max_size=6),
+)
+@example([(frozenset({0}), 1.0), (frozenset({1, 2}), 1.0)], [(1, frozenset({1, 2}))] * 60)
+def test_chains_that_are_added_one_by_one_are_counted_as_if_all_were_counted_anew(
+    workers: list[tuple[frozenset[int], float]], added: list[tuple[int, frozenset[int]]]
+):
+    """One in sixteen trials has to get a chain until all are counted anew."""
+    n_trials = FEW * len(added)
+    dispatcher = Dispatcher(DispatchConfig(n_shards=3, rebalance=False))
+    for number, (held, speed) in enumerate(workers):
+        dispatcher.handle(WorkerAdded(str(number), held, speed), now_s=0.0)
+    # Of each trial one shard is left, so that a worker with others soon has more to do.
+    visits = [(1, 2), (0, 2)]
+    there = tuple(
+        Chain(number, range(1, 2), 3, evaluate=False, begun=(Begun(visits[number % 2]),))
+        for number in range(n_trials)
+    )
+    dispatcher.handle(RoundAdded(Round(0, there)), now_s=1.0)
+    for number, (n_epochs, scored) in enumerate(added):
+        begun = (Begun((), scored),)
+        chain = Chain(n_trials + number, range(1, 1 + n_epochs), 3, begun=begun)
+        dispatcher.handle(RoundAdded(Round(1 + number, (chain,))), now_s=2.0)
+        dispatcher.check()
     left, counted = Left.of(dispatcher), dispatcher.list_scheduler
     assert counted.rem == pytest.approx(left.rem)
     assert counted.demand == pytest.approx(left.demand)
