@@ -69,8 +69,9 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# Four files at a time on two cores: what has a cluster of its own waits for a part of its time.
-TESTS := pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests
+# Three files at a time on two cores: what has a cluster of its own waits for a part of its time. Four take
+# as long, since each process then has less of the caches.
+TESTS := pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev slurm
 	$(BIN)/python -m $(TESTS)
 

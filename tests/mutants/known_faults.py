@@ -358,9 +358,23 @@ FAULTS = (
     Fault(
         "worker: a later result is not looked for in the store",
         "execution/state_cache.py",
-        "if latest is not None and latest > place:",
+        "        if latest > place:\n            return",
+        "        if False:\n            return",
+        "workers/test_state_cache.py",
+    ),
+    Fault(
+        "worker: a damaged end of an epoch is passed over for a later state",
+        "execution/state_cache.py",
+        "if unit.position == self._n_shards - 1 and latest > place:",
         "if False:",
         "workers/test_state_cache.py",
+    ),
+    Fault(
+        "worker: an epoch is scored by a later state",
+        "execution/unit_runner.py",
+        "if (stored.epoch, stored.position) != end:",
+        "if False:",
+        "workers/test_unit_runner.py",
     ),
     Fault(
         "worker: max_batches is one more",

@@ -1,4 +1,4 @@
-"""Laws of the draw of mutants: what is changed, what never, and that a seed says which."""
+"""Laws of mutants: what is changed, what never, that a seed says which; known ones still apply."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ import ast
 import importlib.util
 import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
 HERE = Path(__file__).parent
-SPEC = importlib.util.spec_from_file_location("mutate_draw", HERE / "mutate_draw.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-draw = importlib.util.module_from_spec(SPEC)
-sys.modules[SPEC.name] = draw
-SPEC.loader.exec_module(draw)
 
+
+def loaded(name: str) -> ModuleType:
+    """Load a module of this folder."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+draw, known = loaded("mutate_draw"), loaded("known_faults")
 PACKAGE = HERE.parents[1] / "dagsel"
 CHANGED = """
 def f(x, y=2, mode="most"):
@@ -103,3 +111,14 @@ def test_a_change_elsewhere_leaves_the_draw_as_it_is(seed: int) -> None:
 
     assert ranks(CHANGED, seed) < ranks("A = 1\n" + CHANGED, seed)
     assert not ranks(CHANGED, seed) & ranks(CHANGED, seed + 1)
+
+
+@pytest.mark.parametrize("fault", known.FAULTS, ids=lambda fault: fault.name)
+def test_a_known_fault_can_still_be_put_in(fault: Any, tmp_path: Path) -> None:
+    """Else nobody sees any more that a test sees it."""
+    copy = tmp_path / "dagsel" / fault.file
+    copy.parent.mkdir(parents=True)
+    copy.write_text((PACKAGE / fault.file).read_text())
+    fault.put_in(tmp_path)
+    ast.parse(copy.read_text())
+    assert all((HERE.parent / name.partition("::")[0]).exists() for name in fault.tests.split())
