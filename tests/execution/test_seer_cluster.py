@@ -244,8 +244,9 @@ def test_adapt_is_left_in_charge(search: Optimize) -> None:
         assert cluster._adaptive is adaptive
         assert adaptive.periodic_callback.is_running()
         assert set(sizes(client)) == {1, 2}
-    assert all("adapt() decides" in note for note in run.record.notes)
-    assert run.record.notes
+    wanted = [note for note in run.record.notes if "were wanted" in note]
+    assert wanted  # other notes may say that a stage is late
+    assert all("adapt() decides" in note for note in wanted)
     check_best(run)
 
 
