@@ -70,7 +70,7 @@ slurm:
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
 # Three files at a time on two cores: what has a cluster of its own waits for a part of its time. Four take
-# as long, since each process then has less of the caches.
+# as long: the same work then costs a sixth more of the processors.
 TESTS := pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev slurm
 	$(BIN)/python -m $(TESTS)

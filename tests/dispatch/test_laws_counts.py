@@ -119,6 +119,15 @@ class Left:
         return Left(rem, demand, load, max(now, *(now + left for left in rem.values()), *ends))
 
 
+def check_counted(dispatcher: Dispatcher) -> None:
+    """What the list scheduler has counted is what the definitions say."""
+    left, counted = Left.of(dispatcher), dispatcher.list_scheduler
+    assert counted.rem == pytest.approx(left.rem)
+    assert counted.demand == pytest.approx(left.demand)
+    assert counted.load == pytest.approx(left.load)
+    assert counted.target == pytest.approx(left.target)
+
+
 shard_sets = st.frozensets(st.integers(0, 2))
 
 
@@ -155,11 +164,7 @@ def test_what_is_left_is_the_sum_over_trials_epochs_and_shards(
         dispatcher.handle(WorkerAdded(str(number), held, speed), now_s=0.0)
     dispatcher.handle(RoundAdded(Round(0, tuple(chains))), *ready[:n_ready], now_s=2.0)
     dispatcher.state.work_left.recount(dispatcher.trials, dispatcher.state.now)
-    left, counted = Left.of(dispatcher), dispatcher.list_scheduler
-    assert counted.rem == pytest.approx(left.rem)
-    assert counted.demand == pytest.approx(left.demand)
-    assert counted.load == pytest.approx(left.load)
-    assert counted.target == pytest.approx(left.target)
+    check_counted(dispatcher)
 
 
 @BUSY
@@ -188,11 +193,7 @@ def test_chains_that_are_added_one_by_one_are_counted_as_if_all_were_counted_ane
         chain = Chain(n_trials + number, range(1, 1 + n_epochs), 3, begun=begun)
         dispatcher.handle(RoundAdded(Round(1 + number, (chain,))), now_s=2.0)
         dispatcher.check()
-    left, counted = Left.of(dispatcher), dispatcher.list_scheduler
-    assert counted.rem == pytest.approx(left.rem)
-    assert counted.demand == pytest.approx(left.demand)
-    assert counted.load == pytest.approx(left.load)
-    assert counted.target == pytest.approx(left.target)
+    check_counted(dispatcher)
 
 
 @BUSY
