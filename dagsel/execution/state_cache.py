@@ -78,16 +78,18 @@ class StateCache:
         if warm is not None and (warm.shard, warm.n_pieces) == (shard, binding.n_pieces):
             return warm.state
         store, place = self._store, (unit.epoch, unit.position)
-        latest = store.latest(unit.trial) or place
+        damage: CheckpointCorruptError | None = None
         try:
             blob, meta = store.load(unit.trial, *place)
             return Found(self.keep(unit, State(blob)), StoredState.read(place, meta))
         except CheckpointNotFoundError:
             pass
-        except CheckpointCorruptError:
-            if unit.position == self._n_shards - 1 and latest > place:
-                raise
-        if latest > place:
+        except CheckpointCorruptError as error:
+            damage = error
+        latest = store.latest(unit.trial)
+        if latest is not None and latest > place:
+            if damage is not None and unit.position == self._n_shards - 1:
+                raise damage
             return Found(StoredResult(unit.trial, *latest), None)
         with contextlib.suppress(CheckpointError):
             blob, meta = store.load(unit.trial, *place, partial=True)
