@@ -25,6 +25,7 @@ def loaded(name: str) -> ModuleType:
 
 
 draw, known = loaded("mutate_draw"), loaded("known_faults")
+trial = loaded("known")  # which takes the faults from there
 PACKAGE = HERE.parents[1] / "dagsel"
 CHANGED = """
 def f(x, y=2, mode="most"):
@@ -122,3 +123,13 @@ def test_a_known_fault_can_still_be_put_in(fault: Any, tmp_path: Path) -> None:
     fault.put_in(tmp_path)
     ast.parse(copy.read_text())
     assert all((HERE.parent / name.partition("::")[0]).exists() for name in fault.tests.split())
+
+
+def test_a_fault_that_hangs_is_ended_by_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trial, "LIMIT_S", 6)  # of a processor; these tests take two
+    right = "        self.wait_until = inf\n        if worker in self.unneeded:"
+    wrong = "        while True: pass\n        if worker in self.unneeded:"
+    fault = known.Fault(
+        "hangs", "dispatch/list_scheduler.py", right, wrong, "dispatch/test_list_scheduler.py"
+    )
+    assert trial.try_out(fault) == "ended after 6 s"
