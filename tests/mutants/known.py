@@ -53,7 +53,8 @@ def try_out(fault: Fault) -> str:
         if done.returncode == -signal.SIGXCPU:
             return f"ended after {LIMIT_S} s"
         if done.returncode not in (0, 1):
-            raise RuntimeError(f"{fault.name}: the tests could not run:\n{done.stdout}")
+            said = done.stdout + done.stderr
+            raise RuntimeError(f"{fault.name}: the tests could not run:\n{said}")
         failed = re.search(
             r"^(?:FAILED|ERROR) (?:\S*/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE
         )
