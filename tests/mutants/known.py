@@ -55,9 +55,7 @@ def try_out(fault: Fault) -> str:
         if done.returncode not in (0, 1):
             said = done.stdout + done.stderr
             raise RuntimeError(f"{fault.name}: the tests could not run:\n{said}")
-        failed = re.search(
-            r"^(?:FAILED|ERROR) (?:\S*/)?(.+?)(?: - .*)?$", done.stdout, re.MULTILINE
-        )
+        failed = FAILED.search(done.stdout)
         return failed[1] if failed else "" if done.returncode == 0 else "?"
 
 

@@ -26,6 +26,9 @@ def loaded(name: str) -> ModuleType:
 
 draw, known = loaded("mutate_draw"), loaded("known_faults")
 trial = loaded("known")  # which takes the faults from there
+for imported in ("mutate_same", "mutate_tests"):
+    loaded(imported)
+mutate = loaded("mutate")
 PACKAGE = HERE.parents[1] / "dagsel"
 CHANGED = """
 def f(x, y=2, mode="most"):
@@ -133,3 +136,12 @@ def test_a_fault_that_hangs_is_ended_by_its_limit(monkeypatch: pytest.MonkeyPatc
         "hangs", "dispatch/list_scheduler.py", right, wrong, "dispatch/test_list_scheduler.py"
     )
     assert trial.try_out(fault) == "ended after 6 s"
+
+
+def test_a_mutant_that_hangs_is_ended_by_its_limit(tmp_path: Path) -> None:
+    def work() -> int:
+        while True:
+            pass
+
+    assert mutate.in_process(tmp_path, 1.0, work) == "hung"
+    assert mutate.in_process(tmp_path, 1.0, lambda: 3) == "3"
