@@ -12,6 +12,8 @@ import psutil
 import pytest
 from distributed import Client, SpecCluster, Worker
 
+import dagsel
+import dagsel.session
 from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
@@ -26,6 +28,7 @@ from dagsel.messages import Note
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
 
 from .helpers import engine_for, processes, started_since, there
 from .test_elastic import SCHEDULER, TIMEOUT_S, Job, Queued, TwoDevices, cluster_of, jobs_of_two
@@ -129,6 +132,30 @@ def test_a_client_alone_has_the_workers_that_are_there() -> None:
 def test_a_client_without_workers_knows_nothing() -> None:
     with SpecCluster(scheduler=SCHEDULER) as cluster, Client(cluster) as client:
         assert elastic_for(client).capacity() == ClusterCapacity()
+
+
+def test_each_session_says_what_there_can_be_and_how_long_a_start_takes(
+    optimize: Optimize, run_dir: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = list[ClusterCapacity]()
+
+    def engine(*_: Any, known: ClusterCapacity, **__: Any) -> None:
+        heard.append(known)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(dagsel.session, "DaskEngine", engine)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(client=client, worker_startup="7 s", max_cluster_workers=2)
+    with pytest.raises(KeyboardInterrupt):
+        dagsel.resume(
+            run_dir,
+            client,
+            workload=SyntheticWorkload(),
+            space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+            worker_startup="9 s",
+            max_cluster_workers=2,
+        )
+    assert heard == [ClusterCapacity(2, 7.0), ClusterCapacity(2, 9.0)]
 
 
 def test_jobs_have_as_many_as_the_user_says() -> None:
