@@ -93,7 +93,8 @@ def optimize(
     data
         A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
         tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
-        fifth of the samples for validation, in shards of 256 samples or more, at most 32.
+        fifth of the samples for validation, in shards of at most 64 MB. If that is one shard, each
+        worker holds it, and models hop only where that balances the workers.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
         configuration as a dict.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +20,11 @@ from dagsel.storage.files import Folder
 
 logger = logging.getLogger("dagsel")
 
-#: A shard has no fewer samples than this if there are others to join it with.
+#: A shard is not larger, unless it would have too few samples: so much fits into every worker's
+#: memory, and where there is one shard each worker holds it and no model hops.
+SHARD_BYTES = 64_000_000
+#: A shard has no fewer samples if there are others to join it with.
 SHARD_SAMPLES = 256
-MOST_SHARDS = 32
 VALIDATION = 0.2
 
 
@@ -42,7 +45,9 @@ class ArrayPair:
             If they cannot become a data set; says which of them, and what to do.
         """
         arrays = {"x": as_array("x", x), "y": as_array("y", y)}
-        n_shards = max(1, min(MOST_SHARDS, check_input(arrays).length // SHARD_SAMPLES))
+        source = check_input(arrays)
+        nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
+        n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
         options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
         return cls(arrays, plan_write(arrays, "data-00000000", **options).manifest)
 

@@ -35,19 +35,18 @@ from dagsel.storage.runs import lock
 from dagsel.storage.runs.checkpoints import Extent
 
 
-@given(st.integers(2, 60_000))
-def test_a_pair_has_a_shard_for_each_so_many_samples_but_at_least_one_and_no_crowd(
-    n_samples: int,
+@given(st.integers(3, 60_000), st.integers(1, 200_000))
+def test_a_pair_has_as_few_shards_as_its_size_allows_and_no_crowd_of_small_ones(
+    n_samples: int, width: int
 ) -> None:
-    x = np.broadcast_to(np.float32(0), (n_samples, 2))
+    x = np.broadcast_to(np.float32(0), (n_samples, width))
     y = np.broadcast_to(np.int64(0), (n_samples,))
-    if n_samples < 3:
-        return
     n_shards = pair.ArrayPair.read(x, y).manifest.n_shards
-    assert 1 <= n_shards <= pair.MOST_SHARDS
-    assert n_shards == 1 or n_samples / n_shards >= pair.SHARD_SAMPLES
-    fuller = n_samples / (n_shards + 1) >= pair.SHARD_SAMPLES
-    assert not fuller or n_shards == pair.MOST_SHARDS
+    nbytes = n_samples * (4 * width + 8)
+    assert n_shards == 1 or n_samples >= n_shards * pair.SHARD_SAMPLES
+    assert n_shards == 1 or nbytes > (n_shards - 1) * pair.SHARD_BYTES
+    is_small = nbytes <= n_shards * pair.SHARD_BYTES
+    assert is_small or n_samples < (n_shards + 1) * pair.SHARD_SAMPLES
 
 
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4))
