@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from dagsel.testing.workloads import in_gang
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Trained, Visit
 from dagsel.workloads.gang import process_group
 from dagsel.workloads.gang.gang import Gang, GangWorkload
+from tests.waiting import wait_until
 
 SIZES = (23, 17, 21, 16)  # the last batch of 8 has 7, 1, 5 and 8 samples
 ORDERS = ((2, 0, 3, 1), (1, 3, 0, 2), (0, 1, 2, 3))
@@ -167,6 +169,19 @@ CASES: dict[str, dict[str, Any]] = {
     "pieces": {"max_batch": 3},
     "one by one": {"max_batch": 1, "optimizer": adam},
 }
+
+
+@pytest.mark.parametrize("loop", [None, own_loop])
+def test_nothing_of_a_gang_is_left(loop: Any) -> None:
+    work = workload(train_fn=loop)
+    state, shard = work.init({}, seed=5), work.prepare(data(0))
+
+    def form() -> int:
+        train(work, state, shard, Visit(3, 2, 1, 0, ends_epoch=False), 2, None)
+        return psutil.Process().num_threads()  # those of its connections among them
+
+    first, _ = form(), [form() for _ in range(8)]
+    wait_until(lambda: psutil.Process().num_threads() <= first, "the connections' threads end")
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)

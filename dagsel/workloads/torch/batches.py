@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, TypeAlias
@@ -43,7 +44,7 @@ def training_batches(
 
     def pair(batch: Tensors) -> tuple[Any, Any]:
         inputs, targets = _pair(batch, config, input_fn)
-        batches.is_empty &= isinstance(inputs, torch.Tensor) and not inputs.numel()
+        its.is_empty &= isinstance(inputs, torch.Tensor) and not inputs.numel()
         return inputs, targets
 
     batches = (
@@ -51,6 +52,7 @@ def training_batches(
         if gang is None
         else GangBatches(order, make, gang=gang, **options)
     )
+    its = weakref.proxy(batches)  # which would hold themselves
     batches.is_empty = input_fn is not None
     device = transfer_device(shard)
     if device is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -61,14 +62,13 @@ class GangBatches(ShardBatches):
         make: MakeBatch,
         *,
         gang: Gang,
-        should_stop: Callable[[], bool],
         **options: Any,
     ) -> None:
-        super().__init__(order, make, should_stop=self._agree_to_stop, **options)
+        super().__init__(order, make, **options)
         rank, size = gang.rank, gang.size
         self._parts = tuple(share(part, rank, size) for part in self._parts)
         self._weights = [weight(n, rank, size) for n in self._sizes]
-        self.gang, self._wants_to_stop = gang, should_stop
+        self.gang = gang
         self._n_collected, self._has_collected = self._done, False
         self.check: Callable[[], object] = lambda: None
 
@@ -90,11 +90,11 @@ class GangBatches(ShardBatches):
         """Whether no rank had a sample in any batch of the shard."""
         return not self.gang.agree(not super().gave_nothing())
 
-    def _agree_to_stop(self) -> bool:
+    def _is_to_stop(self) -> bool:
         self.check()
         if self._done - self._n_collected >= _FOLD:
             self._fold()
-        return self.gang.agree(self.gang.rank == 0 and self._wants_to_stop())
+        return self.gang.agree(self.gang.rank == 0 and self._should_stop())
 
     def _collect(self) -> tuple[list[int], list[float]]:
         # All ranks come here at the same batches, for a slot of each batch since the last time and
@@ -155,6 +155,9 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
     with gang.exchange():
         model = _Distributed(module, gang)
     complete = False
+    # PyTorch holds the hook where Python's collector does not see it: a hook that held the batches,
+    # which hold the model, would keep both and the gang's connections for ever.
+    its = weakref.proxy(batches)
 
     def result(future: Any) -> torch.Tensor:
         with gang.exchange():
@@ -164,7 +167,7 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
     def reduce(_: None, bucket: Any) -> Any:
         nonlocal complete
         complete = complete or bucket.is_last()
-        part = bucket.buffer().mul_(batches.weight)
+        part = bucket.buffer().mul_(its.weight)
         with gang.exchange():
             work = gang.group.process_group.allreduce([part])
         return work.get_future().then(result)

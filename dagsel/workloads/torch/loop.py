@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ class ShardBatches:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
-        n_batches, should_stop = len(self._parts), self._should_stop
+        n_batches = len(self._parts)
         wanted = False
         for batch in self._batches(self._parts[self._done :]):
             self._taken = self._done + 1
@@ -110,7 +111,7 @@ class ShardBatches:
             self._done += 1
             if self.after_batch is not None:
                 self.after_batch()
-            wanted = wanted or should_stop()
+            wanted = wanted or self._is_to_stop()
             if wanted and self._done < n_batches and self.may_stop():
                 self.stopped = True
                 return
@@ -124,6 +125,9 @@ class ShardBatches:
     def agreed(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the whole batch's loss, given this worker's share of it."""
         return loss
+
+    def _is_to_stop(self) -> bool:
+        return self._should_stop()
 
     def _batches(self, parts: Sequence[torch.Tensor]) -> Iterable[Any]:
         if self.max_batch is None:
@@ -267,15 +271,15 @@ def track_steps(
 
     Returns a function that ends the tracking.
     """
-    stepped = -1
+    stepped, its = -1, weakref.proxy(batches)  # which would hold themselves
 
     def note(*_: Any) -> None:
         nonlocal stepped
-        stepped = batches._done
+        stepped = its._done
 
     def may_stop() -> bool:
         # The boundary after batch i is seen as i + 1 batches done.
-        return stepped == batches._done - 1 or all(p.grad is None for p in model.parameters())
+        return stepped == its._done - 1 or all(p.grad is None for p in model.parameters())
 
     batches.may_stop = may_stop
     handle = optimizer.register_step_post_hook(note)
