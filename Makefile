@@ -126,10 +126,12 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1
+	$(BENCH)/peers.py --rounds 1 --trials 8 --only dagsel,plain
 
 bench: $(VENV)/.dev
-	$(BIN)/python tests/benchmarks/write_memory.py
-	$(BIN)/python tests/benchmarks/vs_plain_torch.py --data $(DATA)
+	$(BENCH)/write_memory.py
+	-$(BENCH)/peers.py $(if $(DATA),--data $(DATA))
+	-$(BENCH)/peers.py $(if $(DATA),--data $(DATA)) --trials 64
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest
