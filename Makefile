@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The tests start hundreds of processes: what one has compiled, the others read.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
 	bench-engine bench-smoke newest newest-short laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean

@@ -93,7 +93,7 @@ def optimize(
     data
         A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
         tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
-        fifth of the samples for validation, in shards of at most 64 MB. If that is one shard, each
+        fifth of the samples for validation, in shards of at most 16 MB. If that is one shard, each
         worker holds it, and models hop only where that balances the workers.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
