@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from distributed import Client, LocalCluster, Scheduler
+from sklearn.datasets import load_digits
 
 import dagsel
 from dagsel import errors
@@ -102,6 +103,14 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a scheduler that is not there": (
         {"client": "tcp://127.0.0.1:9"}, errors.ClusterError, "no scheduler at"),
 }  # fmt: skip
+
+
+def test_two_small_arrays_are_one_shard_that_each_worker_has(optimize: Optimize) -> None:
+    bunch = load_digits()
+    run = optimize(data=((bunch.data / 16).astype(np.float32), bunch.target))
+    timeline = run.timeline()
+    assert len(timeline) == 2 * FLOW.max_epochs * FLOW.n_trials  # a pass to train, one to score
+    assert timeline.worker.nunique() == 2
 
 
 @pytest.mark.parametrize("name", BAD_INPUT)
