@@ -220,7 +220,7 @@ def test_the_only_worker_is_asked_for_and_asked_for_again(search: Optimize) -> N
 
 def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Optimize) -> None:
     flow = SEER(
-        "6 s", "4 USD", reduction_factor=2, max_workers_per_trial=1, min_stage=1.2, mode="paper",
+        "12 s", "8 USD", reduction_factor=2, max_workers_per_trial=1, min_stage=2.4, mode="paper",
         price_per_worker_hour=900.0,
     )  # fmt: skip
     assert flow.plan.stages[0].n_workers > 2
@@ -228,15 +228,15 @@ def test_a_fixed_cluster_is_left_as_it_is(cluster: LocalCluster, search: Optimiz
     assert len(cluster.worker_spec) == 2
     assert any("workers were wanted, and 2 are there" in note for note in run.record.notes)
     assert all("pass cluster=" in note for note in run.record.notes)
-    assert run.record.seconds <= 6 + OVERSHOOT_S
+    assert run.record.seconds <= 12 + OVERSHOOT_S
     about = run.run_dir.about()  # the flow's own limits are the run's
     limits = (about["deadline_s"], about["budget_s"], about["price_per_worker_hour"])
-    assert limits == (6.0, 16.0, 900.0)
+    assert limits == (12.0, 32.0, 900.0)
     check_best(run)
 
 
 def test_adapt_is_left_in_charge(search: Optimize) -> None:
-    flow = SEER("5 s", 14, reduction_factor=2, max_workers_per_trial=1, min_stage=1, mode="paper")
+    flow = SEER("12 s", 34, reduction_factor=2, max_workers_per_trial=1, min_stage=2, mode="paper")
     assert flow.plan.stages[0].n_workers > 2
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         adaptive = cluster.adapt(minimum=2, maximum=2)
