@@ -28,6 +28,7 @@ from dagsel.workloads.base import (
 )
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
+from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
 from dagsel.workloads.torch.build import (
     build_unfilled,
@@ -37,7 +38,6 @@ from dagsel.workloads.torch.build import (
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
-from dagsel.workloads.torch.factories import check_functions, check_options_of, make_optimizer
 from dagsel.workloads.torch.fit import Casting, check_batches, check_dtypes
 from dagsel.workloads.torch.loop import (
     Cursor,
@@ -199,7 +199,7 @@ class TorchWorkload:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
-        check_functions(**vars(self))
+        factories.check_functions(**vars(self))
         self._metrics = metric_functions(metrics)
         if "loss" in self._metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
@@ -248,9 +248,9 @@ class TorchWorkload:
         dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
-        with preserved_streams(torch=True):
+        with preserved_streams(torch=True), factories.uncompiled():
             module = self._build(config, seed=0, large=True)
-            check_options_of(self.optimizer, config)
+            factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
             check(module, optimizer, schedule)
 
@@ -440,7 +440,8 @@ class TorchWorkload:
     def _build_optimizer(
         self, module: torch.nn.Module, config: Config
     ) -> tuple[torch.optim.Optimizer, Any]:
-        optimizer = check_optimizer(make_optimizer(self.optimizer, module.parameters(), config))
+        made = factories.make_optimizer(self.optimizer, module.parameters(), config)
+        optimizer = check_optimizer(made)
         if self.lr_scheduler is None:
             return optimizer, None
         return optimizer, check_schedule(self.lr_scheduler(optimizer, config))
