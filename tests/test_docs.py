@@ -5,6 +5,7 @@ The blocks ``python`` of a page are one script. A block behind the comment ``not
 
 from __future__ import annotations
 
+import copy
 import gzip
 import os
 import re
@@ -14,6 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import dask.config
 import numpy as np
 import pytest
 import torch
@@ -61,11 +63,19 @@ def run(*command: str, folder: Path) -> str:
 
 
 def run_here(program: Path) -> None:
-    """Run a program in this process, which has imported already what takes most of its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(program.parent)
-        patch.setattr(tempfile, "tempdir", str(program.parent))
-        runpy.run_path(str(program), run_name="__main__")
+    """Run a program in this process, which has imported already what takes most of its time.
+
+    What it says to Dask for all that follows is forgotten afterwards.
+    """
+    said = copy.deepcopy(dask.config.config)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(program.parent)
+            patch.setattr(tempfile, "tempdir", str(program.parent))
+            runpy.run_path(str(program), run_name="__main__")
+    finally:
+        dask.config.config.clear()
+        dask.config.config.update(said)
 
 
 @pytest.mark.slow

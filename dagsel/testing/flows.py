@@ -256,6 +256,9 @@ class FlowSuite:
                 if isinstance(step.event, Paused):
                     paused.add(step.event.trial)
                 if _bare(decisions) != _bare(step.decisions):
+                    ours, theirs = _clones(step.decisions), _clones(decisions)
+                    if ours.keys() == theirs.keys() and ours != theirs:
+                        break  # other configurations were drawn, which need other workers
                     favoured = _favoured(step.decisions, paused) - _favoured(decisions, paused)
                     favoured &= bad
                     assert not favoured, (
@@ -354,6 +357,11 @@ def _favoured(decisions: tuple[Decision, ...], paused: set[int]) -> set[int]:
             case Train(trial) | Clone(source=trial) | Stop(trial, _, "complete"):
                 favoured.add(trial)
     return favoured
+
+
+def _clones(decisions: tuple[Decision, ...]) -> dict[tuple[int, int], Any]:
+    clones = (decision for decision in decisions if isinstance(decision, Clone))
+    return {(clone.source, clone.target): clone.config for clone in clones}
 
 
 def global_streams() -> tuple[Any, ...]:
