@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 from distributed import Client, LocalCluster
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -27,10 +27,14 @@ from dagsel.testing.synthetic import SyntheticWorkload
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-# How long an example takes says how busy the machine is, no more.
-settings.register_profile("dagsel", deadline=None, max_examples=50)
-settings.register_profile("quick", deadline=None, max_examples=20)
-settings.register_profile("long", deadline=None, max_examples=500)
+# How long an example takes, or is drawn, says how busy the machine is, no more.
+for profile, n_examples in (("dagsel", 50), ("quick", 20), ("long", 500)):
+    settings.register_profile(
+        profile,
+        deadline=None,
+        max_examples=n_examples,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
 if settings().deadline is not None:  # else a profile without one is chosen already
     settings.load_profile("dagsel")
 
