@@ -256,11 +256,10 @@ class FlowSuite:
                 if isinstance(step.event, Paused):
                     paused.add(step.event.trial)
                 if _bare(decisions) != _bare(step.decisions):
-                    ours, theirs = _clones(step.decisions), _clones(decisions)
-                    if ours.keys() == theirs.keys() and ours != theirs:
-                        break  # other configurations were drawn, which need other workers
-                    favoured = _favoured(step.decisions, paused) - _favoured(decisions, paused)
-                    favoured &= bad
+                    # Clones of other configurations need other workers, so that others may train.
+                    alike = _clones(step.decisions) == _clones(decisions)
+                    ours = _favoured(step.decisions, paused, train=alike)
+                    favoured = (ours - _favoured(decisions, paused, train=alike)) & bad
                     assert not favoured, (
                         f"trials {sorted(favoured)} are not finite, yet preferred to bad ones "
                         f"after {step.event}: {step.decisions} instead of {decisions}"
@@ -348,20 +347,21 @@ def _bare(decisions: tuple[Decision, ...]) -> list[Decision]:
     return [replace(d, reason="") if isinstance(d, Stop) else d for d in decisions]
 
 
-def _favoured(decisions: tuple[Decision, ...], paused: set[int]) -> set[int]:
+def _favoured(decisions: tuple[Decision, ...], paused: set[int], *, train: bool) -> set[int]:
     favoured = set()
     for decision in decisions:
         match decision:
             case Train(trial, 0) if trial not in paused:
                 continue  # it trains in any case, and its priority may even fall
+            case Train() if not train:
+                continue
             case Train(trial) | Clone(source=trial) | Stop(trial, _, "complete"):
                 favoured.add(trial)
     return favoured
 
 
-def _clones(decisions: tuple[Decision, ...]) -> dict[tuple[int, int], Any]:
-    clones = (decision for decision in decisions if isinstance(decision, Clone))
-    return {(clone.source, clone.target): clone.config for clone in clones}
+def _clones(decisions: tuple[Decision, ...]) -> list[Clone]:
+    return [decision for decision in decisions if isinstance(decision, Clone)]
 
 
 def global_streams() -> tuple[Any, ...]:

@@ -36,7 +36,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+EXAMPLES = str(Path(__file__).parents[2] / "examples")
+sys.path.insert(0, EXAMPLES)
 
 N_WORKERS, EPOCHS, VALIDATION = 2, 5, 0.2
 LOOK_S = 0.25
@@ -191,7 +192,7 @@ def run_ray(folder: str, n_trials: int) -> dict[str, Any]:
     from ray import tune
 
     def objective(config: dict[str, Any]) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+        sys.path.insert(0, EXAMPLES)  # this function alone is sent to Ray's workers
         for accuracy in train(config["each"], folder):
             tune.report({"accuracy": accuracy})
 

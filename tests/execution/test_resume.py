@@ -377,9 +377,9 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     begin: Optimize, client: Client, study: optuna.Study, run_dir: str
 ) -> None:
     begun = time.monotonic()
-    run = begin(RandomSearch(max_epochs=100, n_trials=4), deadline=5.0)
-    assert time.monotonic() - begun < 30
-    assert 5.0 <= run.record.seconds < 10.0
+    run = begin(RandomSearch(max_epochs=100, n_trials=4), deadline=3.0)
+    assert time.monotonic() - begun < 12
+    assert 3.0 <= run.record.seconds < 5.0
     assert not run.best.is_complete
     assert run.best_value == max(t.epochs[-1].value for t in run.record.trials.values())
     assert len(run.best_model()) >= N_SHARDS * run.best.epoch

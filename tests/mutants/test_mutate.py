@@ -24,11 +24,10 @@ def loaded(name: str) -> ModuleType:
     return module
 
 
-draw, known = loaded("mutate_draw"), loaded("known_faults")
-trial = loaded("known")  # which takes the faults from there
+draw, faults = loaded("mutate_draw"), loaded("known_faults")
 for imported in ("mutate_same", "mutate_tests"):
     loaded(imported)
-mutate = loaded("mutate")
+known, mutate = loaded("known"), loaded("mutate")  # which import those above
 PACKAGE = HERE.parents[1] / "dagsel"
 CHANGED = """
 def f(x, y=2, mode="most"):
@@ -117,7 +116,7 @@ def test_a_change_elsewhere_leaves_the_draw_as_it_is(seed: int) -> None:
     assert not ranks(CHANGED, seed) & ranks(CHANGED, seed + 1)
 
 
-@pytest.mark.parametrize("fault", known.FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", faults.FAULTS, ids=lambda fault: fault.name)
 def test_a_known_fault_can_still_be_put_in(fault: Any, tmp_path: Path) -> None:
     """Else nobody sees any more that a test sees it."""
     copy = tmp_path / "dagsel" / fault.file
@@ -129,13 +128,13 @@ def test_a_known_fault_can_still_be_put_in(fault: Any, tmp_path: Path) -> None:
 
 
 def test_a_fault_that_hangs_is_ended_by_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "LIMIT_S", 6)  # of a processor; these tests take two
+    monkeypatch.setattr(known, "LIMIT_S", 6)  # of a processor; these tests take two
     right = "        self.wait_until = inf\n        if worker in self.unneeded:"
     wrong = "        while True: pass\n        if worker in self.unneeded:"
-    fault = known.Fault(
+    fault = faults.Fault(
         "hangs", "dispatch/list_scheduler.py", right, wrong, "dispatch/test_list_scheduler.py"
     )
-    assert trial.try_out(fault) == "ended after 6 s"
+    assert known.try_out(fault) == "ended after 6 s"
 
 
 def test_a_mutant_that_hangs_is_ended_by_its_limit(tmp_path: Path) -> None:

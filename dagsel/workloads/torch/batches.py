@@ -52,7 +52,7 @@ def training_batches(
         if gang is None
         else GangBatches(order, make, gang=gang, **options)
     )
-    its = weakref.proxy(batches)  # which would hold themselves
+    its = weakref.proxy(batches)  # they hold `make`, and with it they would hold themselves
     batches.is_empty = input_fn is not None
     device = transfer_device(shard)
     if device is not None:

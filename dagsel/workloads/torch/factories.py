@@ -103,7 +103,7 @@ def make_optimizer(optimizer: Any, parameters: Any, config: Config) -> Any:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let optimizers be made and read without the compiler, whose import takes longer than PyTorch.
+    """Let optimizers be made and read without the compiler: its import doubles that of PyTorch.
 
     PyTorch imports it to tell it not to compile these methods; where nobody else has, nothing can
     be compiled. A driver makes optimizers only to check them.

@@ -271,7 +271,8 @@ def track_steps(
 
     Returns a function that ends the tracking.
     """
-    stepped, its = -1, weakref.proxy(batches)  # which would hold themselves
+    stepped = -1
+    its = weakref.proxy(batches)  # they hold `may_stop`, which holds the model
 
     def note(*_: Any) -> None:
         nonlocal stepped
