@@ -54,20 +54,36 @@ ALONE = (
     "execution",
     "gpu",
     "laws",
+    "test_docs.py",
     "workloads/test_gang.py",
     "workloads/test_traps.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what has a cluster; begin with the files that take longest, then with clusters."""
-    n_slow = Counter[Path]()
+    """Mark what has a cluster, and spread it over the whole run, the longest files first.
+
+    A cluster waits for a part of its time, where laws compute: files of both kinds at a time leave
+    no core without work.
+    """
+    n_slow, weight = Counter[Path](), Counter[Path]()
+    has_cluster = set[Path]()
     for item in items:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
         if is_there or "cluster" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.alone)
-        n_slow[item.path] += item.get_closest_marker("slow") is not None
-    items.sort(key=lambda it: (-n_slow[it.path], it.get_closest_marker("alone") is None))
+            has_cluster.add(item.path)
+        is_slow = item.get_closest_marker("slow") is not None
+        n_slow[item.path] += is_slow
+        weight[item.path] += 10 if is_slow else 1
+    items.sort(key=lambda item: -n_slow[item.path])
+    total, before, place = Counter[bool](), Counter[bool](), dict[Path, float]()
+    for path in weight:
+        total[path in has_cluster] += weight[path]
+    for path in dict.fromkeys(item.path for item in items):
+        place[path] = before[path in has_cluster] / total[path in has_cluster]
+        before[path in has_cluster] += weight[path]
+    items.sort(key=lambda item: place[item.path])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -31,6 +31,7 @@ PAGES = [
 ]
 BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+MNIST = ROOT / "examples/mnist_cnn.py"
 #: Pages of the first hour: their programs are run as a user runs them.
 FIRST = ("README.md", "index.md")
 #: What a page says that its programs print.
@@ -62,7 +63,7 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
-def run_here(program: Path) -> None:
+def run_here(program: Path, *arguments: str, folder: Path) -> None:
     """Run a program in this process, which has imported already what takes most of its time.
 
     What it says to Dask for all that follows is forgotten afterwards.
@@ -70,8 +71,9 @@ def run_here(program: Path) -> None:
     said = copy.deepcopy(dask.config.config)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(program.parent)
-            patch.setattr(tempfile, "tempdir", str(program.parent))
+            patch.chdir(folder)
+            patch.setattr(tempfile, "tempdir", str(folder))
+            patch.setattr(sys, "argv", [str(program), *arguments])
             runpy.run_path(str(program), run_name="__main__")
     finally:
         dask.config.config.clear()
@@ -79,6 +81,7 @@ def run_here(program: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings(PORT_TAKEN)
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda p: p.name)
 def test_the_programs_of_a_page_run(
     page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -87,7 +90,7 @@ def test_the_programs_of_a_page_run(
     if page.name in FIRST:
         printed = run("page.py", folder=tmp_path)
     else:
-        run_here(tmp_path / "page.py")
+        run_here(tmp_path / "page.py", folder=tmp_path)
         printed = capsys.readouterr().out
     for said in PRINTS.findall(page.read_text()):
         assert said in printed
@@ -170,8 +173,11 @@ def best_accuracy(output: str) -> float:
 
 
 @pytest.mark.slow
-def test_the_digits_example_keeps_its_promise(tmp_path: Path) -> None:
-    output = run(str(ROOT / "examples/digits.py"), folder=tmp_path)
+def test_the_digits_example_keeps_its_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_here(ROOT / "examples/digits.py", folder=tmp_path)
+    output = capsys.readouterr().out
     assert best_accuracy(output) >= 0.95
     leaderboard = re.findall(r"^ *\d+ +0\.\d+ .*$", output, re.MULTILINE)
     assert len(leaderboard) == 8
@@ -185,7 +191,9 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 @pytest.mark.slow
-def test_the_mnist_example_reads_the_original_files(tmp_path: Path) -> None:
+def test_the_mnist_example_reads_the_original_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     labels = np.tile(np.arange(10, dtype=np.uint8), 60)
     images = np.zeros((600, 28, 28), np.uint8)
     for index, label in enumerate(labels):  # a bar whose place is the class
@@ -195,14 +203,13 @@ def test_the_mnist_example_reads_the_original_files(tmp_path: Path) -> None:
     write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", images[:50])
     write_idx(tmp_path / "t10k-labels-idx1-ubyte.gz", labels[:50])
     options = ["--trials", "2", "--epochs", "3", "--shards", "2"]
-    program = str(ROOT / "examples/mnist_cnn.py")
-    output = run(program, "--data", str(tmp_path), *options, folder=tmp_path)
+    run_here(MNIST, "--data", str(tmp_path), *options, folder=tmp_path)
+    output = capsys.readouterr().out
     assert "600 samples in 2 shards" in output
     assert best_accuracy(output) > 0.5
     assert saved_model(output)["0.weight"].shape[1:] == (1, 3, 3)
 
 
 def test_the_mnist_example_says_what_it_misses(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(AssertionError, match="give --data the folder of the files"):
-        run(str(ROOT / "examples/mnist_cnn.py"), "--data", str(tmp_path / "empty"), folder=tmp_path)
+    with pytest.raises(SystemExit, match="give --data the folder of the files"):
+        run_here(MNIST, "--data", str(tmp_path), folder=tmp_path)

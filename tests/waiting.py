@@ -12,14 +12,15 @@ QUIET_S = 0.5
 
 
 def slowness() -> float:
-    """Return how many times longer than there a process takes to start here and now, from 1 to 8.
+    """Return how many times longer than there a process takes to start here and now, from 1 to 3.
 
     For deadlines that are kept in real time, and for how late an end may be: the law is the same on
-    a machine that is slow or does other things, but workers come later there.
+    a machine that is slow or does other things, but workers come later there. A search uses up what
+    time it is given: more than three times as much would make the machine slower still.
     """
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import distributed"], check=True)
-    return min(max(1.0, (time.monotonic() - began) / QUIET_S), 8.0)
+    return min(max(1.0, (time.monotonic() - began) / QUIET_S), 3.0)
 
 
 def wait_until(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import dask
 import numpy as np
 import psutil
 import pytest
@@ -27,6 +28,7 @@ from dagsel.testing.synthetic import SyntheticWorkload, seen
 from .helpers import done, engine_for, final_state, listen, of, spawned_cluster
 
 N_TRIALS, N_EPOCHS, STATE_BYTES = 6, 2, 50_000
+SPILLING = ("distributed.worker.memory.target", "distributed.worker.memory.spill")
 N_WIDE = 4  # workers, as many as the digits have shards
 
 
@@ -186,10 +188,12 @@ def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(
     digits: ShardedDataset, run_dir: str
 ) -> None:
     # 14 states of 20 MB and the process itself are more than 65% of the limit; what a unit needs
-    # beside them brings the worker near the 80% at which Dask pauses it.
+    # beside them brings the worker near the 80% at which Dask pauses it. Dask would write some to
+    # the worker's disk, of which the store then need not have any.
     n_trials = 14
     workload = SyntheticWorkload(state_bytes=20_000_000)
     with (
+        dask.config.set(dict.fromkeys(SPILLING, False)),
         small_cluster() as cluster,
         Client(cluster, set_as_default=False) as client,
         engine_for(client, digits, workload, run_dir) as engine,

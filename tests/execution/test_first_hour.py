@@ -12,7 +12,7 @@ import pytest
 
 from tests.waiting import slowness
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 # On a machine that does nothing else; all of these times are as much longer as it is slower.
 DEADLINE_S, BUDGET_S, TIMEOUT_S = 40.0, 40.0, 100.0
