@@ -73,10 +73,10 @@ def is_healthy(address: str) -> bool:
 
 
 def free_ports(n: int) -> list[int]:
-    """Find ports that nobody listens at, below the kernel's own."""
+    """Find ports that nobody listens at, below the kernel's own; other processes look elsewhere."""
     with ExitStack() as stack:
         ports: list[int] = []
-        for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        for port in range(20_000 + 10 * (os.getpid() % 1_000), 32_000):
             one = stack.enter_context(closing(socket.socket()))
             with suppress(OSError):
                 one.bind(("127.0.0.1", port))
