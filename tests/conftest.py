@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import dagsel
 from dagsel.execution import fork_server
-from dagsel.execution.cluster import local_cluster
+from dagsel.execution.cluster import UNSEEN, local_cluster
 from dagsel.flow import Flow
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
@@ -88,8 +88,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def workers_are_copies() -> Iterator[None]:
-    """Let all workers of this process be copies of one: most of their time they would import."""
-    with dask.config.set({fork_server.METHOD: "forkserver"}):
+    """Let all workers of this process be copies of one: most of their time they would import.
+
+    Here nobody sees a dashboard of any cluster either.
+    """
+    with dask.config.set({fork_server.METHOD: "forkserver", **UNSEEN}):
         fork_server.prepare()
         yield
 

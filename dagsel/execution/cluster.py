@@ -31,6 +31,7 @@ from dagsel.storage import ShardedDataset
 
 __all__ = [
     "LOCAL_STARTUP_S",
+    "UNSEEN",
     "Client",
     "WorkerLimit",
     "capacity_here",
@@ -69,7 +70,7 @@ _OPTIONS: dict[str, Any] = {
 }
 #: Our own cluster has no dashboard that would show them: samples of what a worker's threads do, and
 #: how late its event loop is, fifty times a second. They took three quarters of what it costs idle.
-_UNSEEN = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
+UNSEEN = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
 
 
 #: When `connect` began to start a cluster, by `time.monotonic`.
@@ -336,7 +337,7 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
         resources={RESOURCE: 1},
         # A fork server has the environment that there was when it began.
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
-        config=_UNSEEN,
+        config=UNSEEN,
         **_OPTIONS,
     )
     try:

@@ -15,7 +15,7 @@ from tests.waiting import slowness
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 # On a machine that does nothing else; all of these times are as much longer as it is slower.
-DEADLINE_S, BUDGET_S, TIMEOUT_S = 40.0, 40.0, 100.0
+DEADLINE_S, BUDGET_S, TIMEOUT_S = 40.0, 30.0, 100.0
 #: The prompt is back so soon after the deadline, on a local cluster: `docs/elastic.md`.
 RETURN_S = 5.0
 #: How long the release of a worker may take, for each of them.
