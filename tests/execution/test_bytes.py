@@ -153,7 +153,7 @@ def test_states_wait_in_the_store_where_memory_is_short(
 
 
 class Watch(SchedulerPlugin):
-    """Counts, at each step of the scheduler, the copies of states that workers hold.
+    """Counts, at each step of the scheduler, the states that workers hold and their copies.
 
     And the notes, which stand for states in the store.
     """
@@ -161,23 +161,23 @@ class Watch(SchedulerPlugin):
     name = "watch"
 
     def __init__(self, run: str) -> None:
-        self.run, self.most_copies, self.most_notes = run, 0, 0
+        self.run, self.n_states, self.n_copies, self.most_notes = run, 0, 0, 0
 
     async def start(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
     def transition(self, key: Any, *args: Any, **kwargs: Any) -> None:
         tasks: Any = self.scheduler.tasks.values()
-        states = [t for t in tasks if t.key[0] == f"train-{self.run}"]
-        copies = sum(len(t.who_has or ()) for t in states)
-        notes = sum(0 < t.nbytes < 1_000 for t in states if t.who_has)
-        self.most_copies = max(self.most_copies, copies)
-        self.most_notes = max(self.most_notes, notes)
+        states = [t for t in tasks if t.key[0] == f"train-{self.run}" and t.who_has]
+        self.n_states += len(states)
+        self.n_copies += sum(len(state.who_has) for state in states)
+        self.most_notes = max(self.most_notes, sum(0 < t.nbytes < 1_000 for t in states))
 
 
-def watched(dask_scheduler: Any) -> tuple[int, int]:
+def watched(dask_scheduler: Any) -> tuple[float, int]:
+    """Return how many workers hold a state, on average over all steps, and the most notes."""
     watch = dask_scheduler.plugins["watch"]
-    return watch.most_copies, watch.most_notes
+    return watch.n_copies / watch.n_states, watch.most_notes
 
 
 def small_cluster() -> LocalCluster:
@@ -231,10 +231,9 @@ def test_a_worker_that_dask_pauses_goes_on(digits: ShardedDataset, run_dir: str)
     assert not [*of(WorkerRemoved, heard), *of(TrialReport, heard)]
 
 
-def test_fewer_than_two_states_a_trial_are_in_memory(
+def test_a_copy_of_a_state_is_dropped_when_it_was_read(
     wide_client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
-    # With few trials a worker, the copies of those that run weigh more.
     n_trials = 24
     workload = SyntheticWorkload(seconds=0.01, state_bytes=STATE_BYTES)
     with engine_for(wide_client, digits, workload, run_dir) as engine:
@@ -243,9 +242,10 @@ def test_fewer_than_two_states_a_trial_are_in_memory(
         engine.submit(Round(1, chains), {t: {} for t in range(n_trials)})
         n_units = n_trials * N_EPOCHS * digits.n_shards * 2
         listen(engine, until=lambda heard: len(done(heard)) == n_units)
-        most, _ = wide_client.run_on_scheduler(watched)
+        n_copies, _ = wide_client.run_on_scheduler(watched)
         wide_client.unregister_scheduler_plugin("watch")
-    assert 0 < most < 1.6 * n_trials
+    # 1.07 to 1.10, on a busy machine too; where none is dropped, 1.21 to 1.24.
+    assert 1 <= n_copies < 1.15
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
