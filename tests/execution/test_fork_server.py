@@ -1,4 +1,4 @@
-"""The fork server: workers of our own are copies of it, and it changes nothing else."""
+"""Workers of our own are copies of a fork server that changes nothing else; nobody watches them."""
 
 from __future__ import annotations
 
@@ -36,13 +36,20 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def as_dask_comes() -> Iterator[None]:
-    """Other tests have chosen the fork server for all clusters."""
-    with dask.config.set({METHOD: "spawn"}):
+    """Other tests have chosen the fork server for all clusters, and that nobody sees them."""
+    seen = {"distributed.worker.profile.enabled": True, "distributed.admin.tick.interval": "20ms"}
+    with dask.config.set({METHOD: "spawn", **seen}):
         yield
 
 
 def parents(client: Client) -> set[int]:
     return set(client.run(os.getppid).values())
+
+
+def watched(dask_worker: Any) -> tuple[bool, float]:
+    """Whether a worker samples its threads, and the milliseconds between its event loop's ticks."""
+    callbacks = dask_worker.periodic_callbacks
+    return "profile" in callbacks, callbacks["tick"].callback_time
 
 
 def server() -> psutil.Process:
@@ -145,3 +152,11 @@ def test_server_and_workers_end_with_the_driver(end: signal.Signals, tmp_path: P
         driver.wait(60)
     assert len(family) >= 4  # with Python's tracker of resources
     assert not psutil.wait_procs(family, timeout=60)[1]
+
+
+def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
+    with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+        assert set(client.run(watched).values()) == {(False, 500)}
+    alone = {"n_workers": 1, "processes": False, "dashboard_address": None}
+    with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
+        assert set(client.run(watched).values()) == {(True, 20)}
