@@ -244,7 +244,7 @@ def main() -> int:
     bench_figures(0.5 if quick else 5.0)
     if failures:
         print(f"\n{len(failures)} bars fail: {'; '.join(failures)}")
-    return 1 if failures else 0
+    return 3 if failures else 0  # a crash ends with 1
 
 
 if __name__ == "__main__":
