@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from dagsel.flow import Ask, Asked, Context, Decision, Event, Flow, Reported, Train
 from dagsel.flows import JobQueue, Marble
-from dagsel.flows.allocation import Job, Work, WorkBook
+from dagsel.flows.allocation import Job, Work, WorkBook, keep
 from dagsel.flows.baselines import LSF, Optimus
 from dagsel.flows.baselines.lsf import lsf
 from dagsel.flows.baselines.optimus import optimus
@@ -250,6 +250,18 @@ def test_optimus_ends_every_queue(
     assert all(
         s in ends or abs(s / interval_s - round(s / interval_s)) < 1e-6 for s in changes - {0}
     )
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5)), min_size=1), st.integers(1, 30))
+def test_where_workers_were_lost_the_jobs_that_are_served_last_give_theirs_up_first(
+    sizes: list[tuple[int, int]], n_workers: int
+) -> None:
+    jobs = [Job(k, gang=least + more, least=least) for k, (least, more) in enumerate(sizes)]
+    kept = keep(jobs, n_workers)
+    for job, later in pairwise(jobs):
+        assert kept[job.trial] == job.gang or kept[later.trial] == later.least
+    total = sum(job.gang for job in jobs)
+    assert sum(kept.values()) == max(min(total, n_workers), sum(job.least for job in jobs))
 
 
 INCEPTION = Scaling({2: 1.8, 3: 2.45, 4: 3.0, 6: 3.0})
