@@ -87,10 +87,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def workers_are_copies() -> Iterator[None]:
-    """Let all workers of this process be copies of one: most of their time they would import.
+def workers_cost_little() -> Iterator[None]:
+    """Let all workers of this process be copies of one, and do nothing for a dashboard.
 
-    Here nobody sees a dashboard of any cluster either.
+    Most of their time they would import.
     """
     with dask.config.set({fork_server.METHOD: "forkserver", **UNSEEN}):
         fork_server.prepare()
