@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import dagsel.metrics as metrics
     from dagsel.giving_up import abandon as abandon
+    from dagsel.going_on import replay as replay
+    from dagsel.going_on import resume as resume
     from dagsel.history.result import Run as Run
     from dagsel.planning.pools import Workers as Workers
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
     from dagsel.run import optimize as optimize
-    from dagsel.run import replay as replay
-    from dagsel.run import resume as resume
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
@@ -38,8 +38,8 @@ _HOMES = {
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",
-    "replay": "dagsel.run",
-    "resume": "dagsel.run",
+    "replay": "dagsel.going_on",
+    "resume": "dagsel.going_on",
     "simulate": "dagsel.simulation",
 }
 _MODULES = (

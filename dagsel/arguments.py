@@ -18,7 +18,7 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
-from dagsel.flow import Direction, Flow, Traits, check_flow
+from dagsel.flow import Direction, Flow, Keep, Traits, check_flow
 from dagsel.planning.budget import Budget, to_seconds
 from dagsel.planning.pools import check_workers
 from dagsel.storage import RunDir, ShardedDataset
@@ -311,6 +311,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "epoch_seconds": lambda value: to_seconds("epoch_seconds", value),
     "flow": _flow,
     "into": RunDir,
+    "keep": lambda value: choice("keep", value, get_args(Keep)),
     "max_cluster_workers": lambda value: whole("max_cluster_workers", value),
     "n_workers": lambda value: whole("n_workers", value),
     "remeasure": lambda value: flag("remeasure", value),

@@ -29,6 +29,8 @@ from dagsel.planning.pools import Workers
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
+#: Which of a trial's scored states is its model, and whose value its own.
+Keep: TypeAlias = Literal["best", "last"]
 Outcome: TypeAlias = Literal["complete", "pruned"]
 
 
@@ -145,7 +147,8 @@ class Stop:
     reason
         Kept in the record of the run.
     outcome
-        ``"complete"`` if its last value counts as the trial's value, ``"pruned"`` if it ends early.
+        ``"complete"`` if it has come as far as it should, ``"pruned"`` if it ends early. A pruned
+        trial that is the best of all is complete too, unless ``keep="last"``.
     """
 
     trial: int
@@ -324,7 +327,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The run's time is over: the flow can only stop trials and finish; `seconds` as in `Tick`."""
+    """The time is over, or the user has stopped the study: the flow stops trials and finishes.
+
+    It can decide nothing else. `seconds` are as in `Tick`.
+    """
 
     seconds: float
 

@@ -436,6 +436,13 @@ class PartFound:
 
 
 @dataclass(frozen=True, slots=True)
+class BestLost:
+    """The best state of a trial is damaged: the trial is worth its last epoch, from then on."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundSent:
     """Chains were sent at a moment: each a trial, its first epoch, and the one after its last."""
 
@@ -464,6 +471,7 @@ Entry: TypeAlias = (
     | PieceRecord
     | StatesFound
     | PartFound
+    | BestLost
     | RoundSent
     | events.ShardLoaded
     | Note
@@ -486,6 +494,7 @@ ENTRIES: Tagged[Entry] = Tagged(
     piece=PieceRecord,
     stored=StatesFound,
     partial=PartFound,
+    best_lost=BestLost,
     round=RoundSent,
     load=events.ShardLoaded,
     note=Note,

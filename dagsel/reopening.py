@@ -61,5 +61,5 @@ def told(record: Record) -> dict[int, Adopted]:
     for trial in record.trials.values():
         values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
         end = (trial.state, trial.reason, trial.traceback)
-        found[trial.number] = Adopted(trial.params, values, *end)
+        found[trial.number] = Adopted(trial.params, values, trial.value, *end)
     return found

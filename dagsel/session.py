@@ -157,6 +157,12 @@ class Session:
         journal.append([ENTRIES.encode(ended)])
         record.add(ended)
         tidy(record, self.folder)
+        if self.driver.error is not None:
+            self.driver.error.add_note(
+                f"a callback raised it, and so the search has ended; it is kept: {self.result!r}, "
+                f"dagsel.resume({self.folder.url!r}, workload=..., space=...) reads it"
+            )
+            raise self.driver.error
         return self.result
 
     def _spec(self) -> RunSpec:

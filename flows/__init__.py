@@ -2,6 +2,7 @@
 
 from dagsel.flows.asha import ASHA
 from dagsel.flows.by_convergence import ByConvergence
+from dagsel.flows.early_stopping import EarlyStopping
 from dagsel.flows.grid import Grid
 from dagsel.flows.hermes import Hermes
 from dagsel.flows.hyperband import Hyperband
@@ -22,6 +23,7 @@ __all__ = [
     "PBT",
     "SEER",
     "ByConvergence",
+    "EarlyStopping",
     "Grid",
     "Hermes",
     "HyperSched",

@@ -34,6 +34,7 @@ REASONS: Mapping[str, str] = {
     "dagsel/execution/compatibility.py": "workers with another Python or another package: "
     "there is one of each here",
     "dagsel/execution/fork_server.py": "a cluster that cannot be begun",
+    "dagsel/execution/process.py": "C libraries other than glibc, GPUs",
     "dagsel/execution/scheduler_plugin.py": "races of workers that go while a message is on its "
     "way: the dispatcher's own laws draw them, a cluster shows them by chance",
     "dagsel/execution/spec_cluster.py": "a nanny that is closed while its process starts",

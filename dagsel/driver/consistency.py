@@ -36,7 +36,7 @@ def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Ent
     stored, has_ended = folder.states.extents(), folder.has_best()
     entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
     check_settings(entries, folder.digest(), folder.url)
-    record = Record(run, settings.n_shards, settings.direction)
+    record = Record(run, settings.n_shards, settings.direction, settings.keep)
     for number, entry in enumerate(entries):
         try:
             record.add(entry)
@@ -119,10 +119,9 @@ def what_is_missing(record: Record, stored: Mapping[int, Extent], *, has_ended: 
                 f"trial {number} has a state of epoch {extent.epoch}, and no more than "
                 f"{trial.n_decided} are ordered"
             )
-        if extent.n_checks > len(trial.checks):
+        if extent.n_checks > trial.n_checks:
             return (
-                f"trial {number} has the state of its check {extent.n_checks}, of "
-                f"{len(trial.checks)}"
+                f"trial {number} has the state of its check {extent.n_checks}, of {trial.n_checks}"
             )
     if has_ended and not record.finished:
         return "there is a best.json, which is written when a run ends"

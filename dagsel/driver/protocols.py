@@ -118,6 +118,10 @@ class States(Protocol):
         """Keep a copy of the state that was scored by a trial's check of this number."""
         ...
 
+    def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
+        """Return such a copy: its bytes and its metadata."""
+        ...
+
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
         """Return the places of a trial's complete states, or of partial ones."""
         ...

@@ -33,6 +33,9 @@ class StoredStates:
     # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes]
     _kept: int | None = None  # the best trial, whose states stay though it has ended
+    # Of each live trial the reported epochs whose ends may be stored.
+    _ends: dict[int, set[int]] = field(default_factory=dict)
+    _told: set[int] = field(default_factory=set)  # trials with ends that may be needed no more
     _copied: dict[int, int] = field(default_factory=dict)  # number of the last check, by trial
     _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
 
@@ -82,14 +85,19 @@ class StoredStates:
                 return None
         return state
 
-    def forget_after(self, trial: int, newest: StoredState | None) -> None:
+    def go_on_from(self, trial: TrialRecord, newest: StoredState | None) -> None:
         """Remove the states of a trial that goes on from before them; they are made again."""
+        number, n_epochs = trial.number, len(trial.epochs)
         last = (0, 0) if newest is None else (newest.epoch, newest.position)
-        if max(self.states.list(trial), default=last) > last:
+        stored = self.states.list(number)
+        if max(stored, default=last) > last:
             for is_partial in (False, True):
-                for place in self.states.list(trial, partial=is_partial):
+                for place in self.states.list(number, partial=is_partial):
                     if place > last:
-                        self.states.delete(trial, *place, partial=is_partial)
+                        self.states.delete(number, *place, partial=is_partial)
+        ends = {epoch for epoch, position in stored if position == self.record.n_shards - 1}
+        made_anew = range(last[0], n_epochs + 1)
+        self._ends[number] = {epoch for epoch in (*ends, *made_anew) if 0 < epoch <= n_epochs}
 
     def find_partial(self, plan: Continuation) -> tuple[Continuation, float]:
         """Continue a unit that was stopped in the middle, if its state is in the store.
@@ -160,15 +168,33 @@ class StoredStates:
 
     # ---- what a trial is worth if it is stopped now
 
+    def is_kept_lost(self, trial: TrialRecord) -> bool:
+        """Whether the best state of a trial cannot be read, and its last epoch's is another one."""
+        kept, n_epochs = trial.kept, len(trial.epochs)
+        if kept is None or not n_epochs or (not kept.check and kept.place.epoch == n_epochs):
+            return False
+        epoch, position, is_partial = kept.place
+        try:
+            if trial.copied_check:
+                self.states.load_check(trial.number, trial.copied_check)
+            else:
+                self.states.load(trial.number, epoch, position, partial=is_partial)
+        except CheckpointError as error:
+            logger.warning("the best state of trial %d is lost: %s", trial.number, error)
+            return True
+        return False
+
     def keep_scored(self, trial: TrialRecord) -> None:
         """Copy the state that a trial was scored with before it is trained on.
 
         It is the trial's model until another one is scored.
         """
-        number, check = len(trial.checks), trial.check
-        if check is None or trial.is_scored or self._copied.get(trial.number) == number:
+        kept, number = trial.kept, trial.n_checks
+        is_copied = self._copied.get(trial.number) == number
+        # One that an earlier check has scored was copied when it was trained on.
+        if kept is None or not number or kept.check != number or trial.is_scored or is_copied:
             return
-        epoch, position, is_partial = check.place
+        epoch, position, is_partial = kept.place
         place = (trial.number, number, epoch, position)
         keep = partial(self.states.keep_check, *place, partial=is_partial)
         try:
@@ -179,9 +205,22 @@ class StoredStates:
 
     # ---- what is not needed any more
 
-    def drop_end(self, trial: int, epoch: int) -> None:
-        """Drop the state at an epoch's end."""
-        self.states.delete(trial, epoch, self.record.n_shards - 1)
+    def reported(self, trial: int, epoch: int) -> None:
+        """Take in that an epoch was reported, whose end is stored."""
+        self._ends.setdefault(trial, set()).add(epoch)
+        self._told.add(trial)
+
+    def drop_ends(self) -> None:
+        """Drop the ends of reported epochs, but each trial's last one and the one that it keeps."""
+        for number in sorted(self._told & self._ends.keys()):
+            trial, ends = self.record.trials[number], self._ends[number]
+            needed = {len(trial.epochs)}
+            if trial.kept is not None and not trial.kept.check:
+                needed.add(trial.kept.place.epoch)
+            for epoch in sorted(ends - needed):
+                self.states.delete(number, epoch, self.record.n_shards - 1)
+            self._ends[number] = ends & needed
+        self._told.clear()
 
     def drop_ended(self) -> None:
         """Drop the states of all trials that have ended but the best."""
@@ -193,6 +232,7 @@ class StoredStates:
     def ended(self, trial: int) -> None:
         """Drop the states of a trial that has just ended, or of the best if it is better."""
         best = self._best
+        self._ends.pop(trial, None)
         for number in (trial, self._kept):
             if number is not None and number != best:
                 self.states.drop(number)

@@ -51,6 +51,7 @@ from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import (
     ENTRIES,
+    BestLost,
     Entry,
     FlowState,
     Message,
@@ -149,7 +150,7 @@ class Runner:
         self._use_idle_workers()
         while not self.record.finished:
             self._clock.tell()
-            timeout_s = self._clock.patience_s(self.record.wake_at)
+            timeout_s = 0.0 if self.study.stopped else self._clock.patience_s(self.record.wake_at)
             for message in self.engine.messages(timeout_s=timeout_s):
                 self._hear(message)
             self._watch()
@@ -195,7 +196,7 @@ class Runner:
         states = self._stored.look_up(trial)
         self._note(StatesFound(trial.number, tuple(states)))
         newest = states[-1] if states else None
-        self._stored.forget_after(trial.number, newest)
+        self._stored.go_on_from(trial, newest)
         plan = reconcile(trial, self.record.n_shards, newest)
         if plan is None:
             reason = "CheckpointCorruptError: none of its stored states can be read"
@@ -203,6 +204,8 @@ class Runner:
             return None
         if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
             self._repairs[trial.number] = []
+        if self._stored.is_kept_lost(trial):
+            self._note(BestLost(trial.number))
         plan, share = self._stored.find_partial(plan)
         if share and plan.epochs.start > len(trial.epochs):
             self._note(PartFound(trial.number, share))
@@ -297,12 +300,11 @@ class Runner:
         self.journal.append(self._entries)
         self._entries = []
         trains: dict[int, Train] = {}
-        outdated: list[tuple[int, int]] = []  # a clone may need them until here
         for step in steps:
             match step:
                 case Reported(trial, epoch):
                     self.engine.release(trial, epoch)
-                    outdated.append((trial, epoch - 1))
+                    self._stored.reported(trial, epoch)
                 case Ask() if not self.record.finished:  # by what was decided after it
                     self._ask(step)
                 case Train(trial, epochs) if self.record.trials[trial].is_live:
@@ -322,9 +324,7 @@ class Runner:
                     for trial in self.study.live:
                         self._end(trial)
         self._train(*trains.values())
-        for trial, epoch in outdated:
-            if epoch:
-                self._stored.drop_end(trial, epoch)
+        self._stored.drop_ends()  # a clone may need them until here
 
     def _ask(self, ask: Ask) -> None:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
@@ -406,7 +406,7 @@ class Runner:
         wake_at, clock = self.record.wake_at, self._clock
         if wake_at is not None and clock.seconds >= wake_at and not clock.are_over:
             self._tell(Tick(clock.seconds))
-        if clock.are_over:
+        if clock.are_over or self.study.stopped:
             self._tell(DeadlineReached(clock.seconds))
             self._turn()
             if not self.record.finished:

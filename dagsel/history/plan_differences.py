@@ -224,9 +224,8 @@ def _ends(
 
 
 def _why(record: Record, end: Moment) -> str:
-    """Say why the search ended, as its flow has said it of the best trial."""
-    best = record.best
-    reason = "" if best is None else record.trials[best.trial].reason
-    said, found, _ = reason.partition("; it is the best")
+    """Say why the search ended, as its flow has said it of the trial that it found best."""
+    parts = (trial.reason.partition("; it is the best") for trial in record.trials.values())
+    said, found, _ = next((part for part in parts if part[1]), ("", "", ""))
     ended = "the search ended" if record.finished else "nothing is known after"
     return f"{ended} at {span(end.seconds)}" + (f", as {said}" if found else "")

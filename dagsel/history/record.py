@@ -14,6 +14,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any, assert_never
 
 from dagsel.dispatch.events import ShardLoaded
@@ -26,6 +27,7 @@ from dagsel.flow import (
     Decision,
     Direction,
     Finish,
+    Keep,
     Outcome,
     Pause,
     Paused,
@@ -40,9 +42,10 @@ from dagsel.flow import (
 )
 from dagsel.history.course import Mark, Moment, TrainedSpan
 from dagsel.history.tally import EpochTally
-from dagsel.history.trial import EpochRecord, TrialRecord, TrialState
+from dagsel.history.trial import EpochRecord, Scored, TrialRecord, TrialState
 from dagsel.messages import (
     Abandoned,
+    BestLost,
     Entry,
     FailedAlike,
     FlowState,
@@ -63,7 +66,7 @@ from dagsel.planning.capacity import Plan
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best trial so far, and where its state is: a completed one if there is one."""
+    """The best trial so far of those that have ended, and where its state is."""
 
     trial: int
     epoch: int
@@ -90,6 +93,9 @@ class Record:
     run: str  # identifier of the run
     n_shards: int = 1  # training shards of the data set
     direction: Direction = "minimize"  # whether smaller or larger values are better
+    # A trial is worth its best state, and the best of all trials is the best; or its last one, and
+    # a completed trial is better than one that is not.
+    keep: Keep = "best"
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
@@ -123,13 +129,20 @@ class Record:
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
     # When the run would have begun without the time that it lay dead: seconds since the epoch.
     _began_at: float = 0.0
+    # A heap of what trials are or were worth, the best first: loss and number.
+    _values: list[tuple[float, int]] = field(default_factory=list)
 
     @classmethod
     def read(
-        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry]
+        cls,
+        run: str,
+        n_shards: int,
+        direction: Direction,
+        entries: Iterable[Entry],
+        keep: Keep = "best",
     ) -> Record:
         """Make the record of a run from its journal."""
-        record = cls(run, n_shards, direction)
+        record = cls(run, n_shards, direction, keep)
         for entry in entries:
             record.add(entry)
         return record
@@ -175,6 +188,9 @@ class Record:
                 self._add_stored(entry)
             case PartFound(trial, share):
                 self.trials[trial].share = share
+            case BestLost(trial):
+                last = self.trials[trial].epochs[-1]
+                self._score(self.trials[trial], self._end_of(last.epoch, last.value), afresh=True)
             case RoundSent(number, start, chains):
                 epochs = frozenset((t, e) for t, a, b in chains for e in range(a, b))
                 self.rounds.append(RoundRecord(number, epochs, start))
@@ -253,6 +269,7 @@ class Record:
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
+                self._score(self.trials[trial], self._end_of(epoch, value))
                 if tally and tally.lacks_loss and math.isfinite(value):
                     self.trials[trial].warn(
                         f"the training loss of epoch {epoch} is NaN, the metric {value:.4g}: "
@@ -262,7 +279,10 @@ class Record:
                 self._end(trial, "failed", reason, turn.traceback or "")
                 self.trials[trial].raised = turn.raised
             case Paused() as event:
-                self.trials[event.trial].rest(event, turn.place)
+                resting = self.trials[event.trial]
+                scored = resting.rest(event, turn.place)
+                if scored is not None:
+                    self._score(resting, scored)
             case WorkersChanged(n_workers):
                 self.n_workers = n_workers
             case Tick():
@@ -316,10 +336,13 @@ class Record:
                 "epoch, and the target must be paused"
             )
         taker.adopt(origin, config)
+        self._score(taker, self._end_of(len(taker.epochs), origin.epochs[-1].value), afresh=True)
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
-        is_complete = outcome == "complete" and trial.value is not None
+        # What the search found best is its result, however it ended.
+        is_best = self.keep == "best" and self.leading is trial
+        is_complete = trial.value is not None and (outcome == "complete" or is_best)
         self._end(number, "complete" if is_complete else "pruned", reason)
 
     def _end(
@@ -335,19 +358,54 @@ class Record:
         trial.state, trial.reason, trial.traceback = state, reason, traceback
         trial.tallies.clear()
         self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
-        if (state == "failed" and not has_model) or trial.value is None:
+        if (state == "failed" and not has_model) or trial.kept is None:
             return
-        check = trial.check
-        place = StatePlace(len(trial.epochs), self.n_shards - 1) if check is None else check.place
-        copied = 0 if check is None or trial.is_scored else len(trial.checks)
-        told = (trial.value, state == "complete", place.is_partial, copied)
+        place = trial.kept.place
+        told = (trial.kept.value, state == "complete", place.is_partial, trial.copied_check)
         best = Best(number, place.epoch, place.position, *told)
         if self.best is None or self._rank(best) > self._rank(self.best):
             self.best = best
 
     def _rank(self, best: Best) -> tuple[bool, float, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first.
-        return best.is_complete, -Context(1, self.direction).loss(best.value), -best.trial
+        counts = self.keep == "best" or best.is_complete
+        return counts, -self._loss(best.value), -best.trial
+
+    def _loss(self, value: float) -> float:
+        return Context(1, self.direction).loss(value)
+
+    # ---- what trials are worth
+
+    def _end_of(self, epoch: int, value: float) -> Scored:
+        return Scored(value, epoch, StatePlace(epoch, self.n_shards - 1))
+
+    def _score(self, trial: TrialRecord, scored: Scored, *, afresh: bool = False) -> None:
+        """Take in what a state of a trial is worth; `afresh`: those before it do not count."""
+        is_better = trial.kept is None or self._loss(scored.value) < self._loss(trial.kept.value)
+        if afresh or is_better or self.keep == "last":
+            trial.kept = scored
+            heappush(self._values, (self._loss(scored.value), trial.number))
+
+    def ranked(self) -> list[TrialRecord]:
+        """List the trials that were scored and did not fail, the best first."""
+        scored = [t for t in self.trials.values() if t.value is not None and t.state != "failed"]
+        return sorted(scored, key=self._place)
+
+    def _place(self, trial: TrialRecord) -> tuple[bool, float, int]:
+        is_behind = self.keep == "last" and trial.state == "pruned"
+        return is_behind, self._loss(trial.value or 0.0), trial.number
+
+    @property
+    def leading(self) -> TrialRecord | None:
+        """The trial that is worth most now, ended or not; None if none is scored."""
+        while self._values:
+            loss, number = self._values[0]
+            trial = self.trials[number]
+            is_worth = trial.value is not None and self._loss(trial.value) == loss
+            if is_worth and trial.state != "failed":
+                return trial
+            heappop(self._values)  # it was worth that
+        return None
 
     def configure(self, configs: Mapping[int, Mapping[str, Any]]) -> None:
         """Set the configurations of trials that were read from a journal."""

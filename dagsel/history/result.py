@@ -46,7 +46,10 @@ class Result:
 
     @property
     def best(self) -> Best:
-        """The best trial: of the completed ones; if there is none, of those that were pruned.
+        """The best trial, whether it was completed or pruned, and its best state.
+
+        Of a run with ``keep="last"`` the best of the completed trials as they were at their ends;
+        if there is none, of those that were pruned.
 
         Raises
         ------
@@ -66,7 +69,7 @@ class Result:
 
     @property
     def best_value(self) -> float:
-        """Value of the best trial: its metric when it was scored last."""
+        """Value of the best trial: its metric in its best epoch; with ``keep="last"`` its last."""
         return self.best.value
 
     @property
@@ -127,21 +130,17 @@ class Result:
         return frame
 
     def leaderboard(self, n: int = 10) -> pd.DataFrame:
-        """Return the best trials of this run, best first.
+        """Return the best trials of this run, best first: those that were scored and did not fail.
+
+        ``epoch`` is that of the value: after how many epochs the trial was scored with it.
+        ``state`` says how the trial ended.
 
         Parameters
         ----------
         n
             How many.
         """
-        rows = [
-            {"trial": t.number, self.metric: t.value, **t.params}
-            for t in self.record.trials.values()
-            if t.state == "complete"
-        ]
-        rows.sort(key=lambda row: row["trial"])  # of equal ones the first drawn comes first
-        rows.sort(key=lambda row: row[self.metric], reverse=self.study.direction.name != "MINIMIZE")
-        return pd.DataFrame(rows[:n], columns=None if rows else ["trial", self.metric])
+        return tables.leaderboard(self.record, self.metric).head(n)
 
     def __repr__(self) -> str:
         trials = self.record.trials.values()

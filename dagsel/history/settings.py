@@ -15,7 +15,7 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Direction, Flow, check_flow
+from dagsel.flow import Direction, Flow, Keep, check_flow
 from dagsel.planning.small_population import Policy
 from dagsel.workloads.describe import differences
 
@@ -41,6 +41,8 @@ class Settings:
     n_shards: int  # of training
     workload: dict[str, str] = field(default_factory=dict)  # descriptions of its parts
     replicas: int = 1
+    keep: Keep = field(default="last", metadata={LATER: True})
+    n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
     deterministic: bool = False
     deadline_s: float | None = None
     unit_timeout_s: float | None = None

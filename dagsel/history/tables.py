@@ -26,6 +26,17 @@ def metrics(record: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "epoch", "split", "name", "value", "seconds"])
 
 
+def leaderboard(record: Record, metric: str) -> pd.DataFrame:
+    """Return a row for each trial that was scored and did not fail, best first."""
+    columns = ["trial", metric, "epoch", "state"]
+    rows: list[dict[str, Any]] = []
+    for trial in record.ranked():
+        assert trial.kept is not None
+        known = (trial.number, trial.kept.value, trial.kept.epochs, trial.state)
+        rows.append({**dict(zip(columns, known, strict=True)), **trial.params})
+    return pd.DataFrame(rows, columns=None if rows else columns)
+
+
 def trials(record: Record) -> pd.DataFrame:
     """Return a row for each trial; its parameters are columns, ``param_lr`` for ``lr``."""
     columns = ["trial", "state", "value", "epochs", "reason", "warning"]

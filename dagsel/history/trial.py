@@ -44,15 +44,13 @@ class Adoption:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """What a trial was worth where it was paused."""
+class Scored:
+    """A state of a trial that was scored: at the end of an epoch, or where the trial was paused."""
 
-    epochs: float  # how far it had trained
+    value: float  # the metric that the search is about
+    epochs: float  # how far the trial had trained
     place: StatePlace  # where its state is
-    # As of an epoch.
-    value: float
-    metrics: Mapping[str, float]
-    seconds: float  # since the run began
+    check: int = 0  # the number of the check that has scored it, from 1; 0 at the end of an epoch
 
 
 @dataclass(slots=True)
@@ -83,9 +81,8 @@ class TrialRecord:
     # Seconds of training and training losses since it was last told to train.
     trained_s: float = 0.0
     losses: Losses = field(default_factory=Losses)
-    checks: list[Check] = field(default_factory=list)  # what it was worth where it was paused
-    # The last of them, unless it is of a state that the trial has exchanged for another trial's.
-    last_check: Check | None = None
+    kept: Scored | None = None  # the state that it is worth: the best one, or the last
+    n_checks: int = 0  # how often it was scored where it was paused
     is_scored: bool = False  # whether it rests where it was scored
     n_told: int = 0  # how often it was told to train or to rest
     # On how many workers it was when it was stopped to go on at once, and when it ceased to train;
@@ -135,17 +132,16 @@ class TrialRecord:
         return max(trained, default=len(self.epochs))
 
     @property
-    def check(self) -> Check | None:
-        """What it was worth where it was paused last, if that is newer than its last epoch."""
-        last = self.last_check
-        return last if last is not None and last.epochs > len(self.epochs) else None
+    def value(self) -> float | None:
+        """The metric that the search is about, of the state that is kept."""
+        return None if self.kept is None else self.kept.value
 
     @property
-    def value(self) -> float | None:
-        """The metric that the search is about, as of its newest state that was scored."""
-        if self.check is not None:
-            return self.check.value
-        return self.epochs[-1].value if self.epochs else None
+    def copied_check(self) -> int:
+        """The number of the check whose copy is its kept state; 0 if it is in its own place."""
+        if self.kept is None or (self.is_scored and self.kept.check == self.n_checks):
+            return 0
+        return self.kept.check
 
     def allow(self, train: Train) -> None:
         """Take in that it may train on."""
@@ -155,28 +151,33 @@ class TrialRecord:
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
-    def rest(self, event: Paused, place: StatePlace | None) -> None:
-        """Take in that it rests: what the flow was told of it, and where its state is."""
+    def rest(self, event: Paused, place: StatePlace | None) -> Scored | None:
+        """Take in that it rests, and where its state is; return what that is worth, if known."""
         self.is_held, self.pausing = True, None
-        if event.value is not None and place is not None:
-            told = (event.value, event.metrics, event.seconds)
-            self.last_check = Check(event.epochs, place, *told)
-            self.checks.append(self.last_check)
-            self.is_scored = True
+        if event.value is None or place is None:
+            return None
+        self.n_checks += 1
+        self.is_scored = True
+        if event.epochs == len(self.epochs):
+            return None  # that is known from the end of its epoch
+        return Scored(event.value, event.epochs, place, self.n_checks)
 
     def warn(self, text: str) -> None:
         """Take in that something is odd about it; the first time counts."""
         self.warning = self.warning or text
 
     def adopt(self, origin: TrialRecord, config: Mapping[str, Any]) -> None:
-        """Take in that it goes on from another trial's state, with a changed configuration."""
+        """Take in that it goes on from another trial's state, with a changed configuration.
+
+        From there it is worth what that state is, whatever it was worth before.
+        """
         root, changes = origin.number, dict[str, Any]()
         if origin.adoptions:
             root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
         changes |= config
         adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
         self.adoptions.append(adoption)
-        self.last_check, self.is_scored = None, False
+        self.is_scored = False
         self.config = {**origin.config, **config}
 
     def spend(self, work: UnitWork) -> None:

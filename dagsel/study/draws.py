@@ -33,6 +33,7 @@ class Draws:
     sampler: BaseSampler  # the study's own
     sampler_seed: int
     seed: int  # of uniform draws
+    n_before: int = 0  # trials that had ended in the study: a study that goes on draws others
     n: int = 0  # trials drawn so far
     had: set[Point] = field(default_factory=set)  # the run's trials
     # Other ended trials of the study; the grid draws them again.
@@ -70,10 +71,13 @@ class Draws:
         if sampling == "grid":
             return self.grid
         if sampling == "study" and attempt < _REDRAWS:
-            reseed(self.sampler, self.sampler_seed, self.n, attempt)
+            reseed(self.sampler, self.sampler_seed, *self._number(attempt))
             return self.sampler
-        reseed(self._random, self.seed, self.n, attempt)
+        reseed(self._random, self.seed, *self._number(attempt))
         return self._random
+
+    def _number(self, attempt: int) -> tuple[int, ...]:
+        return (*([self.n_before] if self.n_before else []), self.n, attempt)
 
     def _next_point(
         self, walk: GridWalk, had: set[Point]

@@ -54,6 +54,15 @@ class StudyDriver:
         passes the one of the run.
     traits
         What the flow declares: the length of its longest trial, and whether it uses a pruner.
+    n_before
+        Trials that had ended in the study before the run; None to count them.
+
+    Attributes
+    ----------
+    stopped
+        Why a callback has ended the search; empty if none has.
+    error
+        What a callback has raised.
     """
 
     study: optuna.Study
@@ -64,6 +73,9 @@ class StudyDriver:
     run: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
     sampler_seed: int | None = None
     traits: Traits = field(default_factory=Traits)
+    n_before: int | None = None
+    stopped: str = field(default="", init=False)
+    error: Exception | None = field(default=None, init=False)
     _theirs: optuna.Study = field(init=False)  # the user's study, whose storage is watched
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
     _view: SamplerStudy = field(init=False)
@@ -75,7 +87,11 @@ class StudyDriver:
             self.sampler_seed = draw_seed(own, self.seed)
         self._theirs = guarded(self.study)
         self._view = SamplerStudy(self._theirs, self.run, self.traits.max_epochs)
-        self._draws = Draws(self._view, self.space, own, self.sampler_seed, self.seed)
+        if self.n_before is None:
+            trials = self._theirs.get_trials(deepcopy=False)
+            self.n_before = sum(trial.state.is_finished() for trial in trials)
+        seeds = (self.sampler_seed, self.seed, self.n_before)
+        self._draws = Draws(self._view, self.space, own, *seeds)
 
     @property
     def name(self) -> str:
@@ -263,8 +279,23 @@ class StudyDriver:
         frozen = self._tell(self._live[number], state, value)
         del self._live[number]
         self._view.end(number, failed=state == TrialState.FAIL, system_attrs=frozen.system_attrs)
+        self._call_back(frozen)
+
+    def _call_back(self, trial: FrozenTrial) -> None:
+        """Call the callbacks, which may stop the study as in `Study.optimize`."""
+        loop, was_in_one = self.study._thread_local, self.study._thread_local.in_optimize_loop
         for callback in self.callbacks:
-            callback(self.study, frozen)
+            loop.in_optimize_loop = True  # only there Optuna lets a study be stopped
+            try:
+                callback(self.study, trial)
+            except Exception as error:  # noqa: BLE001 - it is raised when the search has ended
+                self.error = self.error or error
+                self.stopped = self.stopped or f"a callback raised {type(error).__name__}: {error}"
+            finally:
+                loop.in_optimize_loop = was_in_one
+            if self.study._stop_flag:
+                self.study._stop_flag = False
+                self.stopped = self.stopped or "a callback has stopped the study"
 
     def _tell(
         self, trial: FrozenTrial, state: TrialState, value: float | None = None
@@ -329,6 +360,6 @@ class StudyDriver:
         if not trial.state.is_finished():
             if state == TrialState.FAIL:
                 self._note(trial, adopted.reason, adopted.traceback)
-            value = adopted.reports[-1][1] if state == TrialState.COMPLETE else None
+            value = adopted.value if state == TrialState.COMPLETE else None
             trial = self._tell(trial, state, value)
         self._view.end(number, failed=state == TrialState.FAIL, system_attrs=trial.system_attrs)

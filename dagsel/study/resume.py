@@ -31,6 +31,8 @@ class Adopted:
         What it was drawn with.
     reports
         Epochs and values, in order.
+    value
+        What it is worth; None if it was never scored.
     state
         Whether it has ended, and how.
     reason, traceback
@@ -39,6 +41,7 @@ class Adopted:
 
     params: Mapping[str, Any]
     reports: tuple[tuple[int, float], ...] = ()
+    value: float | None = None
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     reason: str = ""
     traceback: str = ""
@@ -48,7 +51,7 @@ class Adopted:
         """The trial's state in the study."""
         states = {
             "running": TrialState.RUNNING,
-            "complete": TrialState.COMPLETE if self.reports else TrialState.PRUNED,
+            "complete": TrialState.PRUNED if self.value is None else TrialState.COMPLETE,
             "pruned": TrialState.PRUNED,
             "failed": TrialState.FAIL,
         }
@@ -146,7 +149,9 @@ def give_up(study: optuna.Study, run: str, trials: Mapping[int, Adopted]) -> Non
             end_as_failed(study, trial._trial_id, adopted.reason)
         else:  # its driver died before it told the study
             _with_reports(study, trial, adopted)
-            values = [adopted.reports[-1][1]] if adopted.reports else None
+            value = adopted.reports[-1][1] if adopted.reports else None  # as Optuna's `tell` does
+            value = adopted.value if adopted.told == TrialState.COMPLETE else value
+            values = None if value is None else [value]
             study._storage.set_trial_state_values(trial._trial_id, adopted.told, values)
 
 

@@ -79,6 +79,6 @@ def describe(record: Record, metric: str, units_per_second: float) -> str:
     parts = [f"{record.n_epochs} epochs", f"{record.n_live} trials alive"]
     if record.failures:
         parts.append(f"{len(record.failures)} failed")
-    if record.best is not None:
-        parts.append(f"best {metric} {record.best.value:.4g}")
+    if record.leading is not None:
+        parts.append(f"best {metric} {record.leading.value:.4g}")
     return " · ".join([*parts, f"{units_per_second:.1f} units/s"])

@@ -15,7 +15,9 @@ Opening it writes nothing. No file is a pickle: reading a stranger's folder runs
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import google_crc32c
@@ -123,6 +125,13 @@ class RunDir:
     def has_best(self) -> bool:
         """Whether `write_best` was called: the run has ended."""
         return self._folder.read(BEST) is not None
+
+    @classmethod
+    def fresh(cls, study: str, run: str) -> RunDir:
+        """Return a new folder for a run of a study, under ``dagsel-runs``; nothing is written."""
+        safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in study)
+        name = f"{safe}-{time.strftime('%Y%m%d-%H%M%S')}-{run}"
+        return cls(Path("dagsel-runs").absolute() / name)
 
     def digest(self) -> str:
         """Return the checksum of ``run.json``, which the journal holds; empty if it is missing."""

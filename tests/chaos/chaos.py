@@ -374,7 +374,10 @@ def check_states(job: Job, record: Record, outcome: Outcome) -> None:
         if trial.state == "failed" or not trial.epochs:
             continue
         state = State(blob)
-        orders = [visits[number, epoch.epoch] for epoch in trial.epochs]
+        epochs = [epoch.epoch for epoch in trial.epochs]
+        if number == best.trial:
+            epochs = epochs[: best.epoch]  # its best state
+        orders = [visits[number, epoch] for epoch in epochs]
         if job.workload == "counting":
             found = list(dict.fromkeys(batch[:2] for batch in seen(state)))
             wanted = [(epoch, shard) for epoch, order in enumerate(orders, 1) for shard in order]

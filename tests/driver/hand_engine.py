@@ -112,6 +112,9 @@ class Kept:
     ) -> None:
         self.engine.told.append(("keep_check", (trial, number)))
 
+    def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
+        raise CheckpointNotFoundError("nothing was trained")
+
     def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
         self.engine.told.append(("delete", (trial, epoch, position)))
 

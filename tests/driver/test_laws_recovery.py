@@ -137,7 +137,7 @@ def test_a_trial_that_goes_on_from_before_its_states_has_none_after_that(
     for place in sorted(halves):
         states.save(0, *place, b"half", meta(place), partial=True)
     newest = None if last is None else StoredState(*last, shard=0, visits=(0,))
-    found.forget_after(0, newest)
+    found.go_on_from(trial(0, 0), newest)
     kept = {place for place in places if last is not None and place <= last}
     assert set(found.states.list(0)) == kept
     # Without whole states after it, a unit that was stopped in the middle may go on.
@@ -199,7 +199,8 @@ def test_what_a_trial_was_scored_with_is_copied_once() -> None:
     one = trial(0, 1)
     found.keep_scored(one)
     for n_checks in (1, 2):
-        one.rest(Paused(0, 1 + n_checks / 8, 1.0, value=0.5), StatePlace(2, 0, is_partial=True))
+        rests = Paused(0, 1 + n_checks / 8, 1.0, value=0.5)
+        one.kept = one.rest(rests, StatePlace(2, 0, is_partial=True))
         found.keep_scored(one)
         assert kept == [1, 2][: n_checks - 1], "it still rests there"
         one.allow(Train(0, 1))

@@ -28,6 +28,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Keep,
     Reported,
     Stop,
     Tick,
@@ -137,26 +138,42 @@ def test_nothing_is_drawn_after_the_end() -> None:
     assert done.record.finished
 
 
-def test_the_state_of_an_epoch_stays_until_the_next_one_is_reported() -> None:
+@pytest.mark.parametrize(
+    ("keep", "values", "dropped"),
+    [
+        ("last", (0.5, 0.6, 0.7), {2: [1], 3: [2]}),
+        ("best", (0.7, 0.6, 0.5), {2: [1], 3: [2]}),
+        ("best", (0.5, 0.6, 0.7), {2: [], 3: [2]}),
+        ("best", (0.6, 0.5, 0.7), {2: [1], 3: []}),
+        ("best", (0.5, 0.5, 0.5), {2: [], 3: [2]}),  # of equal ones the first
+    ],
+)
+def test_the_state_of_an_epoch_stays_until_the_next_one_is_reported_or_it_is_not_the_best(
+    keep: Keep, values: tuple[float, ...], dropped: dict[int, list[int]]
+) -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
-                return [Train(0, 3)]
-            case Reported(_, 3):
+                return [Train(0, 4)]
+            case Reported(_, 4):  # all but the best is dropped at the end of the run
                 return [Stop(0, "", "complete"), Finish()]
         return []
 
     done = search(
-        [Ask(1)], answer, *(lambda engine, e=epoch: epoch_of(0, e, 0.5) for epoch in (1, 2, 3))
+        [Ask(1)],
+        answer,
+        *(lambda engine, e=epoch: epoch_of(0, e, (*values, 0.9)[e - 1]) for epoch in (1, 2, 3, 4)),
+        record=Record("run", n_shards=1, keep=keep),
     )
-    deleted = [("delete", (0, epoch, 0)) for epoch in (1, 2)]
     told = [step for step in done.engine.told if step[0] in ("delete", "release")]
+    assert told.pop() == ("release", (0, 4))
     assert told == [
-        ("release", (0, 1)),
-        ("release", (0, 2)),
-        deleted[0],
-        ("release", (0, 3)),
-        deleted[1],
+        step
+        for epoch in (1, 2, 3)
+        for step in [
+            ("release", (0, epoch)),
+            *(("delete", (0, old, 0)) for old in dropped.get(epoch, [])),
+        ]
     ]
 
 
@@ -164,17 +181,18 @@ def test_a_clone_is_made_before_the_state_that_it_needs_is_dropped() -> None:
     def answer(event: Event) -> list[Decision]:
         match event:
             case Asked():
-                return [Train(0, 2), Train(1, 1)]
+                return [Train(0, 3), Train(1, 1)]
             case Reported(1, 1):
                 return [Clone(0, 1, {"x": 0.5}), Train(1, 1)]
-            case Reported(_, 2):
+            case Reported(_, 3):
                 return [Finish()]
         return []
 
     def both(engine: HandEngine) -> Sequence[Message]:
         return epoch_of(0, 1, 0.5) + epoch_of(1, 1, 0.5)
 
-    done = search([Ask(2)], answer, both, lambda engine: epoch_of(0, 2, 0.5))
+    later = [lambda engine, e=epoch: epoch_of(0, e, 0.5 - 0.1 * e) for epoch in (2, 3)]
+    done = search([Ask(2)], answer, both, *later)
     assert done.told("save") == [(1, 1, 0)]
     assert done.engine.told.index(("save", (1, 1, 0))) < done.engine.told.index(
         ("delete", (0, 1, 0))

@@ -201,4 +201,5 @@ def test_a_configuration_that_is_refused_among_others_ends_nothing() -> None:
         check=check,
     )
     assert ENOUGH <= len(failed) < 40
-    assert {t.state for t in done.record.trials.values()} == {"failed", "pruned"}
+    states = [t.state for t in done.record.trials.values() if t.state != "failed"]
+    assert sorted(states) == ["complete", *["pruned"] * (39 - len(failed))]

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -362,6 +363,43 @@ def test_callbacks_get_what_optuna_gives_them(optimize: Optimize, study: optuna.
         callbacks=[lambda s, trial: heard.append((s.study_name, trial.number, trial.state.name))],
     )
     assert sorted(heard) == [("test", n, "COMPLETE") for n in range(3)]
+
+
+def stop_at_once(study: optuna.Study, trial: Any) -> None:
+    study.stop()
+
+
+@pytest.mark.parametrize("callback", [optuna.study.MaxTrialsCallback(2), stop_at_once])
+def test_a_callback_stops_the_search_in_order(
+    callback: Any, optimize: Optimize, study: optuna.Study, client: Client
+) -> None:
+    flow = RandomSearch(max_epochs=2, n_trials=40, n_concurrent=2)
+    run = optimize(SyntheticWorkload(), flow=flow, metric="value", callbacks=[callback])
+    states = Counter(trial.state.name for trial in study.trials)
+    assert set(states) <= {"COMPLETE", "PRUNED"}
+    assert states.total() < 40
+    assert run.record.finished
+    assert run.best_value == study.best_value
+    assert run.best_model()
+
+
+def test_an_error_in_a_callback_ends_the_search_in_order_and_is_raised(
+    optimize: Optimize, study: optuna.Study, client: Client, run_dir: str
+) -> None:
+    def broken(study: optuna.Study, trial: Any) -> None:
+        raise ZeroDivisionError("mine")
+
+    flow = RandomSearch(max_epochs=2, n_trials=40, n_concurrent=2)
+    options: dict[str, Any] = {"flow": flow, "metric": "value", "run_dir": run_dir}
+    with pytest.raises(ZeroDivisionError, match="mine") as raised:
+        optimize(SyntheticWorkload(), callbacks=[broken], **options)
+    (note,) = raised.value.__notes__
+    assert "a callback raised it" in note
+    assert "best value" in note
+    assert {trial.state.name for trial in study.trials} <= {"COMPLETE", "PRUNED"}
+    again = dagsel.resume(run_dir, client, workload=SyntheticWorkload(), space=space, study=study)
+    assert again.best_value == study.best_value
+    assert again.best_model()
 
 
 def test_a_run_that_is_interrupted_leaves_nothing_on_the_cluster_and_its_trials_running(

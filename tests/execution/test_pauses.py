@@ -33,7 +33,7 @@ N_BATCHES = 40
 
 @pytest.fixture
 def search(optimize: Optimize, client: Client, digits: ShardedDataset) -> Any:
-    def call(flow: Scripted) -> tuple[dagsel.Run, list[Event]]:
+    def call(flow: Scripted, **options: Any) -> tuple[dagsel.Run, list[Event]]:
         seen: list[Event] = []
 
         def heard(event: Event) -> list[Decision]:
@@ -47,6 +47,7 @@ def search(optimize: Optimize, client: Client, digits: ShardedDataset) -> Any:
             data=digits,
             metric="miscounted",
             client=client,
+            **options,
         )
         return run, seen
 
@@ -109,7 +110,7 @@ def test_what_was_scored_in_a_pause_is_the_best_model(search: Any) -> None:
                 return [Stop(0, "the time is over", "complete"), Finish()]
         return []
 
-    run, seen = search(Scripted([Ask(1)], answer))
+    run, seen = search(Scripted([Ask(1)], answer), keep="last")
     (paused,) = [event for event in seen if isinstance(event, Paused)]
     assert run.best_value == paused.value
     n_seen = len(run.best_model())

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,19 @@ def check_record(run: dagsel.Run) -> None:
     assert told(again) == told(run.record)
     for name in ("units", "rounds", "loads", "best", "notes", "finished", "n_epochs_decided"):
         assert getattr(again, name) == getattr(run.record, name), name
+
+
+def check_best(run: dagsel.Run) -> None:
+    """The best is the best epoch of all, and its model is that epoch's, as the study says."""
+    for trial in run.record.trials.values():
+        if trial.epochs and not trial.adoptions:
+            assert trial.value == max(epoch.value for epoch in trial.epochs)
+    assert run.best_value == max(t.value for t in run.record.ranked() if t.value is not None)
+    assert run.study.best_value == run.best_value
+    assert max(epoch for epoch, _, _ in run.best_model()) == run.best.epoch
+    trial = run.record.trials[run.best.trial]
+    if not trial.adoptions:
+        assert run.best_value == interrupted.value(trial.config, run.best.epoch)
 
 
 def check_study(run: dagsel.Run) -> None:
@@ -123,6 +137,7 @@ def check_replay(client: Client, run: dagsel.Run) -> None:
 def check(client: Client, run: dagsel.Run, flow: str) -> None:
     assert len(run.record.trials) == FLOWS[flow].n_trials
     assert run.record.finished
+    check_best(run)
     check_record(run)
     check_study(run)
     check_units(client, run)
@@ -380,10 +395,11 @@ def test_a_deadline_ends_a_search_with_what_it_has(
     run = begin(RandomSearch(max_epochs=100, n_trials=4), deadline=3.0)
     assert time.monotonic() - begun < 12
     assert 3.0 <= run.record.seconds < 5.0
-    assert not run.best.is_complete
-    assert run.best_value == max(t.epochs[-1].value for t in run.record.trials.values())
+    assert run.best.is_complete  # what was best when the time was over
+    assert run.best_value == max(t.value for t in run.record.ranked() if t.value is not None)
     assert len(run.best_model()) >= N_SHARDS * run.best.epoch
-    assert {t.state for t in study.trials} == {TrialState.PRUNED}
+    assert Counter(t.state for t in study.trials) == {TrialState.PRUNED: 3, TrialState.COMPLETE: 1}
+    assert study.best_value == run.best_value
     check_record(run)
     check_replay(client, run)
     before = files(run_dir)

@@ -119,7 +119,7 @@ def test_workers_are_lost_again_and_again(how: signal.Signals, search: Optimize)
         # lost, before the time is over depends on what else the machine does.
         assert 2 <= max(sizes(client)) <= (4 if how == signal.SIGKILL else 5)
         assert len(lost) >= 2
-        assert arrivals >= max(sizes(client)) + len(lost) - 2  # the last ones may be on their way
+        assert arrivals > max(sizes(client)), "a lost one is replaced"
         client.wait_for_workers(1)
         assert len(cluster.worker_spec) == 1
     assert run.record.seconds <= 18 + OVERSHOOT_S

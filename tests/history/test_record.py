@@ -23,6 +23,7 @@ from dagsel.flow import (
     Decision,
     Event,
     Finish,
+    Keep,
     Pause,
     Paused,
     Reported,
@@ -82,19 +83,19 @@ def epoch_of(trial: int, epoch: int, value: float, *decisions: Decision) -> list
     return [*units, *scores, turn(Reported(trial, epoch, value, {"f1": value}, 2.0), *decisions)]
 
 
-def fold(*entries: Entry, direction: Any = "maximize") -> Record:
+def fold(*entries: Entry, direction: Any = "maximize", keep: Keep = "best") -> Record:
     written = json.loads(json.dumps([ENTRIES.encode(entry) for entry in entries]))
-    return Record.read("3f9a", N_SHARDS, direction, map(ENTRIES.decode, written))
+    return Record.read("3f9a", N_SHARDS, direction, map(ENTRIES.decode, written), keep)
 
 
-def searched(n_trials: int, n_epochs: int) -> Record:
+def searched(n_trials: int, n_epochs: int, keep: Keep = "best") -> Record:
     trials = range(n_trials)
     entries: list[Entry] = [turn(Context(2), Ask(n_trials))]
     entries.append(asked(*trials, decisions=[Train(trial, n_epochs) for trial in trials]))
     for trial in trials:
         for epoch in range(1, n_epochs + 1):
             entries += epoch_of(trial, epoch, trial + epoch / 10)
-    return fold(*entries)
+    return fold(*entries, keep=keep)
 
 
 @given(n_trials=st.integers(0, 3), n_epochs=st.integers(0, 3))
@@ -174,8 +175,8 @@ def test_asks_wait_until_they_are_answered() -> None:
     assert record.trials[1].params == {"lr": 0.1}
 
 
-def test_trials_end_in_their_own_way_and_the_best_completed_one_is_the_best() -> None:
-    record = searched(5, 1)  # worth 0.1, 1.1, 2.1, 3.1, 4.1
+def test_trials_end_in_their_own_way_and_of_last_states_the_best_completed_one_is_best() -> None:
+    record = searched(5, 1, keep="last")  # worth 0.1, 1.1, 2.1, 3.1, 4.1
     record.add(turn(TrialFailed(4, "ValueError: bad"), traceback="the whole"))
     assert [record.best] == [None]
     record.add(turn(None, Stop(3, "rung 1")))
@@ -237,7 +238,8 @@ def test_the_last_score_counts_until_there_is_another(again: tuple[Decision, ...
     assert fold(*goes_on, stop).best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
     unscored = fold(*goes_on, paused(0, 1.75, None), stop)
     assert unscored.best == Best(0, 2, 0, 0.6, is_partial=True, check=1)
-    assert fold(*goes_on, *epoch_of(0, 2, 0.5), stop).best == Best(0, 2, 1, 0.5)
+    of_last = fold(*goes_on, *epoch_of(0, 2, 0.5), stop, keep="last")
+    assert of_last.best == Best(0, 2, 1, 0.5)
     twice = fold(*goes_on, paused(0, 1.75, 0.7, Train(0, 0)), stop)
     assert twice.best == Best(0, 2, 0, 0.7, is_partial=True, check=2)
 

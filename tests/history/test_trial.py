@@ -8,7 +8,7 @@ import pytest
 
 from dagsel.dispatch.units import Unit
 from dagsel.flow import Paused, Train
-from dagsel.history.trial import EpochRecord, TrialRecord
+from dagsel.history.trial import EpochRecord, Scored, TrialRecord
 from dagsel.messages import PieceRecord, StatePlace, UnitRecord
 
 ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 10.0, "stop": 12.0, "hop": False}
@@ -30,27 +30,19 @@ def test_a_unit_that_ends_leaves_no_share_of_its_pieces() -> None:
     assert record.trained_s == 4.0
 
 
-def test_a_clone_is_not_worth_what_the_state_was_that_it_lost() -> None:
-    source, target = trial(0), trial(1)
-    for record in (source, target):
-        record.epochs.append(EpochRecord(1, 0.5, {"loss": 0.5}, 0.5, 1.0))
-    target.rest(Paused(1, 1.5, 2.0, value=0.1, metrics={"loss": 0.1}), StatePlace(2, 0))
-    assert target.value == 0.1
-    target.adopt(source, {"x": 7})
-    assert target.check is None
-    assert target.value == 0.5
-    assert not target.is_scored
-    assert target.config == {"x": 7}
-
-
-def test_what_a_trial_was_worth_where_it_paused_counts_until_its_next_epoch() -> None:
+def test_a_kept_state_is_in_its_own_place_until_its_trial_is_trained_on() -> None:
     record = trial()
-    record.rest(Paused(0, 0.5, 2.0, value=0.3, metrics={"loss": 0.3}), StatePlace(1, 0))
-    assert record.value == 0.3
+    scored = record.rest(Paused(0, 0.5, 2.0, value=0.3, metrics={"loss": 0.3}), StatePlace(1, 0))
+    assert scored == Scored(0.3, 0.5, StatePlace(1, 0), check=1)
+    record.kept = scored
+    assert record.copied_check == 0
     record.allow(Train(0, 0))
-    assert record.value == 0.3
+    assert record.copied_check == 1
+    again = record.rest(Paused(0, 0.75, 3.0, value=0.4, metrics={"loss": 0.4}), StatePlace(1, 1))
+    assert again == Scored(0.4, 0.75, StatePlace(1, 1), check=2)
+    assert record.copied_check == 1, "it rests where another state was scored"
     record.epochs.append(EpochRecord(1, 0.6, {"loss": 0.6}, 0.5, 3.0))
-    assert record.value == 0.6
+    assert record.rest(Paused(0, 1.0, 4.0, value=0.6, metrics={}), StatePlace(1, 1)) is None
 
 
 @pytest.mark.parametrize("recovered", [False, True])

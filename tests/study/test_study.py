@@ -14,11 +14,13 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optuna.samplers import RandomSampler
 from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.errors import SearchError
+from dagsel.flow import Sampling
 from dagsel.study import StudyDriver
 from dagsel.study.checks import check_metric
 
@@ -377,6 +379,42 @@ def test_a_trial_that_has_ended_is_live_no_more(searched: Searched) -> None:
             end(0)
     searched.driver.fail_live("once more")
     assert len(searched.heard) == 5
+
+
+def test_callbacks_may_stop_the_study_as_in_optuna() -> None:
+    study = make_study()
+    driver = StudyDriver(
+        study, suggest_two, "accuracy", callbacks=[optuna.study.MaxTrialsCallback(2)]
+    )
+    driver.ask(3, "random")
+    stopped = []
+    for number in (0, 1):
+        driver.complete(number, 0.5)
+        stopped.append(driver.stopped)
+    assert stopped == ["", "a callback has stopped the study"]
+    with pytest.raises(RuntimeError, match="inside an objective function or a callback"):
+        study.stop()
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
+    assert len(study.trials) == 5, "Optuna's own loop is not stopped by it"
+
+
+@pytest.mark.parametrize("sampling", ["random", "study"])
+def test_a_study_that_goes_on_draws_fresh_configurations(sampling: Sampling) -> None:
+    def draws(study: optuna.Study, **known: Any) -> list[Any]:
+        study.sampler = RandomSampler(seed=7)
+        driver = StudyDriver(study, suggest_two, "accuracy", **known)
+        configs, _ = driver.ask(3, sampling)
+        for number in configs:
+            driver.complete(number, 0.5)
+        return list(configs.values())
+
+    study = make_study()
+    first, second = draws(study), draws(study)
+    assert all(config not in first for config in second)
+    assert draws(make_study()) == first, "an empty study draws what its seed says"
+    other = make_study()
+    other.add_trials(study.trials[:3])
+    assert draws(other) == second, "and one with as many trials likewise"
 
 
 def test_no_callback_leaves_a_trial_running() -> None:

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from dagsel.dispatch.units import Unit
-from dagsel.history.record import Best, Record
-from dagsel.history.trial import EpochRecord, TrialRecord
-from dagsel.messages import UnitRecord
+from dagsel.flow import Asked, Reported, Stop, TrialFailed
+from dagsel.history.record import Record
+from dagsel.messages import Turn, UnitRecord
 from dagsel.views.progress import SearchProgress, describe
 
 
@@ -26,13 +26,13 @@ def written(console: Console) -> str:
 
 
 def make_record() -> Record:
-    record = Record("3f9a", n_shards=4)
+    record = Record("3f9a", n_shards=4, direction="maximize")
+    record.add(Turn(Asked((0, 1, 2, 3)), (), params={number: {} for number in range(4)}))
     for number in range(4):
-        trial = record.trials[number] = TrialRecord(number, {}, {})
-        trial.epochs.append(EpochRecord(1, 0.5, {"accuracy": 0.5}, 1.0, 1.0))
-    record.trials[0].state = "complete"
-    record.trials[1].state = "failed"
-    record.best = Best(0, 1, 3, 0.98765)
+        value = 0.98765 - 0.1 * number
+        record.add(Turn(Reported(number, 1, value, {"accuracy": value}, 1.0), ()))
+    record.add(Turn(None, (Stop(0, "", "complete"),)))
+    record.add(Turn(TrialFailed(1, "broken"), ()))
     return record
 
 
@@ -78,9 +78,9 @@ def test_the_last_update_is_shown_however_quickly_it_came() -> None:
     console, record = terminal(), make_record()
     with SearchProgress("accuracy", console=console) as progress:
         progress.update(record)
-        record.best = Best(0, 1, 3, 0.5)
+        record.add(Turn(Reported(2, 2, 1.0, {"accuracy": 1.0}, 2.0), ()))
         progress.update(record)
-    assert "best accuracy 0.5 " in written(console).rstrip().splitlines()[-1]
+    assert "best accuracy 1 " in written(console).rstrip().splitlines()[-1]
 
 
 def test_nothing_is_written_where_nobody_watches() -> None:

@@ -1,0 +1,261 @@
+"""The calls about a run that there is: go on with it, repeat it."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from dagsel.arguments import checked
+from dagsel.driver.consistency import read_history
+from dagsel.driver.recovery import catch_up
+from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
+from dagsel.execution.cluster import check_cluster
+from dagsel.execution.pools import check_pools
+from dagsel.flow import Asked, Flow
+from dagsel.history.record import Record
+from dagsel.history.result import Run
+from dagsel.history.script import Script
+from dagsel.history.settings import Settings, flow_name
+from dagsel.messages import SessionBegun, Turn
+from dagsel.planning.pools import Workers, dearest
+from dagsel.planning.prices import read_price
+from dagsel.reopening import adopt, parts_of, study_of
+from dagsel.session import Call, Session, tidy
+from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.files import Url
+from dagsel.study import Callback, Space, StudyDriver, open_study
+from dagsel.workloads.base import Workload, checks
+
+if TYPE_CHECKING:
+    from dagsel.execution.cluster import Client
+    from dagsel.study import Study
+
+logger = logging.getLogger("dagsel")
+
+
+def resume(
+    run_dir: Url,
+    client: Client | str | None = None,
+    *,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    study: Study | str | None = None,
+    flow: Flow | None = None,
+    data: ShardedDataset | Url | None = None,
+    cluster: Any = None,
+    callbacks: Sequence[Callback] = (),
+    count_downtime: bool = False,
+    max_cluster_workers: int | None = None,
+    worker_startup: float | str | None = None,
+    workers: Sequence[Workers] | None = None,
+    worker_timeout: float | str = 60.0,
+) -> Run:
+    """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
+
+    At most the units that were in flight train again. A run that has ended is only read.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder.
+    client, cluster
+        As for `dagsel.optimize`; the cluster may be another one, of another size.
+    workload, space
+        Those that the run began with; always needed, as a ``run_dir`` holds no code.
+    study
+        The study, or the URL of its storage. Needed if its sampler is not Optuna's default, if it
+        is on a server, or if its URL had a password. A study that was in memory is filled again.
+    flow
+        The search procedure, if it is not one of dagsel's.
+    data
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
+    callbacks, max_cluster_workers, worker_startup, worker_timeout
+        As for `dagsel.optimize`.
+    workers
+        As for `dagsel.optimize`. Where a run that had pools has none any more, each worker costs as
+        much as the dearest did.
+    count_downtime
+        Whether the time since the interruption counts against the deadline.
+
+    Returns
+    -------
+    Run
+        As if it had never been interrupted.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, another driver has it, or workload or data set are not those of
+        the run. Nothing in it changes.
+    AllTrialsFailedError, TooLittleTimeError
+        If the run has ended by it, or does so now.
+    SearchError
+        If study, space or flow are not those of the run, or the study cannot be opened.
+    DatasetError
+        If the data set cannot be read.
+    ClusterError
+        If the cluster cannot run it.
+    """
+    began = time.monotonic()
+    check_cluster(client, cluster, starts=False)
+    given = checked(
+        "max_cluster_workers",
+        "worker_startup",
+        "workers",
+        "workload",
+        "space",
+        "study_or_url",
+        "flow",
+        "data",
+        run_dir=run_dir,
+        workload=workload,
+        space=space,
+        study_or_url=study,
+        flow=flow,
+        data=data,
+        callbacks=callbacks,
+        count_downtime=count_downtime,
+        max_cluster_workers=max_cluster_workers,
+        worker_startup=worker_startup,
+        workers=workers,
+        worker_timeout=worker_timeout,
+    )
+    bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
+    call = Call(client, cluster, *bounds, began, given.workers or ())
+    check_pools(client, cluster, call.workers)
+    folder = given.run_dir
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    if call.workers:
+        read_price(dearest(call.workers), settings.currency, name="the dearest of workers=")
+    with folder.lock(about["run"]) as lock:
+        entries, record = read_history(folder, settings, about["run"])
+        check_cluster(client, cluster, starts=not record.finished)
+        workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
+        flow = settings.make_flow(flow, folder.url)
+        catch_up(flow, entries, folder.url)
+        study = study_of(settings, folder, given.study_or_url)
+        if type(study.sampler).__name__ != settings.sampler:
+            logger.warning(
+                "the run began with a %s and goes on with a %s; give study= with the same sampler",
+                settings.sampler,
+                type(study.sampler).__name__,
+            )
+        draws = (settings.seed, given.callbacks, record.run, settings.sampler_seed, flow.traits)
+        driver = StudyDriver(study, space, settings.metric, *draws, n_before=settings.n_before)
+        driver.validate(grid=False, check=checks(workload, dataset.manifest))
+        adopt(driver, record)
+        if given.count_downtime and entries:
+            began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))
+            record.seconds = max(record.seconds, time.time() - began)
+        session = Session(settings, folder, driver, flow, workload, dataset, record)
+        if record.finished:
+            if record.abandoned:
+                logger.warning("run %s is only read: %s", record.run, record.abandoned)
+            driver.fail_live("the run had ended")
+            tidy(record, folder)  # its driver may have died before it could
+            if record.failed_alike:
+                raise AllTrialsFailedError(record.failed_alike)
+            if record.too_little_time:
+                raise TooLittleTimeError(record.too_little_time)
+            return session.result
+        return session.run(call, lock)
+
+
+def replay(
+    run_dir: Url,
+    client: Client | str | None = None,
+    *,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    data: ShardedDataset | Url | None = None,
+    cluster: Any = None,
+    into: Url | None = None,
+    worker_timeout: float | str = 60.0,
+) -> Run:
+    """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
+
+    On the same kind of CPU the result is the same bit for bit, on a cluster of any size. A trial
+    that trained in gangs differs in its last bits if they have another size now. The metrics and
+    the checksum of the state of each epoch are compared with the recorded ones.
+
+    Parameters
+    ----------
+    run_dir
+        The recorded run's folder; only read.
+    client, cluster, worker_timeout
+        As for `dagsel.optimize`.
+    workload, space
+        Those that the run began with.
+    data
+        The data set, if its URL has changed, needs credentials, or is on another host than
+        ``run_dir``.
+    into
+        Folder for the repeated run; by default a new one under ``dagsel-runs``.
+
+    Returns
+    -------
+    Run
+        The repeated run, with a study of its own in memory. Differences from the recorded run are
+        listed in ``record.notes`` and logged as warnings.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, or workload or data set are not those of the run.
+    """
+    check_cluster(client, cluster)
+    given = checked(
+        "workload",
+        "space",
+        "data",
+        "into",
+        run_dir=run_dir,
+        workload=workload,
+        space=space,
+        data=data,
+        into=into,
+        worker_timeout=worker_timeout,
+    )
+    source = given.run_dir
+    about = source.about()
+    settings = Settings.from_json(about, source.url)
+    entries, then = read_history(source, settings, about["run"])
+    workload, space, dataset = parts_of(settings, source, workload, space, given.data)
+    script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
+    if not script.turns:
+        raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
+    # The script ends when the recorded run did, however long that takes here.
+    free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
+    free |= {"budget_money": None, "pools": {}}
+    settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
+    run = uuid.uuid4().hex[:8]
+    study = open_study(settings.study, settings.direction, None)
+    driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, sampler_seed=0)
+    record = Record(run, settings.n_shards, settings.direction, settings.keep)
+    trials = tuple(then.trials)
+    params = {trial: dict(then.trials[trial].params) for trial in trials}
+    drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
+    record.add(drawn)
+    adopt(driver, record)
+    check = checks(workload, dataset.manifest)
+    for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
+        check(record.trials[trial.number].config)  # the workload learns what the run's had learnt
+    folder = given.into or RunDir.fresh(f"{settings.study}-replay", run)
+    orders = then.visits()
+    session = Session(
+        settings, folder, driver, script, workload, dataset, record, orders, first=(drawn,)
+    )
+    with folder.lock(run) as lock:
+        folder.claim(run, settings.to_json())
+        repeated = session.run(Call(client, cluster, given.worker_timeout), lock)
+    record.notes += [script.state.astray] if script.state.astray else []
+    record.notes += then.differences(record)
+    for note in record.notes:
+        logger.warning("replay of %s: %s", then.run, note)
+    return repeated

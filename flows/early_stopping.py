@@ -1,0 +1,142 @@
+"""Early stopping around any search: a trial that gets no better ends with the best that it had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dagsel.checks import is_number, shown
+from dagsel.errors import SearchError
+from dagsel.flow import (
+    Asked,
+    Clone,
+    Context,
+    Decision,
+    Event,
+    Finish,
+    Pause,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+)
+from dagsel.flows.drawing import check_counts
+from dagsel.flows.wrapper import Wrapper
+
+
+@dataclass(slots=True)
+class Patience:
+    """How a live trial does."""
+
+    least: float | None = None  # its loss when it last improved; its first one is an improvement
+    n_waited: int = 0  # epochs since then
+
+
+@dataclass(slots=True)
+class Patiences:
+    """The state of `EarlyStopping`."""
+
+    context: Context = field(default_factory=lambda: Context(n_workers=1))
+    trials: dict[int, Patience] = field(default_factory=dict)
+
+
+@dataclass
+class EarlyStopping(Wrapper):
+    """End a trial of a search that has not improved for some epochs.
+
+    It is complete: with ``keep="best"``, the default of `dagsel.optimize`, it has the value and the
+    model of its best epoch, and can win. The inner search is told that the trial has ended, as if
+    it had failed, and goes on without it. A trial that goes on from another one's state (`PBT`)
+    begins to count anew.
+
+    `patience` and `min_delta` mean what they mean to the callback of that name in Keras.
+
+    Parameters
+    ----------
+    flow
+        The search.
+    patience
+        After so many epochs that are no better than the best before them a trial ends.
+    min_delta
+        An epoch is better if its metric is, by more than this.
+
+    Raises
+    ------
+    SearchError
+        If `flow` is no search procedure, `patience` is below 1, or `min_delta` is no finite number
+        from 0 up.
+
+    Examples
+    --------
+    >>> from dagsel.flow import Asked, Context, Reported
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = EarlyStopping(RandomSearch(max_epochs=9, n_trials=1), patience=2)
+    >>> decisions = flow.start(Context(n_workers=1)) + flow.handle(Asked((0,)))
+    >>> for epoch, loss in enumerate([0.5, 0.4, 0.6, 0.4], start=1):
+    ...     decisions = flow.handle(Reported(0, epoch, loss, {}, 1.0))
+    >>> decisions
+    [Stop(trial=0, reason='no better for 2 epochs', outcome='complete'), Finish()]
+    """
+
+    patience: int = 5
+    min_delta: float = 0.0
+    own: Patiences = field(default_factory=Patiences, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(patience=self.patience)
+        if not is_number(self.min_delta) or not 0.0 <= self.min_delta < math.inf:
+            raise SearchError(
+                f"min_delta must be a finite number from 0 up, got {shown(self.min_delta)}"
+            )
+
+    def start(self, context: Context) -> list[Decision]:
+        """Begin the inner search."""
+        self.own.context = context
+        return self._follow(self.flow.start(context))
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Return the inner search's answer, and end the trial that is past its patience."""
+        trials = self.own.trials
+        match event:
+            case Asked(new):
+                trials.update({trial: Patience() for trial in new})
+            case Reported(trial, _, value) if trial in trials:
+                self._learn(trials[trial], self.own.context.loss(value))
+            case TrialFailed(trial):
+                trials.pop(trial, None)
+        decisions = self._follow(self.flow.handle(event))
+        if isinstance(event, Reported) and self._is_over(event.trial, decisions):
+            return self._end(event.trial, decisions)
+        return decisions
+
+    def _learn(self, trial: Patience, loss: float) -> None:
+        if trial.least is None or loss < trial.least - self.min_delta:
+            trial.least, trial.n_waited = loss, 0
+        else:
+            trial.n_waited += 1
+
+    def _is_over(self, number: int, decisions: list[Decision]) -> bool:
+        trial = self.own.trials.get(number)
+        is_live = trial is not None and not any(isinstance(d, Finish) for d in decisions)
+        return is_live and self.own.trials[number].n_waited >= self.patience
+
+    def _end(self, number: int, decisions: list[Decision]) -> list[Decision]:
+        left = [d for d in decisions if not (isinstance(d, Train | Pause) and d.trial == number)]
+        epochs = "1 epoch" if self.patience == 1 else f"{self.patience} epochs"
+        stop = Stop(number, f"no better for {epochs}", "complete")
+        del self.own.trials[number]
+        # To the inner search it is a trial that trains no more.
+        return [*left, stop, *self._follow(self.flow.handle(TrialFailed(number, stop.reason)))]
+
+    def _follow(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Note which trials have ended, or have another state."""
+        taken = list(decisions)
+        for decision in taken:
+            match decision:
+                case Stop(trial):
+                    self.own.trials.pop(trial, None)
+                case Clone(_, target):
+                    self.own.trials[target] = Patience()
+        return taken

@@ -1,0 +1,172 @@
+"""What a trial is worth: its best state or its last one; and the best trial, however it ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.flow import (
+    Asked,
+    Clone,
+    Decision,
+    Direction,
+    Event,
+    Finish,
+    Keep,
+    Paused,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+)
+from dagsel.history import tables
+from dagsel.history.record import Record
+from dagsel.messages import ENTRIES, BestLost, StatePlace, Turn
+
+N_SHARDS, N_TRIALS = 2, 4
+VALUES = st.sampled_from([0.1, 0.2, 0.3, 0.4, float("inf"), float("-inf")])
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["epoch", "epoch", "rest", "clone", "complete", "prune", "fail", "lose"]),
+        st.integers(0, N_TRIALS - 1),
+        VALUES,
+    ),
+    max_size=30,
+)
+
+
+@dataclass
+class Oracle:
+    """What was seen of a trial: values and places of its states, since it has its present model."""
+
+    n_epochs: int = 0
+    seen: list[tuple[float, StatePlace]] = field(default_factory=list)
+    last: float | None = None  # the value after its last epoch
+    end: str = ""
+
+    def worth(self, keep: Keep, loss: Any) -> tuple[float, StatePlace] | None:
+        if not self.seen:
+            return None
+        return min(self.seen, key=lambda one: loss(one[0])) if keep == "best" else self.seen[-1]
+
+
+def turn(event: Event | None, *decisions: Decision, **about: Any) -> Turn:
+    return Turn(event, decisions, seconds=1.0, **about)
+
+
+def end_of(epoch: int) -> StatePlace:
+    return StatePlace(epoch, N_SHARDS - 1)
+
+
+def loss_of(direction: Direction, value: float) -> float:
+    if abs(value) == float("inf"):
+        return float("inf")
+    return value if direction == "minimize" else -value
+
+
+def play(
+    steps: list[tuple[str, int, float]], direction: Direction, keep: Keep
+) -> tuple[Record, dict[int, Oracle]]:
+    """Put steps to a record, as they are read from a journal, and to an oracle."""
+    record = Record("run", N_SHARDS, direction, keep)
+    known = {number: Oracle() for number in range(N_TRIALS)}
+
+    def add(entry: Any) -> None:
+        record.add(ENTRIES.decode(json.loads(json.dumps(ENTRIES.encode(entry)))))
+
+    params = {number: {"x": number} for number in known}
+    add(turn(Asked(tuple(known)), *(Train(t, 99) for t in known), params=params))
+    for what, number, value in steps:
+        one, other = known[number], known[(number + 1) % N_TRIALS]
+        if one.end:
+            continue
+        if what == "epoch":
+            one.n_epochs += 1
+            one.last = value
+            one.seen.append((value, end_of(one.n_epochs)))
+            add(turn(Reported(number, one.n_epochs, value, {"f1": value}, 1.0)))
+        elif what == "rest":
+            place = StatePlace(one.n_epochs + 1, 0, is_partial=True)
+            one.seen.append((value, place))
+            rests = Paused(number, one.n_epochs + 0.25, 1.0, value=value, metrics={"f1": value})
+            add(turn(rests, Train(number, 0), place=place))
+        elif what == "clone" and one.n_epochs and other.n_epochs and not other.end:
+            source, target = (number + 1) % N_TRIALS, number
+            record.trials[target].n_decided = one.n_epochs  # it is paused
+            assert other.last is not None
+            one.seen = [(other.last, end_of(one.n_epochs))]
+            add(turn(None, Clone(source, target, {}), Train(target, 99)))
+        elif what == "lose" and one.n_epochs:
+            worth = one.worth(keep, lambda value: loss_of(direction, value))
+            if worth is not None and worth[1] != end_of(one.n_epochs):  # that is made again
+                assert one.last is not None
+                one.seen = [(one.last, end_of(one.n_epochs))]
+                add(BestLost(number))
+        elif what == "fail":
+            one.end = "failed"
+            add(turn(TrialFailed(number, "broken")))
+        elif what in ("complete", "prune"):
+            one.end = what
+            add(turn(None, Stop(number, "", "complete" if what == "complete" else "pruned")))
+    return record, known
+
+
+@given(STEPS, st.sampled_from(["minimize", "maximize"]), st.sampled_from(["best", "last"]))
+def test_a_trial_is_worth_its_best_state_or_its_last_one(
+    steps: list[tuple[str, int, float]], direction: Direction, keep: Keep
+) -> None:
+    record, known = play(steps, direction, keep)
+    for number, one in known.items():
+        kept = record.trials[number].kept
+        found = None if kept is None else (kept.value, kept.place)
+        assert found == one.worth(keep, lambda value: loss_of(direction, value))
+
+
+@given(STEPS, st.sampled_from(["minimize", "maximize"]))
+def test_at_the_end_the_best_is_the_best_of_all_that_did_not_fail_and_is_complete(
+    steps: list[tuple[str, int, float]], direction: Direction
+) -> None:
+    record, known = play(steps, direction, "best")
+    leading = record.leading
+    values = [
+        (loss_of(direction, trial.value), trial.number)
+        for trial in record.trials.values()
+        if trial.value is not None and known[trial.number].end != "failed"
+    ]
+    assert (leading is None) == (not values)
+    if leading is not None:
+        assert leading.number == min(values)[1]
+    record.add(turn(None, Finish()))
+    assert (record.best is None) == (not values)
+    assert [trial.number for trial in record.ranked()] == [number for _, number in sorted(values)]
+    if record.best is not None:
+        best = record.trials[record.best.trial]
+        assert record.best.trial == min(values)[1]
+        assert record.best.value == best.value
+        n_failures = sum(one.end == "failed" for one in known.values())
+        assert best.state == "complete" or n_failures, "one that failed later was better then"
+        frame = tables.leaderboard(record, "f1")
+        assert (frame["trial"][0], frame["f1"][0]) == (best.number, best.value)
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_a_pruned_trial_wins_if_it_was_better(keep: Keep) -> None:
+    steps = [("epoch", 0, 0.4), ("epoch", 1, 0.3), ("prune", 0, 0.0), ("complete", 1, 0.0)]
+    record, _ = play(steps, "maximize", keep)
+    assert record.best is not None
+    assert record.best.trial == (0 if keep == "best" else 1)
+    assert record.trials[0].state == ("complete" if keep == "best" else "pruned")
+    assert [t.number for t in record.ranked()] == ([0, 1] if keep == "best" else [1, 0])
+
+
+def test_a_pruned_trial_that_another_one_surpasses_is_pruned() -> None:
+    steps = [("epoch", 0, 0.3), ("epoch", 1, 0.4), ("prune", 0, 0.0), ("fail", 1, 0.0)]
+    record, _ = play(steps, "maximize", "best")
+    assert [record.trials[number].state for number in (0, 1)] == ["pruned", "failed"]
+    assert record.best is not None
+    assert record.best.trial == 0, "and yet it is what is left"
