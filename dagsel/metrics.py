@@ -1,12 +1,18 @@
-"""Metrics: functions of a batch's output and target that return the mean over its samples.
+"""Metrics: functions of output and target, of a batch or of the whole validation set.
 
-All take PyTorch tensors or NumPy arrays, and import neither. The attribute ``direction`` tells
-dagsel whether larger values are better. A metric of your own looks like this::
+A function of a batch returns the mean over its samples. What is no mean, such as the area under a
+curve, is a function of all predictions: `over_set` says so. All take PyTorch tensors or NumPy
+arrays. The attribute ``direction`` tells dagsel whether larger values are better. Metrics of your
+own look like this::
 
     def exact_match(output, target):
         return (output == target).all(-1).mean()
 
     exact_match.direction = "maximize"
+
+    @over_set(direction="maximize")
+    def correlation(output, target):
+        return torch.corrcoef(torch.stack([output, target]))[0, 1]
 """
 
 from __future__ import annotations
@@ -14,12 +20,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = [
     "Metric",
+    "OverSet",
     "accuracy",
+    "auroc",
     "binary_accuracy",
+    "f1",
     "mean_absolute_error",
     "mean_squared_error",
+    "over_set",
+    "r2",
     "top_k",
 ]
 
@@ -172,6 +186,191 @@ def mean_absolute_error(output: Any, target: Any) -> Any:
     1.0
     """
     return _mean(abs(_aligned(output, target) - target))
+
+
+class OverSet:
+    """A function of all outputs and targets of a validation set; `over_set` makes it."""
+
+    over: Literal["set"] = "set"
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        direction: Literal["minimize", "maximize"] | None,
+    ) -> None:
+        self.function, self.direction = function, direction
+        self.__name__ = str(getattr(function, "__name__", "<lambda>"))
+        self.__doc__ = function.__doc__
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """Return the metric of the set."""
+        return self.function(output, target)
+
+    def __repr__(self) -> str:
+        return f"over_set({self.__name__})"
+
+
+def over_set(
+    function: Callable[[Any, Any], Any] | None = None,
+    *,
+    direction: Literal["minimize", "maximize"] | None = None,
+) -> Any:
+    """Say that a function is one of all outputs and targets of the validation set.
+
+    It is called once an epoch, in the driver, with the outputs of all samples and their targets:
+    tensors on the CPU where PyTorch trains. They have to fit in the driver's memory, for one trial
+    at a time, and wait in the run directory until all shards are scored. It may return an array,
+    such as a confusion matrix; each of its elements is a metric then. Also a decorator.
+
+    Parameters
+    ----------
+    function
+        Function of output and target.
+    direction
+        Whether larger values are better, if it is known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> @over_set(direction="minimize")
+    ... def worst(output, target):
+    ...     return abs(output - target).max()
+    >>> float(worst(np.array([1.0, 2.0, 5.0]), np.array([1.0, 2.0, 3.0]))), worst.direction
+    (2.0, 'minimize')
+    """
+    if direction not in (None, "minimize", "maximize"):
+        raise ValueError(f"direction must be 'minimize' or 'maximize', got {direction!r}")
+    if function is None:
+        return lambda given: over_set(given, direction=direction)
+    return OverSet(function, direction)
+
+
+def _over_set(
+    direction: Literal["minimize", "maximize"],
+) -> Callable[[Callable[[Any, Any], Any]], OverSet]:
+    return lambda function: OverSet(function, direction)
+
+
+@_over_set("maximize")
+def auroc(output: Any, target: Any) -> float:
+    """Area under the ROC curve, over the whole set; of several classes the mean of one-vs-rest.
+
+    Parameters
+    ----------
+    output
+        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``.
+    target
+        Classes, shape ``(n,)``: 0 or 1, or the column of the logit.
+
+    Raises
+    ------
+    ValueError
+        If the set lacks a class, or has one only.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
+    0.75
+    """
+    scores, classes = _scores(output, target)
+    if scores.shape[1] == 1:
+        return _area(scores[:, 0], classes == 1, 1)
+    if scores.shape[1] == 2:
+        return _area(scores[:, 1] - scores[:, 0], classes == 1, 1)
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    areas = [_area(shares[:, k], classes == k, k) for k in range(scores.shape[1])]
+    return float(np.mean(areas))
+
+
+def _area(scores: NDArray[Any], is_positive: NDArray[Any], label: int) -> float:
+    n_positive = int(is_positive.sum())
+    n_negative = len(scores) - n_positive
+    if not n_positive or not n_negative:
+        there = "all are" if n_positive else "none is"
+        raise ValueError(
+            f"auroc needs samples of class {label} and of others, and {there} of it among the "
+            f"{len(scores)} of the validation set"
+        )
+    # The rank of a score, of equal ones their mean rank: Mann and Whitney's U over the pairs.
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    pairs = n_positive * n_negative
+    return float((ranks[is_positive].sum() - n_positive * (n_positive + 1) / 2) / pairs)
+
+
+@_over_set("maximize")
+def f1(output: Any, target: Any) -> float:
+    """F1 of class 1, or with more than two classes the mean over classes, of the whole set.
+
+    A class that is neither there nor predicted counts 0.
+
+    Parameters
+    ----------
+    output
+        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``.
+    target
+        Classes, shape ``(n,)``: 0 or 1, or the column of the logit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> f1(np.array([2.0, -1.0, 0.5]), np.array([1, 1, 0]))
+    0.5
+    """
+    scores, classes = _scores(output, target)
+    n_classes = scores.shape[1]
+    predicted = (scores[:, 0] > 0).astype(np.int64) if n_classes == 1 else scores.argmax(1)
+    labels = [1] if n_classes <= 2 else range(n_classes)
+    found = []
+    for label in labels:
+        is_right = ((predicted == label) & (classes == label)).sum()
+        n_both = (predicted == label).sum() + (classes == label).sum()
+        found.append(2 * is_right / n_both if n_both else 0.0)
+    return float(np.mean(found))
+
+
+@_over_set("maximize")
+def r2(output: Any, target: Any) -> float:
+    """Coefficient of determination over the whole set; of several columns the mean.
+
+    Of a target that is constant it is 1 if all predictions are right, and else 0.
+
+    Parameters
+    ----------
+    output
+        Predictions, of the shape of `target` or with one more dimension of size 1 at the end.
+    target
+        Targets, shape ``(n,)`` or ``(n, n_columns)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> r2(np.array([2.5, 0.0, 2.0, 8.0]), np.array([3.0, -0.5, 2.0, 7.0])).round(4)
+    0.9486
+    """
+    truth = _numpy(target).astype(np.float64)
+    rest = (_aligned(_numpy(output).astype(np.float64), truth) - truth).reshape(len(truth), -1)
+    truth = truth.reshape(len(truth), -1)
+    left = (rest**2).sum(0)
+    spread = ((truth - truth.mean(0)) ** 2).sum(0)
+    is_constant = spread == 0
+    scores = np.where(is_constant, left == 0, 1 - left / np.where(is_constant, 1, spread))
+    return float(scores.mean())
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return scores, shape ``(n, n_classes)`` or ``(n, 1)``, and classes, shape ``(n,)``."""
+    scores, classes = _numpy(output).astype(np.float64), _numpy(target)
+    scores = scores.reshape(len(scores), -1)
+    if classes.size != len(scores):
+        raise ValueError(f"output has {len(scores)} samples and target shape {classes.shape}")
+    return scores, classes.reshape(-1)
 
 
 def _aligned(output: Any, target: Any) -> Any:

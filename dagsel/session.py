@@ -46,7 +46,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import Reconfigurable, Workload, checks
+from dagsel.workloads.base import PoolsScores, Reconfigurable, Workload, checks
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -233,6 +233,7 @@ class Session:
             check=checks(self.workload, self.data.manifest),
             check_gang=self._check_gang,
             adapt=self._adapt,
+            pool=self._pool,
             orders=self.orders,
             idle_workers=idle_workers,
             deadline_s=settings.deadline_s,
@@ -319,6 +320,14 @@ class Session:
             self.workload, instead=f"let the search use gangs of 1, not {size}"
         )
         workload.validate_gang(config, size)
+
+    @property
+    def _pool(self) -> Callable[[list[bytes]], dict[str, float]] | None:
+        """What makes metrics of the whole validation set; None if the workload has none."""
+        workload = self.workload
+        if not isinstance(workload, PoolsScores) or not workload.pooled_metrics:
+            return None
+        return lambda kept: workload.pool([State(blob) for blob in kept])
 
     def _adapt(self, blob: bytes, config: Mapping[str, Any], new: Mapping[str, Any]) -> Any:
         if not isinstance(self.workload, Reconfigurable):

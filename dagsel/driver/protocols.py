@@ -15,6 +15,7 @@ from dagsel.dispatch.units import Round
 from dagsel.messages import Message, StatePlace
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
+from dagsel.storage.runs.checkpoints import Scoring
 
 
 class Engine(Protocol):
@@ -120,6 +121,14 @@ class States(Protocol):
 
     def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
         """Return such a copy: its bytes and its metadata."""
+        ...
+
+    def load_scores(self, trial: int, kind: Scoring, number: int, shard: int) -> bytes:
+        """Return what a shard has kept of the scores of an epoch, or of a check."""
+        ...
+
+    def drop_scores(self, trial: int, kind: Scoring, number: int) -> None:
+        """Remove what all shards have kept of these."""
         ...
 
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:

@@ -9,7 +9,6 @@ Time and cost are in `clock`, the allowances of trials in `trial_limits`, states
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from dagsel.driver.clock import RunClock
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
-from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
+from dagsel.driver.recovery import Continuation, Orders, Pool, StoredStates, reconcile
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
 from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
@@ -96,6 +95,7 @@ class Runner:
     check_gang: Callable[[Any, int], None] = lambda config, size: None
     # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
+    pool: Pool | None = None  # makes metrics of what all validation shards have kept
     orders: Orders = lambda trial, epoch: None  # returns the orders of visits
     idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
@@ -119,11 +119,11 @@ class Runner:
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
         clock = self._clock = RunClock(self.engine, *limits)
-        about = (self.engine, self.record, clock, self.idle_workers, self.metric)
-        self._limits = TrialLimits(*about)
+        self._stored = StoredStates(self.states, self.record, self.adapt, self.metric, self.pool)
+        about = (self.record, clock, self.idle_workers, self._stored)
+        self._limits = TrialLimits(self.engine, *about)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
-        self._stored = StoredStates(self.states, self.record, self.adapt)
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -456,9 +456,9 @@ class Runner:
         tally = trial.tallies.get(epoch)
         if tally is None or not tally.is_complete or self._is_reported(trial.number, epoch):
             return  # the trial has ended, or there is more to come
-        value, metrics = tally.metrics[self.metric], tally.metrics
-        if math.isnan(value):
-            self._fail(trial.number, f"DivergedError: {self.metric} is NaN after epoch {epoch}")
+        value, metrics, why_not = self._stored.score(trial.number, "epoch", epoch, tally)
+        if why_not:
+            self._fail(trial.number, why_not)
             return
         self.study.report(trial.number, epoch, value)
         prune = self.flow.traits.uses_pruner and self.study.should_prune(trial.number)

@@ -5,7 +5,6 @@ The dispatcher keeps each trial's `dagsel.dispatch.trials.Allowance`; here the d
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +12,7 @@ from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine
+from dagsel.driver.recovery import StoredStates
 from dagsel.errors import SearchError
 from dagsel.flow import Decision, Paused, Train, TrialFailed
 from dagsel.history.record import Record
@@ -32,7 +32,7 @@ class TrialLimits:
     record: Record  # what has happened
     clock: RunClock  # time since the run began
     idle_workers: IdleWorkers  # how many workers few trials are trained on
-    metric: str  # name of the metric that the search is about
+    stored: StoredStates  # what they are scored with
     _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last allowance
     _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
     _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
@@ -123,8 +123,11 @@ class TrialLimits:
         if len(tally.scored) != self.record.n_shards:
             return None
         del self._checks[unit.trial]
-        metrics = tally.metrics
-        return self._paused(self.record.trials[unit.trial], metrics[self.metric], metrics)
+        value, metrics, why_not = self.stored.score(unit.trial, "check", unit.epoch, tally)
+        self.stored.drop_scores(unit.trial, "check", unit.epoch)
+        if why_not:
+            return Turn(TrialFailed(unit.trial, why_not), ())
+        return self._paused(self.record.trials[unit.trial], value, metrics)
 
     def is_outdated(self, event: Paused) -> bool:
         """Whether a trial was told something else since it paused."""
@@ -134,9 +137,6 @@ class TrialLimits:
         self, trial: TrialRecord, value: float | None, metrics: Mapping[str, float]
     ) -> Turn:
         reached = trial.progress(self.record.n_shards)
-        if value is not None and math.isnan(value):
-            reason = f"DivergedError: {self.metric} is NaN after {reached:.2f} epochs"
-            return Turn(TrialFailed(trial.number, reason), ())
         self._told[trial.number] = trial.n_told
         told = (trial.trained_s, trial.losses, value, metrics)
         event = Paused(trial.number, reached, self.clock.seconds, *told)

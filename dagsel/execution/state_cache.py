@@ -14,6 +14,9 @@ from dagsel.messages import Assignment, StoredState
 from dagsel.state import State
 from dagsel.storage import CheckpointStore
 from dagsel.storage.disk import retry_while_full
+from dagsel.storage.runs.checkpoints import Scoring
+
+_SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,12 @@ class StateCache:
         if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
             store.delete(unit.trial, *old)
         return StoredState.read((unit.epoch, unit.position), kept)
+
+    def save_scores(self, unit: Unit, kept: State) -> None:
+        """Store what a scored shard keeps for metrics of the whole set."""
+        store, kind, trial = self._store, _SCORING[unit.kind], unit.trial
+        scored = (unit.epoch, unit.position, kept.buffer)
+        retry_while_full(lambda: store.save_scores(trial, kind, *scored), store.url)
 
     def keep(self, unit: Unit, state: State) -> State | StoredResult:
         """Keep a state in memory, or in the store alone when memory is short."""

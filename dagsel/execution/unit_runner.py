@@ -320,6 +320,8 @@ class UnitRunner:
                 self._check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
             scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
+            if scores.kept is not None:
+                self.states.save_scores(unit, scores.kept)
             done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
         return scores.metrics, replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
 

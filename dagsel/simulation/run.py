@@ -293,7 +293,10 @@ class _NoStates:
     def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
         return b"", {}
 
-    keep_check = delete = drop = save
+    def load_scores(self, *args: Any) -> bytes:
+        return b""
+
+    keep_check = delete = drop = drop_scores = save
 
 
 @dataclass(frozen=True, slots=True)

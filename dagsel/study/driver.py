@@ -87,11 +87,7 @@ class StudyDriver:
             self.sampler_seed = draw_seed(own, self.seed)
         self._theirs = guarded(self.study)
         self._view = SamplerStudy(self._theirs, self.run, self.traits.max_epochs)
-        if self.n_before is None:
-            trials = self._theirs.get_trials(deepcopy=False)
-            self.n_before = sum(trial.state.is_finished() for trial in trials)
-        seeds = (self.sampler_seed, self.seed, self.n_before)
-        self._draws = Draws(self._view, self.space, own, *seeds)
+        self._draws = Draws(self._view, self.space, own, self.sampler_seed, self.seed)
 
     @property
     def name(self) -> str:
@@ -118,6 +114,7 @@ class StudyDriver:
         """
         # What Optuna has cached of a study says nothing of its storage.
         self._theirs._storage.get_study_user_attrs(self._theirs._study_id)
+        self._count_before()
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
             check_pruner(self._pruner, self.traits.max_epochs)
         uniform = RandomSampler()
@@ -148,6 +145,7 @@ class StudyDriver:
             Whether no further trial can be drawn.
         """
         configs: dict[int, dict[str, Any]] = {}
+        self._count_before()
         enqueued = self._follow()
         while len(configs) < n:
             if enqueued:
@@ -163,6 +161,12 @@ class StudyDriver:
             configs[number] = config
             self._draws.count(self._live[number].params)
         return configs, sampling == "grid" and self._draws.grid.ended
+
+    def _count_before(self) -> None:
+        if self.n_before is None:
+            trials = self._theirs.get_trials(deepcopy=False)
+            self.n_before = sum(trial.state.is_finished() for trial in trials)
+        self._draws.n_before = self.n_before
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what others have added to the study; return the enqueued trials."""

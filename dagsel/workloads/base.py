@@ -19,6 +19,7 @@ from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Losses
 from dagsel.state import State
+from dagsel.workloads.pooled import accumulates, check_pooled
 
 if TYPE_CHECKING:
     from dagsel.storage.datasets.manifest import Manifest
@@ -101,10 +102,13 @@ class Evaluated:
         Samples in the shard.
     metrics
         The mean of each metric over these samples; 0 for no samples.
+    kept
+        What is kept of the shard for metrics of the whole set (`PoolsScores`); None without any.
     """
 
     n_samples: int
     metrics: dict[str, float]
+    kept: State | None = None
 
 
 def never() -> bool:
@@ -113,8 +117,14 @@ def never() -> bool:
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
-    """Return the better direction of each metric, if it says so."""
-    return {name: getattr(metric, "direction", None) for name, metric in metrics.items()}
+    """Return the better direction of each metric, if it says so, as dagsel's or torchmetrics'."""
+    of_torchmetrics: dict[bool | None, Direction] = {True: "maximize", False: "minimize"}
+    return {
+        name: getattr(
+            metric, "direction", of_torchmetrics.get(getattr(metric, "higher_is_better", None))
+        )
+        for name, metric in metrics.items()
+    }
 
 
 @short_traceback
@@ -130,10 +140,10 @@ def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
     --------
     >>> list(metric_functions(["accuracy", dagsel.metrics.mean_squared_error]))
     ['accuracy', 'mean_squared_error']
-    >>> metric_functions("f1")
+    >>> metric_functions("f2")
     Traceback (most recent call last):
     ...
-    dagsel.errors.WorkloadError: dagsel has no metric 'f1', it has accuracy, binary_accuracy, ...
+    dagsel.errors.WorkloadError: dagsel has no metric 'f2', it has accuracy, binary_accuracy, ...
     """
     if metrics is None:
         return {}
@@ -146,14 +156,15 @@ def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
     named: dict[str, Any] = {
         name: _OWN.get(it, it) if isinstance(it, str) else it for name, it in metrics.items()
     }
-    for function in named.values():
+    for name, function in named.items():
         if isinstance(function, str):
             raise WorkloadError(
                 f"dagsel has no metric {function!r}, it has {', '.join(_OWN)}; write "
                 f"metrics={{{function!r}: function}} with a function of output and target"
             )
-        if not takes(function, 2):
+        if not (accumulates(function) or takes(function, 2)):
             raise _no_metric(function)
+        check_pooled(name, function)
     return named
 
 
@@ -162,12 +173,21 @@ Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any] | str] | Sequence[An
 
 _OWN: dict[str, Callable[[Any, Any], Any]] = {
     name: getattr(dagsel.metrics, name)
-    for name in ("accuracy", "binary_accuracy", "mean_absolute_error", "mean_squared_error")
+    for name in (
+        "accuracy",
+        "binary_accuracy",
+        "mean_absolute_error",
+        "mean_squared_error",
+        "auroc",
+        "f1",
+        "r2",
+    )
 }
 
 
 def _name(function: Any) -> str:
-    name = getattr(function, "__name__", "<lambda>")
+    kind = type(function).__name__ if accumulates(function) else "<lambda>"
+    name = getattr(function, "__name__", kind)
     if not callable(function) or not name.isidentifier():
         raise _no_metric(function)
     return str(name)
@@ -279,6 +299,23 @@ def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
             workload.validate_data(config, data)
 
     return check
+
+
+@runtime_checkable
+class PoolsScores(Protocol):
+    """A workload with metrics that are functions of all predictions, and no means of shards."""
+
+    @property
+    def pooled_metrics(self) -> Sequence[str]:
+        """Their names; they are among `Workload.metrics`, and `Evaluated.metrics` lacks them."""
+        ...
+
+    def pool(self, kept: Sequence[State]) -> dict[str, float]:
+        """Return these metrics of the whole set.
+
+        `kept` has `Evaluated.kept` of each validation shard, in their order. Called in the driver.
+        """
+        ...
 
 
 @runtime_checkable

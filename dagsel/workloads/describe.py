@@ -8,6 +8,8 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from dagsel.metrics import OverSet
+
 #: What a `TorchWorkload` learns by itself. A ``run.json`` of dagsel 0.1 holds the first.
 _LEARNT = {"_unfilled", "_casting"}
 
@@ -41,6 +43,8 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 def _text(part: Any) -> str:
     if isinstance(part, partial):
         return f"partial of {_text(part.func)}"
+    if isinstance(part, OverSet):
+        return f"over_set of {_text(part.function)}"
     code = getattr(part, "__code__", None)
     if isinstance(code, CodeType):
         return f"{part.__qualname__} (code {_digest(code)})"

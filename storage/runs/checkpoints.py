@@ -6,6 +6,7 @@
     trial-000012/epoch-000003-position-000004.9a3e01c7.safetensors  the state that it names
     trial-000012/epoch-000003-position-000005.partial.json          of a unit stopped in its shard
     trial-000012/check-000002.json                                  a copy of one that was scored
+    trial-000012/scores-epoch-000003-shard-000001.json              what a shard has kept of scores
 
 The name of a state's file contains its checksum, and the file is never changed. The record is
 written after it, in one step. So an interrupted save leaves what was there before, also where it
@@ -29,7 +30,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -42,20 +43,24 @@ from dagsel.errors import (
 )
 from dagsel.storage.files import Bytes, Folder, Url
 
+#: What was scored: the end of an epoch, or a state of a paused trial.
+Scoring: TypeAlias = Literal["epoch", "check"]
 FORMAT = "dagsel.checkpoint"
 VERSION = 2  # version 1 had no seal
 DIGEST = "digest"  # where `load` puts the state's checksum into its meta
 _logger = logging.getLogger("dagsel")
 _STEM = r"epoch-(\d+)-position-(\d+)"
 _RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
+_SCORES = r"scores-(?:epoch|check)-\d+-shard-\d+"
 _CHECK = re.compile(r"check-(\d+)\.(?:[0-9a-f]{8}\.safetensors|json)(?:\.[0-9a-f]{8}\.tmp)?")
 #: Files in a trial's folder; of a save that was interrupted too.
 _OWN = re.compile(
-    rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.(?:[0-9a-f]{{8}}\.safetensors|json)"
+    rf"(?:{_STEM}(?:\.partial)?|check-\d+|{_SCORES})\.(?:[0-9a-f]{{8}}\.safetensors|json)"
     r"(?:\.[0-9a-f]{8}\.tmp)?"
 )
 _CRC = re.compile(r"[0-9a-f]{8}")
-_BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+)\.[0-9a-f]{{8}}\.safetensors")
+_BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+|{_SCORES})\.[0-9a-f]{{8}}\.safetensors")
+_SCORES_OF = re.compile(r"scores-(epoch|check)-(\d+)-shard-\d+\..*")
 _TRIAL = re.compile(r"trial-(\d+)")
 
 
@@ -164,16 +169,38 @@ class CheckpointStore:
         digest
             The checksum of `blob` as 8 hexadecimal digits; `load` adds it as ``meta["digest"]``.
         """
-        stem = _stem(trial, epoch, position, partial=partial)
+        checksum = self._save(_stem(trial, epoch, position, partial=partial), blob, meta)
+        if not partial:
+            self.delete(trial, epoch, position, partial=True)
+        return checksum
+
+    def _save(self, stem: str, blob: Bytes, meta: Mapping[str, Any]) -> str:
         name, record, checksum = _body(stem, blob, meta)
         before = self._blob_of(stem)
         self._folder.replace(name, np.frombuffer(blob, np.uint8).data, sync=self.sync)
         self._folder.replace(f"{stem}.json", record, sync=self.sync)
         if before not in (None, name):
             self._folder.remove_file(str(before))
-        if not partial:
-            self.delete(trial, epoch, position, partial=True)
         return checksum
+
+    def save_scores(self, trial: int, kind: Scoring, number: int, shard: int, blob: Bytes) -> None:
+        """Store what a validation shard has kept for metrics of the whole set.
+
+        `number` is that of the epoch that was scored, or of the check.
+        """
+        self._save(_scores_stem(trial, kind, number, shard), blob, {})
+
+    def load_scores(self, trial: int, kind: Scoring, number: int, shard: int) -> bytes:
+        """Read what `save_scores` has stored; raises as `load` does."""
+        return self._load(_scores_stem(trial, kind, number, shard))[0]
+
+    def drop_scores(self, trial: int, kind: Scoring, number: int) -> None:
+        """Remove what all shards have kept of the scores of an epoch, or of a check."""
+        folder = _folder_of(trial)
+        for name in sorted(self._folder.names(folder), key=_records_first):
+            match = _SCORES_OF.fullmatch(name)
+            if match is not None and (match[1], int(match[2])) == (kind, number):
+                self._folder.remove_file(f"{folder}/{name}")
 
     def save_first(
         self, trial: int, epoch: int, position: int, blob: Bytes, meta: Mapping[str, Any]
@@ -395,6 +422,11 @@ def _folder_of(trial: int) -> str:
 def _stem(trial: int, epoch: int, position: int, *, partial: bool = False) -> str:
     stem = f"epoch-{_number('epoch', epoch)}-position-{_number('position', position)}"
     return f"{_folder_of(trial)}/{stem}{'.partial' if partial else ''}"
+
+
+def _scores_stem(trial: int, kind: Scoring, number: int, shard: int) -> str:
+    name = f"scores-{kind}-{_number(kind, number)}-shard-{_number('shard', shard)}"
+    return f"{_folder_of(trial)}/{name}"
 
 
 def _check_stem(trial: int, number: int) -> str:

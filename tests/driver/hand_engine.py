@@ -115,6 +115,12 @@ class Kept:
     def load_check(self, trial: int, number: int) -> tuple[bytes, dict[str, Any]]:
         raise CheckpointNotFoundError("nothing was trained")
 
+    def load_scores(self, trial: int, kind: Any, number: int, shard: int) -> bytes:
+        raise CheckpointNotFoundError("nothing was scored")
+
+    def drop_scores(self, trial: int, kind: Any, number: int) -> None:
+        self.engine.told.append(("drop scores", (trial, kind, number)))
+
     def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
         self.engine.told.append(("delete", (trial, epoch, position)))
 

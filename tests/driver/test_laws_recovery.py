@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.driver.recovery import StoredStates
+from dagsel.errors import CheckpointNotFoundError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -27,6 +28,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.history.record import Record
+from dagsel.history.tally import EpochTally
 from dagsel.history.trial import EpochRecord, TrialRecord
 from dagsel.messages import Message, StatePlace, StoredState, TrialReport
 from dagsel.storage import RunDir
@@ -207,3 +209,31 @@ def test_what_a_trial_was_scored_with_is_copied_once() -> None:
         for _ in range(3):
             found.keep_scored(one)
         assert kept == [1, 2][:n_checks]
+
+
+@BUSY
+@given(st.sets(st.integers(0, N - 1)), st.sets(st.integers(0, N - 1)))
+def test_shards_of_which_nothing_can_be_read_are_scored_again(
+    scored: set[int], lost: set[int]
+) -> None:
+    states = RunDir(f"memory://{uuid.uuid4().hex}").states
+    record = Record("run", n_shards=N)
+
+    def pool(kept: list[bytes]) -> dict[str, float]:
+        return {"sum": float(sum(map(int, kept)))}
+
+    found = StoredStates(states, record, lambda blob, config, new: blob, "sum", pool)
+    one = trial(0, 0)
+    one.tallies[1] = EpochTally(N, scored={shard: (1, {}) for shard in scored})
+    for shard in scored - lost:
+        states.save_scores(0, "epoch", 1, shard, str(shard).encode())
+    found.look_up(one)
+    assert set(one.tallies[1].scored) == scored - lost
+    value, metrics, why_not = found.score(0, "epoch", 1, one.tallies[1])
+    if scored - lost == set(range(N)):
+        assert (value, metrics, why_not) == (sum(range(N)), {"sum": sum(range(N))}, "")
+    else:
+        assert "no state is stored" in why_not
+    found.reported(0, 1)
+    with pytest.raises(CheckpointNotFoundError):
+        states.load_scores(0, "epoch", 1, 0)

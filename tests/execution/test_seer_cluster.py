@@ -279,7 +279,8 @@ def test_what_there_is_when_the_time_is_over(limit: str, search: Optimize) -> No
         assert sizes(client) == [1, 2]  # no worker broke as its unit was ended
     assert end_s - UNIT_S <= run.record.seconds <= end_s + OVERSHOOT_S
     check_best(run)
-    assert sorted(trial.state for trial in run.record.trials.values()) == ["pruned"] * 4
+    states = Counter(trial.state for trial in run.record.trials.values())
+    assert states == {"pruned": 3, "complete": 1}, "what is best then is the result"
     units = [unit for unit in run.record.units if unit.unit.kind == "train"]
     began = next(e["at"] for e in run.run_dir.journal.read() if e["is"] == "session")
     # How long a unit takes is known from those before it, on a machine that does other things.

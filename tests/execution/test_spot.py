@@ -211,13 +211,10 @@ def test_a_run_goes_on_without_pools_at_the_price_of_the_dearest(
 ) -> None:
     with provider() as (cluster, _):
 
-        class Interrupted(Exception):
-            pass
-
         def stop(study: Any, trial: Any) -> None:
-            raise Interrupted
+            raise KeyboardInterrupt
 
-        with pytest.raises(Interrupted):
+        with pytest.raises(KeyboardInterrupt):
             search(cluster=cluster, workers=POOLS, budget="200 USD", callbacks=[stop])
         options: dict[str, Any] = {
             "workload": logged(tmp_path / "batches"),

@@ -264,11 +264,11 @@ FAULTS = (
         "history/test_trial.py",
     ),
     Fault(
-        "trial: a clone keeps the check of the state that it lost",
-        "history/trial.py",
-        "self.last_check, self.is_scored = None, False",
-        "self.is_scored = False",
-        "history/test_trial.py",
+        "record: a clone is worth what the state was that it lost",
+        "history/record.py",
+        "origin.epochs[-1].value), afresh=True)",
+        "origin.epochs[-1].value))",
+        "history/test_kept.py",
     ),
     Fault(
         "trial: recovered units count as timed",

@@ -19,6 +19,7 @@ from dagsel.flows import (
     PBT,
     SEER,
     ByConvergence,
+    EarlyStopping,
     Grid,
     Hermes,
     Hyperband,
@@ -52,6 +53,9 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "median": lambda: MedianStopping(max_epochs=6, n_trials=16, n_concurrent=8),
     "pruner": lambda: OptunaPruner(
         max_epochs=6, n_trials=16, pruner=optuna.pruners.MedianPruner(4, 1)
+    ),
+    "early stopping": lambda: EarlyStopping(
+        ASHA(max_epochs=9, n_trials=24, n_concurrent=8), patience=2
     ),
     "convergence": lambda: ByConvergence(ASHA(max_epochs=9, n_trials=24, n_concurrent=8)),
     "fifo": lambda: FIFO(max_epochs=3, n_trials=12),

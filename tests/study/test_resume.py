@@ -75,7 +75,13 @@ class Search:
         """Go on in another process, with what the journal holds."""
         old = self.driver
         driver = StudyDriver(
-            study, old.space, "loss", seed=old.seed, run=old.run, sampler_seed=old.sampler_seed
+            study,
+            old.space,
+            "loss",
+            seed=old.seed,
+            run=old.run,
+            sampler_seed=old.sampler_seed,
+            n_before=old.n_before,
         )
         assert driver.adopt(self.journal) == self.configs
         return Search(driver, self.sampling, dict(self.journal), dict(self.configs))

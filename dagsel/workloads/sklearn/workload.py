@@ -24,6 +24,7 @@ from dagsel.workloads.base import (
     metric_functions,
     never,
 )
+from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
     preserved_streams,
     read_streams,
@@ -41,7 +42,7 @@ _OPTIMIZER_NAMES = {"learning_rate": "lr_schedule", "nesterovs_momentum": "neste
 _DIRECTIONS: dict[str, Direction] = {"score": "maximize", "accuracy": "maximize"}
 
 
-class SklearnWorkload:
+class SklearnWorkload(PoolsMetrics):
     """Train estimators of scikit-learn that have ``partial_fit``.
 
     The first array of a shard holds the samples, shape ``(n_samples, ...)``, flattened to two
@@ -201,9 +202,10 @@ class SklearnWorkload:
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard."""
         samples, targets = _parts(shard)
-        names = self.metrics
+        names, (pool, means) = self.metrics, self._parted()
         if not len(samples):
-            return Evaluated(0, dict.fromkeys(names, 0.0))
+            nothing = {name: 0.0 for name in names if name not in self.pooled_metrics}
+            return Evaluated(0, nothing, None if pool is None else pool.pack())
         with preserved_streams():
             estimator, _, _ = self._restore(state, config)
             values: dict[str, float] = {}
@@ -213,9 +215,12 @@ class SklearnWorkload:
                 predicted = estimator.predict(samples)
                 if "accuracy" in names and "accuracy" not in self._metrics:
                     values["accuracy"] = float(np.mean(predicted == targets))
-                for name, metric in self._metrics.items():
+                for name, metric in means.items():
                     values[name] = float(metric(predicted, targets))
-        return Evaluated(len(samples), {name: values[name] for name in names})
+                if pool is not None:
+                    pool.add(predicted, np.asarray(targets))
+        found = {name: values[name] for name in names if name in values}
+        return Evaluated(len(samples), found, None if pool is None else pool.pack())
 
     def restore(self, state: State, config: Config) -> Any:
         """Make the trained estimator of a state."""

@@ -19,6 +19,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import reading_state
 from dagsel.workloads.base import Visit
+from dagsel.workloads.pooled import Pool
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
 _FOLD = 4096  # losses kept as tensors before they are added up
@@ -291,8 +292,12 @@ def mean_metrics(
     model: torch.nn.Module,
     parts: Iterator[tuple[int, Any, Any]],
     metrics: Mapping[str, Callable[[Any, Any], Any]],
+    pool: Pool | None = None,
 ) -> tuple[int, dict[str, float]]:
-    """Average metrics over the samples of ``(n_samples, inputs, targets)`` batches."""
+    """Average metrics over the samples of ``(n_samples, inputs, targets)`` batches.
+
+    `pool` takes in all outputs and targets.
+    """
     values: dict[str, list[Any]] = {name: [] for name in metrics}
     sizes: list[int] = []
     for size, inputs, targets in parts:
@@ -300,6 +305,8 @@ def mean_metrics(
         sizes.append(size)
         for name, metric in metrics.items():
             values[name].append(metric(output, targets))
+        if pool is not None:
+            pool.add(output, targets)
     total = sum(sizes)
     means = {
         name: math.fsum(n * value for n, value in zip(sizes, _numbers(column), strict=True)) / total

@@ -27,6 +27,7 @@ from dagsel.workloads.base import (
     never,
 )
 from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
@@ -71,7 +72,7 @@ from dagsel.workloads.torch.state import (
 _LARGE = 4_000_000  # bytes of a model for which random numbers cost more than leaving them out
 
 
-class TorchWorkload:
+class TorchWorkload(PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -92,9 +93,9 @@ class TorchWorkload:
     batch_size
         Samples in a batch, or a function of the configuration that returns it.
     metrics
-        Functions of output and target by name; each returns the mean over a batch. A function may
-        have a ``direction``. Names of `dagsel.metrics` will do: ``["accuracy"]``. The validation
-        ``"loss"`` is always there.
+        Functions of output and target by name; each returns the mean over a batch, unless it is an
+        `dagsel.metrics.over_set` or an object of torchmetrics. A function may have a ``direction``.
+        Names of `dagsel.metrics` will do: ``["accuracy"]``. The validation ``"loss"`` is always in.
     lr_scheduler
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
@@ -175,6 +176,8 @@ class TorchWorkload:
     True
     """
 
+    _as_tensor = staticmethod(as_torch)  # what metrics of the whole set get
+
     def __init__(
         self,
         model: Callable[[Any], torch.nn.Module],
@@ -223,8 +226,8 @@ class TorchWorkload:
             batch_size, drop_last, eval_batch_size)  # fmt: skip
         self.lr_scheduler_interval = lr_scheduler_interval
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
-        self.fused, self.cuda_graphs, self.device_memory = fused, cuda_graphs, device_memory
-        self.max_batch = max_batch
+        self.fused, self.cuda_graphs = fused, cuda_graphs
+        self.device_memory, self.max_batch = device_memory, max_batch
         self._unfilled = True  # until a build shows that it cannot be done
         self._casting = Casting(loss)
 
@@ -381,11 +384,11 @@ class TorchWorkload:
             with torch.inference_mode(mode=False):
                 module = self._equipped(reader, config, shard).eval()
             reader.set_streams(device_of(shard))
-            metrics = {"loss": self.loss, **self._metrics}
+            pool, means = self._parted()
             parts = evaluation_batches(shard, config, self.eval_batch_size, self.input_fn)
             with multiplying(self.precision, device_of(shard)):
-                n_samples, means = mean_metrics(module, parts, metrics)
-        return Evaluated(n_samples, means)
+                n_samples, found = mean_metrics(module, parts, {"loss": self.loss, **means}, pool)
+        return Evaluated(n_samples, found, None if pool is None else pool.pack())
 
     def restore(self, state: State, config: Config) -> torch.nn.Module:
         """Make the trained module of a state, on the CPU and in evaluation mode."""

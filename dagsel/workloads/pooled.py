@@ -1,0 +1,232 @@
+"""Metrics of a whole validation set: what is kept of each shard, and the numbers that come of all.
+
+A mean over samples can be taken shard by shard. The area under a curve cannot: it is a function of
+all predictions. Of such a metric each validation shard keeps its outputs and targets, or what an
+object of torchmetrics has accumulated over them, and the driver puts the shards together in their
+order. So the value is that of the whole set, whatever the shards and the workers are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.checks import shown
+from dagsel.errors import WorkloadError
+from dagsel.state import State, Tensor
+
+_OUTPUT, _TARGET = "output", "target"
+#: What a metric has that accumulates: an object of torchmetrics.
+_ACCUMULATES = ("update", "compute", "reset", "metric_state", "merge_state")
+
+
+def accumulates(metric: Any) -> bool:
+    """Whether a metric is an object of torchmetrics, or one that works alike."""
+    return not isinstance(metric, type) and all(hasattr(metric, name) for name in _ACCUMULATES)
+
+
+def is_pooled(metric: Any) -> bool:
+    """Whether a metric is a function of all predictions."""
+    return getattr(metric, "over", "batch") == "set" or accumulates(metric)
+
+
+def check_pooled(name: str, metric: Any) -> None:
+    """Raise a `WorkloadError` if what shards have accumulated of a metric cannot be added up."""
+    over = getattr(metric, "over", "batch")
+    if over not in ("batch", "set"):
+        raise WorkloadError(f'metric {name!r}: over must be "batch" or "set", got {shown(over)}')
+    if not accumulates(metric):
+        return
+    needs_all = getattr(metric, "full_state_update", False) is not False
+    if needs_all or getattr(metric, "dist_sync_on_step", False):
+        raise WorkloadError(
+            f"metric {name!r}: {type(metric).__name__} cannot be merged from shards (its "
+            "full_state_update is not False); write metrics={...: "
+            "dagsel.metrics.over_set(lambda output, target: metric(output, target), direction=...)}"
+        )
+
+
+class Pool:
+    """What a shard keeps of the metrics of a whole set, batch by batch.
+
+    Parameters
+    ----------
+    metrics
+        These metrics by name.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dagsel.metrics import over_set
+    >>> spread = {"spread": over_set(lambda output, target: output.max() - output.min())}
+    >>> parts = []
+    >>> for outputs in ([1.0, 2.0], [7.0]):
+    ...     pool = Pool(spread)
+    ...     pool.add(np.array(outputs), np.zeros(len(outputs)))
+    ...     parts.append(pool.pack())
+    >>> pooled_values(spread, parts)
+    {'spread': 6.0}
+    """
+
+    def __init__(self, metrics: Mapping[str, Any]) -> None:
+        self._accumulating = {
+            name: copy.deepcopy(metric) for name, metric in metrics.items() if accumulates(metric)
+        }
+        for metric in self._accumulating.values():
+            metric.reset()
+        self._keeps_outputs = len(self._accumulating) < len(metrics)
+        self._outputs: list[NDArray[Any]] = []
+        self._targets: list[NDArray[Any]] = []
+
+    def add(self, output: Any, target: Any) -> None:
+        """Take in a batch's outputs and targets."""
+        for metric in self._accumulating.values():
+            if hasattr(metric, "to") and hasattr(output, "device"):
+                metric.to(output.device)
+            metric.update(output, target)
+        if self._keeps_outputs:
+            self._outputs.append(_array(output, "the model's output"))
+            self._targets.append(_array(target, "the target"))
+
+    def pack(self) -> State:
+        """Return what is kept."""
+        tensors: dict[str, Tensor] = {}
+        if self._outputs:
+            tensors[_OUTPUT] = Tensor.from_numpy(np.concatenate(self._outputs))
+            tensors[_TARGET] = Tensor.from_numpy(np.concatenate(self._targets))
+        n_pieces: dict[str, int] = {}
+        for name, metric in self._accumulating.items():
+            for key, value in metric.metric_state.items():
+                pieces = value if isinstance(value, list) else [value]
+                if isinstance(value, list):
+                    n_pieces[f"{name}.{key}"] = len(pieces)
+                for number, piece in enumerate(pieces):
+                    array = _array(piece, f"the state {key!r} of metric {name!r}")
+                    tensors[f"{name}.{key}.{number}"] = Tensor.from_numpy(array)
+        return State.pack(tensors, {"lists": n_pieces})
+
+
+def pooled_values(
+    metrics: Mapping[str, Any],
+    parts: Sequence[State],
+    as_tensor: Callable[[NDArray[Any]], Any] = lambda array: array,
+) -> dict[str, float]:
+    """Return the metrics of a whole set.
+
+    Parameters
+    ----------
+    metrics
+        Metrics of a whole set by name.
+    parts
+        What the shards have kept, in their order.
+    as_tensor
+        Makes what the metrics get of an array.
+
+    Returns
+    -------
+    dict
+        The value of each. Of one that is an array, such as a confusion matrix, each element:
+        ``confusion[0,1]``.
+
+    Raises
+    ------
+    WorkloadError
+        If one is no number and no array of numbers. What a metric itself raises is not caught.
+    """
+    functions = {name: metric for name, metric in metrics.items() if not accumulates(metric)}
+    values: dict[str, Any] = {}
+    if functions:
+        arrays = [{key: tensor.numpy() for key, tensor in part.tensors.items()} for part in parts]
+        output, target = (
+            as_tensor(np.concatenate([array[key] for array in arrays if key in array]))
+            for key in (_OUTPUT, _TARGET)
+        )
+        values |= {name: function(output, target) for name, function in functions.items()}
+    for name, metric in metrics.items():
+        if name not in functions:
+            values[name] = _accumulated(name, metric, parts, as_tensor)
+    return dict(item for name in metrics for item in _numbers(name, values[name]))
+
+
+def _accumulated(
+    name: str,
+    metric: Any,
+    parts: Sequence[State],
+    as_tensor: Callable[[NDArray[Any]], Any],
+) -> Any:
+    whole = copy.deepcopy(metric)
+    whole.reset()
+    for number, part in enumerate(parts):
+        lists, tensors = part.meta["lists"], part.tensors
+        state: dict[str, Any] = {}
+        for key in whole.metric_state:
+            n = lists.get(f"{name}.{key}")
+            found = [
+                as_tensor(tensors[f"{name}.{key}.{at}"].numpy().copy())
+                for at in range(1 if n is None else n)
+            ]
+            state[key] = found[0] if n is None else found
+        if number == 0:
+            for key, value in state.items():
+                setattr(whole, key, value)
+        else:
+            earlier = whole.metric_state
+            for key, value in state.items():  # the later one comes second, as it was trained
+                setattr(whole, key, value)
+            whole.merge_state(earlier)
+    if hasattr(whole, "_update_count"):
+        whole._update_count = max(1, len(parts))  # else it warns that it was never updated
+    return whole.compute()
+
+
+def _array(value: Any, what: str) -> NDArray[Any]:
+    """Copy a tensor or an array to a NumPy array; half precision becomes float32."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    if not isinstance(value, np.ndarray | np.generic):
+        raise WorkloadError(
+            f"a metric over the whole set needs one tensor, and {what} is {shown(value)}; take a "
+            "mean over batches, or an object of torchmetrics that takes it"
+        )
+    return np.array(value)
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    try:
+        found = _array(value, name) if hasattr(value, "detach") else np.asarray(value)
+        numbers = found.astype(np.float64)
+    except (TypeError, ValueError):
+        raise WorkloadError(f"metric {name!r} must be a number, got {shown(value)}") from None
+    if numbers.size == 1:
+        yield name, float(numbers.reshape(()))
+        return
+    for at in np.ndindex(numbers.shape):
+        yield f"{name}[{','.join(map(str, at))}]", float(numbers[at])
+
+
+class PoolsMetrics:
+    """A workload some of whose metrics are functions of all predictions (`base.PoolsScores`)."""
+
+    _metrics: Mapping[str, Any]
+    _as_tensor: Callable[[NDArray[Any]], Any] = staticmethod(lambda array: array)
+
+    @property
+    def pooled_metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that are functions of all predictions."""
+        return tuple(name for name, metric in self._metrics.items() if is_pooled(metric))
+
+    def pool(self, kept: Sequence[State]) -> dict[str, float]:
+        """Return these metrics, of what the validation shards have kept."""
+        metrics = {name: self._metrics[name] for name in self.pooled_metrics}
+        return pooled_values(metrics, kept, self._as_tensor)
+
+    def _parted(self) -> tuple[Pool | None, dict[str, Any]]:
+        """Return a new pool for a shard, if one is needed, and the metrics that are means."""
+        names = self.pooled_metrics
+        means = {name: metric for name, metric in self._metrics.items() if name not in names}
+        return (Pool({name: self._metrics[name] for name in names}) if names else None), means

@@ -1,0 +1,149 @@
+"""Metrics of the whole validation set on a cluster: of the pooled set, whatever is interrupted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from distributed import Client
+from sklearn import metrics as sk
+
+import dagsel
+from dagsel.errors import SearchError
+from dagsel.flows import RandomSearch
+from dagsel.metrics import over_set
+from dagsel.storage import RunDir, ShardedDataset
+from tests.conftest import Optimize
+
+from .interrupted import interrupt, stopping_after
+
+torchmetrics = pytest.importorskip("torchmetrics")
+N_SHARDS = 4
+FLOW = RandomSearch(max_epochs=3, n_trials=3)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+
+
+def workload(**more: Any) -> dagsel.TorchWorkload:
+    metrics = {
+        "auroc": dagsel.metrics.auroc,
+        "f1": dagsel.metrics.f1,
+        "torch_auroc": torchmetrics.classification.MulticlassAUROC(10),
+        "confusion": over_set(lambda o, t: sk.confusion_matrix(t, o.argmax(1), labels=range(10))),
+        "accuracy": dagsel.metrics.accuracy,
+        **more,
+    }
+    return dagsel.TorchWorkload(
+        model=lambda config: torch.nn.Linear(64, 10),
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD,
+        batch_size=32,
+        metrics=metrics,
+    )
+
+
+@pytest.fixture
+def search(
+    optimize: Optimize, client: Client, digits: ShardedDataset, study: optuna.Study
+) -> Optimize:
+    def call(flow: Any = FLOW, **given: Any) -> dagsel.Run:
+        default = {"study": study, "data": digits, "space": space, "workload": workload()}
+        return optimize(flow, **{**default, "metric": "auroc", "client": client, **given})
+
+    return call
+
+
+def validation(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:
+    shards = [data.validation_shard(shard) for shard in range(data.n_shards)]
+    x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def check(run: dagsel.Run, data: ShardedDataset) -> None:
+    """What the epoch of the best model was scored with is what its model has on the pooled set."""
+    inputs, target = validation(data)
+    with torch.inference_mode():
+        output = run.best_model()(inputs)
+    predicted = output.argmax(1)
+    found = run.record.trials[run.best.trial].epochs[run.best.epoch - 1].metrics
+    wanted = sk.roc_auc_score(target, output.double().softmax(1), multi_class="ovr")
+    assert run.best_value == found["auroc"] == pytest.approx(wanted, abs=1e-12)
+    assert found["f1"] == pytest.approx(sk.f1_score(target, predicted, average="macro"), abs=1e-12)
+    assert found["torch_auroc"] == pytest.approx(wanted, abs=1e-5)
+    matrix = sk.confusion_matrix(target, predicted)
+    assert all(found[f"confusion[{i},{j}]"] == matrix[i, j] for i in range(10) for j in range(10))
+    assert found["accuracy"] == pytest.approx(float((predicted == target).double().mean()))
+    assert not list(Path(run.run_dir.url, "states").rglob("scores-*")), "they are known by now"
+
+
+def test_metrics_of_the_whole_set_are_those_of_the_pooled_set(
+    search: Optimize, digits: ShardedDataset
+) -> None:
+    run = search()
+    check(run, digits)
+    assert run.study.best_value == run.best_value
+    assert {"auroc", "f1", "confusion[3,5]"} <= set(run.metrics["name"])
+
+
+def test_a_driver_that_is_stopped_anywhere_goes_on_with_the_same_numbers(
+    search: Optimize, client: Client, digits: ShardedDataset, run_dir: str, study: optuna.Study
+) -> None:
+    whole = search(run_dir=f"{run_dir}-whole", deterministic=True, study=optuna.create_study(
+        study_name="whole", direction="maximize"))  # fmt: skip
+    with pytest.raises(KeyboardInterrupt), stopping_after(14, interrupt):
+        search(deterministic=True)
+    for n_steps in (8, 10, 12):
+        try:
+            with stopping_after(n_steps, interrupt):
+                run = dagsel.resume(run_dir, client, workload=workload(), space=space, study=study)
+        except KeyboardInterrupt:
+            for path in list(Path(run_dir, "states").rglob("scores-*.json"))[:1]:
+                path.write_text("damaged")
+        else:
+            break
+    else:
+        run = dagsel.resume(run_dir, client, workload=workload(), space=space, study=study)
+    check(run, digits)
+    assert run.record.n_sessions >= 3
+    of = {t.number: [e.metrics for e in t.epochs] for t in run.record.trials.values()}
+    assert of == {t.number: [e.metrics for e in t.epochs] for t in whole.record.trials.values()}
+
+
+def test_a_replay_has_the_same_numbers(
+    search: Optimize, client: Client, digits: ShardedDataset
+) -> None:
+    run = search()
+    again = dagsel.replay(
+        run.run_dir.url, client, workload=workload(), space=space, into=f"{run.run_dir.url}-again"
+    )
+    assert again.record.notes == []
+    check(again, digits)
+
+
+def test_a_metric_that_fails_or_is_no_single_number_fails_trials_and_says_why(
+    search: Optimize,
+) -> None:
+    def broken(output: Any, target: Any) -> float:
+        raise ZeroDivisionError("no such class")
+
+    run = search(workload=workload(mine=over_set(broken)))
+    assert {trial.state for trial in run.record.trials.values()} == {"failed"}
+    (reason,) = {trial.reason for trial in run.failures}
+    assert reason == "ZeroDivisionError: no such class (in a metric of epoch 1)"
+    assert not list(Path(run.run_dir.url, "states").rglob("scores-*"))
+
+
+def test_a_matrix_cannot_be_searched_for(search: Optimize, run_dir: str) -> None:
+    with pytest.raises(SearchError, match="'f2'; it gives loss, auroc, f1, torch_auroc, confusion"):
+        search(metric="f2")
+    run = search(metric="confusion", run_dir=f"{run_dir}-2")
+    reasons = {trial.reason for trial in run.failures}
+    assert len(reasons) == 1
+    assert "confusion is no single number, it is loss, accuracy" in reasons.pop()
+    assert RunDir(f"{run_dir}-2").states.trials() == ()

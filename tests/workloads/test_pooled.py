@@ -1,0 +1,201 @@
+"""Metrics of a whole set are what they are of the pooled set, however it is cut into shards."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from sklearn import metrics as sk
+
+import dagsel
+from dagsel.errors import WorkloadError
+from dagsel.metrics import auroc, f1, over_set, r2
+from dagsel.state import State
+from dagsel.workloads.base import directions, metric_functions
+from dagsel.workloads.describe import describe
+from dagsel.workloads.pooled import Pool, pooled_values
+
+torchmetrics = pytest.importorskip("torchmetrics")
+
+
+def cut(output: NDArray[Any], target: NDArray[Any], n: int, batch: int) -> Any:
+    """Cut a set into shards, and these into batches."""
+    for part in np.array_split(np.arange(len(output)), n):
+        yield [
+            (output[part[k : k + batch]], target[part[k : k + batch]])
+            for k in range(0, len(part), batch)
+        ]
+
+
+def pooled(metrics: dict[str, Any], shards: Any, as_tensor: Any = lambda a: a) -> dict[str, float]:
+    parts = []
+    for batches in shards:
+        pool = Pool(metrics)
+        for output, target in batches:
+            pool.add(as_tensor(output), as_tensor(target))
+        parts.append(State(bytes(pool.pack().buffer)))
+    return pooled_values(metrics, parts, as_tensor)
+
+
+SETS = st.tuples(
+    st.integers(0, 2**32 - 1), st.integers(8, 90), st.integers(1, 16), st.integers(1, 20)
+)
+
+
+@given(SETS, st.integers(2, 4), st.booleans())
+def test_dagsels_own_are_those_of_scikit_learn(
+    how: tuple[int, int, int, int], n_classes: int, ties: bool
+) -> None:
+    seed, n, n_shards, batch = how
+    rng = np.random.default_rng(seed)
+    target = rng.permutation(np.arange(n) % n_classes)
+    output = rng.normal(size=(n, n_classes))
+    output = output.round(0 if ties else 9)
+    numbers = rng.normal(size=n) * 3 + 1
+    guess = numbers + rng.normal(size=n)
+    metrics = {"auroc": auroc, "f1": f1}
+    found = pooled(metrics, cut(output, target, n_shards, batch))
+    shares = np.exp(output - output.max(1, keepdims=True))  # so that ties are the same ones
+    shares /= shares.sum(1, keepdims=True)
+    if n_classes == 2:
+        wanted = sk.roc_auc_score(target, output[:, 1] - output[:, 0])
+        average = "binary"
+    else:
+        wanted = sk.roc_auc_score(target, shares, multi_class="ovr")
+        average = "macro"
+    assert found["auroc"] == pytest.approx(wanted, abs=1e-12)
+    truth = sk.f1_score(target, output.argmax(1), average=average, zero_division=0)
+    assert found["f1"] == pytest.approx(truth, abs=1e-12)
+    found = pooled({"r2": r2}, cut(guess, numbers, n_shards, batch))
+    assert found["r2"] == pytest.approx(sk.r2_score(numbers, guess), abs=1e-12)
+    found = pooled({"r2": r2}, cut(np.ones((n, 1)), np.ones(n), n_shards, batch))
+    assert found == {"r2": sk.r2_score(np.ones(n), np.ones(n))}
+
+
+@given(SETS)
+def test_of_two_classes_one_logit_will_do(how: tuple[int, int, int, int]) -> None:
+    seed, n, n_shards, batch = how
+    rng = np.random.default_rng(seed)
+    target, output = rng.permutation(np.arange(n) % 2), rng.normal(size=(n, 1)).round(1)
+    found = pooled({"auroc": auroc, "f1": f1}, cut(output, target, n_shards, batch))
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(target, output[:, 0]), abs=1e-12)
+    wanted = sk.f1_score(target, output[:, 0] > 0, zero_division=0)
+    assert found["f1"] == pytest.approx(wanted, abs=1e-12)
+
+
+@given(SETS)
+def test_objects_of_torchmetrics_are_those_of_the_pooled_set(
+    how: tuple[int, int, int, int],
+) -> None:
+    from torchmetrics.classification import (
+        BinaryAUROC,
+        BinaryF1Score,
+        MulticlassConfusionMatrix,
+    )
+    from torchmetrics.regression import R2Score
+
+    seed, n, n_shards, batch = how
+    rng = np.random.default_rng(seed)
+    target = rng.permutation(np.arange(n) % 2)
+    share = rng.random(n).round(2)
+    metrics = {"auroc": BinaryAUROC(), "f1": BinaryF1Score()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = pooled(metrics, cut(share, target, n_shards, batch), torch.from_numpy)
+    assert found["auroc"] == pytest.approx(sk.roc_auc_score(target, share), abs=1e-6)
+    whole = {name: type(metric)() for name, metric in metrics.items()}
+    for name, metric in whole.items():
+        value = float(metric(torch.from_numpy(share), torch.from_numpy(target)))
+        assert found[name] == pytest.approx(value, abs=1e-12)
+    classes = rng.integers(0, 3, n)
+    guess = rng.integers(0, 3, n)
+    confusion = MulticlassConfusionMatrix(3)
+    found = pooled({"c": confusion}, cut(guess, classes, n_shards, batch), torch.from_numpy)
+    matrix = sk.confusion_matrix(classes, guess, labels=[0, 1, 2])
+    assert found == {f"c[{i},{j}]": matrix[i, j] for i in range(3) for j in range(3)}
+    numbers = rng.normal(size=n)
+    found = pooled({"r2": R2Score()}, cut(numbers + 1, numbers, n_shards, batch), torch.from_numpy)
+    assert found["r2"] == pytest.approx(sk.r2_score(numbers, numbers + 1), abs=1e-9)
+
+
+def test_an_object_is_not_changed_by_what_it_is_used_for() -> None:
+    from torchmetrics.classification import BinaryAUROC
+
+    metric = BinaryAUROC()
+    pooled({"a": metric}, cut(np.array([0.1, 0.9]), np.array([0, 1]), 1, 2), torch.from_numpy)
+    assert metric.metric_state == {"preds": [], "target": []}
+
+
+def test_names_directions_and_descriptions() -> None:
+    from torchmetrics.classification import BinaryAUROC
+    from torchmetrics.regression import MeanSquaredError
+
+    named = metric_functions(["auroc", BinaryAUROC(), MeanSquaredError(), f1])
+    assert list(named) == ["auroc", "BinaryAUROC", "MeanSquaredError", "f1"]
+    assert list(directions(named).values()) == ["maximize", "maximize", "minimize", "maximize"]
+
+    def described(function: Any) -> str:
+        workload = dagsel.SklearnWorkload(lambda config: None, metrics={"m": over_set(function)})
+        return describe(workload)["_metrics"]
+
+    assert described(lambda o, t: 1.0) == described(lambda o, t: 1.0)
+    assert described(lambda o, t: 1.0) != described(lambda o, t: 2.0)
+
+
+class Whole(torchmetrics.Metric):  # type: ignore[misc, name-defined, unused-ignore]
+    """Needs its whole state to be updated."""
+
+    full_state_update = True
+
+    def update(self, output: Any, target: Any) -> None:
+        raise AssertionError
+
+    def compute(self) -> Any:
+        raise AssertionError
+
+
+def half(output: Any, target: Any) -> float:
+    return 0.5
+
+
+half.over = "shard"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [
+        (Whole(), "metric 'm': Whole cannot be merged from shards .*over_set"),
+        (half, "metric 'm': over must be \"batch\" or \"set\", got 'shard'"),
+    ],
+)
+def test_what_cannot_be_merged_is_said_before_anything_trains(metric: Any, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        dagsel.SklearnWorkload(lambda config: None, metrics={"m": metric})
+
+
+def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused() -> None:
+    data = list(cut(np.arange(4.0), np.arange(4.0), 2, 2))
+    with pytest.raises(WorkloadError, match="metric 'm' must be a number, got 'high'"):
+        pooled({"m": over_set(lambda o, t: "high")}, data)
+    pool = Pool({"m": over_set(lambda o, t: 0.0)})
+    with pytest.raises(WorkloadError, match="needs one tensor, and the model's output is"):
+        pool.add({"logits": np.ones(2)}, np.ones(2))
+    with pytest.raises(ValueError, match="direction must be 'minimize' or 'maximize', got 'up'"):
+        over_set(lambda o, t: 0.0, direction="up")  # type: ignore[arg-type]
+
+
+def test_a_set_that_lacks_a_class_has_no_area() -> None:
+    with pytest.raises(ValueError, match="auroc needs samples of class 1 and of others, and none"):
+        auroc(np.arange(3.0), np.zeros(3))
+    with pytest.raises(ValueError, match="class 1 .* all are of it among the 3"):
+        auroc(np.arange(3.0), np.ones(3))
+    with pytest.raises(ValueError, match="class 2 .* none is of it"):
+        auroc(np.ones((4, 3)), np.array([0, 1, 0, 1]))
+    assert math.isclose(f1(np.array([-1.0, -1.0]), np.array([0, 0])), 0.0)
