@@ -1,16 +1,25 @@
 """Sharded data sets and the states of trials, at any URL that fsspec knows.
 
-`ShardedDataset` is the data, `Batches` a stream to write it from. A `RunDir` holds a run: its
-`Journal` and the states of its trials (`CheckpointStore`). Importing this package loads neither
-torch nor Dask.
+`ShardedDataset` is the data, `Batches` and `ImageFolder` are what it may be written from. A
+`RunDir` holds a run: its `Journal` and the states of its trials (`CheckpointStore`). Importing this
+package loads neither torch nor Dask.
 """
 
 from __future__ import annotations
 
 from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
+from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.sources import Batches
 from dagsel.storage.runs.checkpoints import CheckpointStore
 from dagsel.storage.runs.journal import Journal
 from dagsel.storage.runs.run_dir import RunDir
 
-__all__ = ["Batches", "CheckpointStore", "Journal", "RunDir", "ShardSize", "ShardedDataset"]
+__all__ = [
+    "Batches",
+    "CheckpointStore",
+    "ImageFolder",
+    "Journal",
+    "RunDir",
+    "ShardSize",
+    "ShardedDataset",
+]

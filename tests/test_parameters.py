@@ -8,6 +8,8 @@ from . import parameters
 NONE = {
     ("Profile", "fit"): "a profile is made by `given`, `learnt` and `profile`",
     ("ShardedDataset", "manifest"): "a data set is made by `write`",
+    ("OverSet", "function"): "`over_set` makes it",
+    ("OverSet", "direction"): "`over_set` makes it",
 }
 
 

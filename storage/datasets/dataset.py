@@ -25,6 +25,7 @@ from dagsel.errors import (
     ShardCorruptError,
 )
 from dagsel.storage.datasets import transaction
+from dagsel.storage.datasets.inputs.tables import Columns
 from dagsel.storage.datasets.manifest import (
     MANIFEST,
     SPLITS,
@@ -34,7 +35,6 @@ from dagsel.storage.datasets.manifest import (
     Split,
 )
 from dagsel.storage.datasets.plan import plan_write
-from dagsel.storage.datasets.sources import Arrays
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
 
@@ -95,10 +95,11 @@ class ShardedDataset:
     def write(
         cls,
         url: Folder | Url,
-        arrays: Arrays,
+        arrays: Any,
         *,
         n_shards: int,
-        validation: float | Arrays = 0.2,
+        validation: Any = 0.2,
+        columns: Columns | None = None,
         seed: int = 0,
         storage_options: Mapping[str, Any] | None = None,
         overwrite: bool = False,
@@ -116,11 +117,18 @@ class ShardedDataset:
         arrays
             A mapping of names to arrays of equal length, samples first: NumPy, memmap, Dask, h5py,
             Zarr, anything with ``shape``, ``dtype`` and slicing, or a `Batches` of such an array's
-            parts. Or a `Batches` of mappings.
+            parts. Or a `Batches` of mappings. Or a table of pandas, polars or Arrow; the path or
+            URL of Parquet files; a data set of PyTorch or Hugging Face with a length, or a list of
+            samples; the path of images in a folder for each class (`ImageFolder`). Columns of text
+            become numbers (`classes`).
         n_shards
             Number of training shards, and of validation shards: several for each worker.
         validation
-            Fraction of the samples kept for validation, or arrays of its own.
+            Fraction of the samples kept for validation, or arrays, a table or files of its own.
+        columns
+            Which columns of a table or of files become which arrays, such as ``{"x": ["age",
+            "height"], "y": "kind"}``: several columns become one array of float32. None for all,
+            each an array.
         seed
             Of the shuffle.
         storage_options
@@ -144,7 +152,8 @@ class ShardedDataset:
             )
         folder = url if isinstance(url, Folder) else Folder(url, storage_options)
         overwrite = flag("overwrite", overwrite, error=DatasetInputError)
-        plan = partial(plan_write, arrays, n_shards=n_shards, validation=validation, seed=seed)
+        how = {"n_shards": n_shards, "validation": validation, "seed": seed, "columns": columns}
+        plan = partial(plan_write, arrays, **how)
         manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
@@ -218,6 +227,11 @@ class ShardedDataset:
     def schema(self) -> dict[str, ArraySpec]:
         """Dtype and shape of a sample, by name."""
         return {spec.name: spec for spec in self.manifest.arrays}
+
+    @property
+    def classes(self) -> dict[str, tuple[str, ...]]:
+        """Of arrays that were text or folders: what their numbers stand for, from 0."""
+        return {name: tuple(values) for name, values in self.manifest.classes.items()}
 
     @property
     def nbytes(self) -> int:

@@ -21,8 +21,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypeAlias, get_args
 
 import google_crc32c
@@ -118,6 +118,8 @@ class Manifest:
     n_validation: int
     arrays: tuple[ArraySpec, ...]
     version: int = VERSION  # of the format
+    # Of arrays that hold classes: what the numbers stand for, from 0.
+    classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _is_text(self.folder, FOLDER_NAME):
@@ -135,6 +137,10 @@ class Manifest:
                     f"{n_samples} {split} samples cannot be divided into {self.n_shards} shards"
                 )
         check_names(spec.name for spec in self.arrays)
+        names = {spec.name for spec in self.arrays}
+        for name, values in self.classes.items():
+            if name not in names or not all(isinstance(value, str) for value in values):
+                raise DatasetInputError(f"{name!r} has no classes {list(values)[:5]!r}")
         if self.n_samples * self.sample_bytes > _MAX_BYTES:
             raise DatasetInputError("the arrays' declared shapes are larger than any store")
 
@@ -177,6 +183,8 @@ class Manifest:
     def to_json(self) -> bytes:
         """Write it as JSON."""
         body = {"format": FORMAT, "version": self.version, **asdict(self)}
+        if not self.classes:  # as it was before there were any
+            del body["classes"]
         if self.version > 1:
             text = json.dumps(body, indent=1).encode()
             body["crc32c"] = f"{google_crc32c.value(text):08x}"

@@ -10,6 +10,9 @@ import numpy as np
 
 from dagsel.checks import whole
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.read import read
+from dagsel.storage.datasets.inputs.tables import Columns
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
     SPLITS,
@@ -20,7 +23,7 @@ from dagsel.storage.datasets.manifest import (
     shard_sizes,
 )
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.sources import Arrays, Column, Source, check_input
+from dagsel.storage.datasets.sources import Column, Source, check_input
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +47,27 @@ class WritePlan:
 
 
 def plan_write(
-    arrays: Arrays, folder: str, *, n_shards: int, validation: float | Arrays, seed: int
+    arrays: Any,
+    folder: str,
+    *,
+    n_shards: int,
+    validation: Any,
+    seed: int,
+    columns: Columns | None = None,
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
-    source = check_input(arrays)
+    classes = Classes()
+    source = check_input(read(arrays, columns, classes))
     if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
         n_validation = _n_validation(source.length, float(validation), n_shards)
         n_train = source.length - n_validation
         shards = _shards("train", n_train, n_shards) + _shards("validation", n_validation, n_shards)
         inputs: tuple[InputPlan, ...] = (InputPlan(source, Shuffle(source.length, seed), shards),)
     else:
-        other = _validation_input(source, validation)
+        known = Classes(classes.known, is_fixed=True)
+        other = _validation_input(source, read(validation, columns, known, "validation"))
         n_train, n_validation = source.length, other.length
         inputs = tuple(
             InputPlan(
@@ -77,6 +88,7 @@ def plan_write(
         n_train=n_train,
         n_validation=n_validation,
         arrays=_specs(source, n_train, n_validation, n_shards),
+        classes=classes.known,
     )
     _check_storable(manifest)
     return WritePlan(manifest, inputs)

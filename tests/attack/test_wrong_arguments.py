@@ -249,7 +249,7 @@ MODELS: dict[str, tuple[type[Exception], str, str]] = {
     "batch_size='32'": (WORK, "batch_size must be a whole", "'32'"),
     "batch_size=None": (WORK, "batch_size must be a whole", "None"),
     "drop_last='yes'": (WORK, "drop_last is 'yes'", "True or False"),
-    "metrics=['f1']": (WORK, "no metric 'f1', it has accuracy", "metrics={'f1':"),
+    "metrics=['f2']": (WORK, "no metric 'f2', it has accuracy", "metrics={'f2':"),
     "metrics=[lambda a, b: 0]": (
         WORK, "by name, got the function <lambda>",
         'metrics={"accuracy": dagsel.metrics.accuracy}'),

@@ -195,9 +195,9 @@ FAULTS = (
     ),
     Fault(
         "runner: a metric that is NaN is reported",
-        "driver/runner.py",
-        '        if math.isnan(value):\n            self._fail(trial.number, f"DivergedError',
-        '        if False:\n            self._fail(trial.number, f"DivergedError',
+        "driver/recovery.py",
+        'is NaN after {where}" if math.isnan(value) else ""',
+        'is NaN after {where}" if False else ""',
         "driver/test_runner.py",
     ),
     Fault(

@@ -191,6 +191,11 @@ def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused()
         over_set(lambda o, t: 0.0, direction="up")  # type: ignore[arg-type]
 
 
+def test_a_constant_target_is_told_or_not() -> None:
+    assert r2(np.ones(3), np.ones(3)) == 1.0
+    assert r2(np.zeros(3), np.ones(3)) == 0.0
+
+
 def test_a_set_that_lacks_a_class_has_no_area() -> None:
     with pytest.raises(ValueError, match="auroc needs samples of class 1 and of others, and none"):
         auroc(np.arange(3.0), np.zeros(3))

@@ -1,0 +1,37 @@
+"""Text and categories as numbers; which number stands for what is in the manifest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import DatasetInputError
+
+
+@dataclass
+class Classes:
+    """The values of arrays that hold classes, in the order of their numbers."""
+
+    known: dict[str, list[str]] = field(default_factory=dict)
+    is_fixed: bool = False  # of validation data: no further class may come
+
+    def encode(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
+        """Return the number of each value; raise a `DatasetInputError` for one that has none."""
+        missing = [at for at, value in enumerate(values) if not isinstance(value, str)]
+        if missing:
+            raise DatasetInputError(
+                f"{where}: row {missing[0]} of {name!r} is {values[missing[0]]!r}, and others are "
+                "text; fill it in, or leave the row out"
+            )
+        numbers = {value: number for number, value in enumerate(self.known[name])}
+        unseen = sorted(set(values) - numbers.keys())
+        if unseen:
+            at = int(np.flatnonzero(values == unseen[0])[0])
+            raise DatasetInputError(
+                f"{where}: {name!r} has the class {unseen[0]!r} in row {at}, which the training "
+                "data lacks; put such samples there, or leave them out"
+            )
+        return np.array([numbers[value] for value in values], np.int64)

@@ -1,0 +1,84 @@
+"""Parquet files at any fsspec URL, read row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import fsspec
+from numpy.typing import NDArray
+
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.tables import Columns, chosen_columns, getter, make_array
+from dagsel.storage.datasets.sources import Batches
+
+
+def parquet_files(path: str) -> list[str]:
+    """List the Parquet files at a path or URL: one, or all of a folder."""
+    fs, place = fsspec.core.url_to_fs(path)
+    if path.endswith((".parquet", ".pq")) and not fs.isdir(place):
+        found = [place]
+    elif fs.isdir(place):
+        found = sorted(name for name in fs.find(place) if name.endswith((".parquet", ".pq")))
+    else:
+        if not fs.exists(place):
+            raise DatasetInputError(f"nothing is at {path}")
+        return []
+    return [fs.unstrip_protocol(name) for name in found]
+
+
+def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes) -> Batches:
+    """Stream the row groups of Parquet files."""
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise DatasetInputError(
+            f'Parquet files need pyarrow: pip install "dagsel[parquet]" ({error})'
+        ) from None
+
+    def opened(name: str) -> Any:
+        try:
+            return parquet.ParquetFile(fsspec.open(name, "rb").open())
+        except (OSError, arrow.ArrowInvalid) as error:
+            raise DatasetInputError(f"{name} cannot be read: {error}") from None
+
+    first, length = opened(files[0]).schema_arrow, 0
+    for name in files:
+        file = opened(name)
+        length += file.metadata.num_rows
+        if not file.schema_arrow.equals(first):
+            other = {one.name: str(one.type) for one in file.schema_arrow}
+            differs = next((c.name for c in first if other.get(c.name) != str(c.type)), "a column")
+            raise DatasetInputError(
+                f"{name} has a schema of its own: {differs!r} is {other.get(differs)}, and in "
+                f"{files[0]} {first.field(differs).type if differs in first.names else 'missing'}"
+            )
+    wanted = chosen_columns(columns, first.names, files[0])
+    needed = list(dict.fromkeys(column for of in wanted.values() for column in of))
+
+    def groups(only: list[str]) -> Iterator[tuple[str, Any]]:
+        for name in files:
+            file, row = opened(name), 0
+            for number in range(file.num_row_groups):
+                table = file.read_row_group(number, columns=only)
+                yield f"{name}, rows from {row} on", table
+                row += table.num_rows
+
+    for name, of in wanted.items() if not classes.is_fixed else ():
+        if len(of) == 1 and _is_arrow_text(first.field(of[0]).type):
+            tables = (table[of[0]].unique().to_pylist() for _, table in groups(of))
+            found = {value for values in tables for value in values}
+            classes.known[name] = sorted(value for value in found if value is not None)
+
+    def batches() -> Iterator[dict[str, NDArray[Any]]]:
+        for where, table in groups(needed):
+            get = getter(table)
+            yield {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
+
+    return Batches(batches(), length)
+
+
+def _is_arrow_text(kind: Any) -> bool:
+    return any(word in str(kind) for word in ("string", "dictionary"))

@@ -1,0 +1,109 @@
+"""Tells what somebody gives as data, and reads it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dagsel.checks import shown
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.images import ImageFolder
+from dagsel.storage.datasets.inputs.parquet import parquet_files, read_parquet
+from dagsel.storage.datasets.inputs.samples import read_samples
+from dagsel.storage.datasets.inputs.tables import (
+    Columns,
+    chosen_columns,
+    getter,
+    make_array,
+    table_columns,
+)
+from dagsel.storage.datasets.sources import Arrays, Batches
+
+
+def read(source: Any, columns: Columns | None, classes: Classes, what: str = "arrays") -> Arrays:
+    """Return what `ShardedDataset.write` was given as arrays.
+
+    Parameters
+    ----------
+    source
+        Arrays by name or `Batches`, which stay as they are; a table; a path of Parquet files or of
+        images in folders; a data set with a length whose items are samples.
+    columns
+        Which of its columns become which arrays; None for all of them.
+    classes
+        Gets the classes of text columns.
+    what
+        What to call it in an error.
+
+    Raises
+    ------
+    DatasetInputError
+        If it is nothing of these, or a column cannot become an array; names file, column and row.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "kind": ["cat", "ant"]})
+    >>> classes = Classes()
+    >>> arrays = read(table, {"x": ["a", "b"], "y": "kind"}, classes)
+    >>> arrays["x"].tolist(), arrays["y"].tolist(), classes.known
+    ([[1.0, 3.0], [2.0, 4.0]], [1, 0], {'y': ['ant', 'cat']})
+    """
+    if isinstance(source, Batches) or (isinstance(source, Mapping) and columns is None):
+        if columns is not None:
+            raise DatasetInputError("columns= chooses columns of a table or of files, not Batches")
+        return source if isinstance(source, Batches) else _of_lists(source)
+    if isinstance(source, str | os.PathLike):
+        path = os.fspath(source)
+        if parquet := parquet_files(path):
+            return read_parquet(parquet, columns, classes)
+        source = ImageFolder(path)
+    if isinstance(source, ImageFolder):
+        if columns is not None:
+            raise DatasetInputError("images in folders have two arrays, x and y, and no columns=")
+        return source.arrays(classes)
+    names = table_columns(source)
+    if names is not None:
+        wanted = chosen_columns(columns, names, what)
+        get = getter(source)
+        return {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
+    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
+        if hasattr(source, "shape") or isinstance(source, bytes):
+            raise DatasetInputError(
+                f"{what} is a {type(source).__name__}; pass a mapping of names to arrays, such as "
+                f'{{"x": {what}}}'
+            )
+        if isinstance(source, list | tuple) and 0 < len(source) < 5:
+            lengths = {len(part) if hasattr(part, "shape") else 0 for part in source}
+            if len(lengths) == 1 and min(lengths) > len(source):
+                raise DatasetInputError(
+                    f"{what} is a {type(source).__name__} of {len(source)} arrays; pass a mapping "
+                    'of names to arrays, such as {"x": ..., "y": ...}'
+                )
+        return read_samples(source, columns, classes, what)
+    raise DatasetInputError(
+        f"{what} is a {type(source).__name__}, {shown(source)}; pass a mapping of names to arrays, "
+        "a table, a path of Parquet files or images, a data set with a length, or "
+        "Batches(iterable, length=...)"
+    )
+
+
+def _of_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by name; lists become arrays."""
+    made = dict(arrays)
+    for name, value in arrays.items():
+        if isinstance(value, list | tuple):
+            try:
+                made[name] = np.asarray(value)
+            except ValueError:
+                first = np.shape(value[0])
+                row = next(at for at, one in enumerate(value) if np.shape(one) != first)
+                raise DatasetInputError(
+                    f"array {name!r}: sample {row} has shape {np.shape(value[row])}, and sample 0 "
+                    f"{first}; cut or pad them to one shape"
+                ) from None
+    return made

@@ -1,0 +1,113 @@
+"""Tables of pandas, polars and Arrow: columns become arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.classes import Classes
+
+#: Which columns become which arrays: one column, or several that become one array of numbers.
+Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
+
+
+def table_columns(source: Any) -> list[str] | None:
+    """Names of a table's columns, be it of pandas, polars or Arrow; None if it is no table."""
+    if isinstance(source, Mapping):
+        return list(source)
+    if hasattr(source, "set_format"):  # a data set of Hugging Face has samples
+        return None
+    for of_table in ("column_names", "columns"):  # Arrow's columns are values; the others' names
+        names: Any = getattr(source, of_table, None)
+        if isinstance(names, Sequence) or hasattr(names, "to_list"):
+            return [str(name) for name in names]
+    return None
+
+
+def getter(source: Any) -> Callable[[str], NDArray[Any]]:
+    """Return a function that makes an array of a table's column."""
+
+    def get(name: str) -> NDArray[Any]:
+        column = source[name]
+        if str(getattr(column, "dtype", "")).startswith("category"):
+            column = column.astype("object")
+        if type(column).__module__.startswith("pyarrow"):
+            column = column.to_pandas()
+        array = column.to_numpy() if hasattr(column, "to_numpy") else np.asarray(column)
+        return np.asarray(array)
+
+    return get
+
+
+def chosen_columns(
+    columns: Columns | None, names: Sequence[str], what: str
+) -> dict[str, list[str]]:
+    """Return of which columns each array is made."""
+    if columns is None:
+        columns = list(names)
+    if isinstance(columns, str):
+        raise DatasetInputError(f'columns= is {columns!r}; write {{"x": ..., "y": {columns!r}}}')
+    pairs = columns.items() if isinstance(columns, Mapping) else ((name, name) for name in columns)
+    found = {name: [of] if isinstance(of, str) else list(of) for name, of in pairs}
+    missing = [name for of in found.values() for name in of if name not in names]
+    if missing:
+        shown_names = ", ".join(map(repr, list(names)[:20])) + (", ..." if len(names) > 20 else "")
+        raise DatasetInputError(f"{what}: there is no column {missing[0]!r}, but {shown_names}")
+    return found
+
+
+def make_array(
+    name: str, of: list[str], get: Callable[[str], NDArray[Any]], classes: Classes, where: str
+) -> NDArray[Any]:
+    """Make an array of one column or several."""
+    if len(of) == 1:
+        values = get(of[0])
+        if _is_text(values):
+            if name not in classes.known and not classes.is_fixed:
+                classes.known[name] = sorted({value for value in values if isinstance(value, str)})
+            return classes.encode(name, values, where)
+        return _numbers(of[0], values, where)
+    parts = [_numbers(column, get(column), where) for column in of]
+    flat = [column for column, part in zip(of, parts, strict=True) if part.ndim != 1]
+    if flat:
+        raise DatasetInputError(f"{where}: column {flat[0]!r} holds arrays; make it one of its own")
+    dtype = np.result_type(*parts)
+    # Features are what a model of float32 takes; float64 would be cast on each worker.
+    return np.stack(parts, axis=1).astype(np.float32 if dtype.kind in "biuf" else dtype)
+
+
+def _is_text(values: NDArray[Any]) -> bool:
+    if values.dtype.kind in "UT":
+        return True
+    return values.dtype == object and any(isinstance(value, str) for value in values)
+
+
+def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any]:
+    if values.dtype.kind in "UT" or (values.dtype == object and _is_text(values)):
+        raise DatasetInputError(
+            f"{where}: column {column!r} is text; give it an array of its own, whose classes "
+            f'become numbers: columns={{"{column}": "{column}", ...}}'
+        )
+    if values.dtype != object:
+        return values
+    try:
+        return np.stack([np.asarray(value) for value in values])  # lists of equal length
+    except (TypeError, ValueError):
+        pass
+    kinds = [type(value).__name__ for value in values]
+    row = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), 0)
+    lengths = [np.shape(value) for value in values]
+    uneven = next((at for at, shape in enumerate(lengths) if shape != lengths[0]), None)
+    if kinds[row] == kinds[0] and uneven is not None:
+        raise DatasetInputError(
+            f"{where}: column {column!r} has lengths that differ: {lengths[0]} in row 0 and "
+            f"{lengths[uneven]} in row {uneven}; cut or pad them to one length"
+        )
+    raise DatasetInputError(
+        f"{where}: column {column!r} mixes {kinds[0]} in row 0 with {kinds[row]} in row {row}; "
+        "make them numbers"
+    )

@@ -1,0 +1,318 @@
+"""Tables, Parquet files, samples and images become data sets, and are read back whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dagsel.errors import DatasetError, DatasetInputError
+from dagsel.storage import Batches, ImageFolder, ShardedDataset
+
+polars = pytest.importorskip("polars")
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+N = 60
+KINDS = ["ant", "bee", "cat"]
+
+
+def table(n: int = N) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "age": np.arange(n),
+            "height": rng.normal(size=n),
+            "kind": [KINDS[at % 3] for at in range(n)],
+        }
+    )
+
+
+def everything(data: ShardedDataset) -> dict[str, np.ndarray[Any, Any]]:
+    """All samples, in the order of the first array."""
+    shards = [read(k) for read in (data.shard, data.validation_shard) for k in range(data.n_shards)]
+    whole = {name: np.concatenate([shard[name] for shard in shards]) for name in data.schema}
+    first = next(iter(whole.values())).reshape(len(data), -1)[:, 0]
+    return {name: array[np.argsort(first, kind="stable")] for name, array in whole.items()}
+
+
+def as_pandas(frame: pd.DataFrame, folder: Path) -> Any:
+    return frame
+
+
+def as_categories(frame: pd.DataFrame, folder: Path) -> Any:
+    return frame.astype({"kind": "category"})
+
+
+def as_polars(frame: pd.DataFrame, folder: Path) -> Any:
+    return polars.DataFrame({name: frame[name].to_list() for name in frame})
+
+
+def as_arrow(frame: pd.DataFrame, folder: Path) -> Any:
+    return arrow.Table.from_pandas(frame)
+
+
+def as_file(frame: pd.DataFrame, folder: Path) -> Any:
+    parquet.write_table(arrow.Table.from_pandas(frame), folder / "t.parquet", row_group_size=7)
+    return folder / "t.parquet"
+
+
+def as_files(frame: pd.DataFrame, folder: Path) -> Any:
+    (folder / "parts").mkdir()
+    for number in range(4):
+        part = arrow.Table.from_pandas(frame.iloc[15 * number : 15 * (number + 1)])
+        parquet.write_table(part, folder / "parts" / f"part-{number}.parquet", row_group_size=4)
+    return str(folder / "parts")
+
+
+def as_dictionary(frame: pd.DataFrame, folder: Path) -> Any:
+    return as_file(frame.astype({"kind": "category"}), folder)
+
+
+TABLES = [as_pandas, as_categories, as_polars, as_arrow, as_file, as_files, as_dictionary]
+
+
+@pytest.mark.parametrize("make", TABLES, ids=lambda make: make.__name__)
+def test_a_table_is_read_back_row_by_row(make: Any, tmp_path: Path) -> None:
+    frame = table()
+    columns = {"x": ["age", "height"], "y": "kind"}
+    source = make(frame, tmp_path)
+    data = ShardedDataset.write(tmp_path / "data", source, n_shards=3, columns=columns)
+    assert data.classes == {"y": tuple(KINDS)}
+    found = everything(data)
+    assert found["x"].dtype == np.float32
+    assert np.array_equal(found["x"], frame[["age", "height"]].to_numpy(np.float32))
+    assert [KINDS[number] for number in found["y"]] == list(frame["kind"])
+    assert ShardedDataset.open(data.url) == data
+    assert ShardedDataset.open(data.url).classes == data.classes
+
+
+@pytest.mark.parametrize("make", TABLES, ids=lambda make: make.__name__)
+def test_without_columns_each_column_is_an_array(make: Any, tmp_path: Path) -> None:
+    frame = table()
+    data = ShardedDataset.write(tmp_path / "data", make(frame, tmp_path), n_shards=2)
+    found = everything(data)
+    assert list(found) == ["age", "height", "kind"]
+    assert np.array_equal(found["age"], frame["age"])
+    assert np.array_equal(found["height"], frame["height"])
+    data = ShardedDataset.write(
+        tmp_path / "some", frame, n_shards=2, columns=["kind", "age"], seed=3
+    )
+    assert list(data.schema) == ["kind", "age"]
+
+
+@pytest.mark.parametrize("make", TABLES, ids=lambda make: make.__name__)
+def test_validation_data_of_their_own_have_the_classes_of_the_training_data(
+    make: Any, tmp_path: Path
+) -> None:
+    other = table(12).assign(kind="cat")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    data = ShardedDataset.write(
+        tmp_path / "data",
+        make(table(), tmp_path / "a"),
+        n_shards=2,
+        validation=as_pandas(other, tmp_path / "b"),
+    )
+    assert set(np.concatenate([data.validation_shard(k)["kind"] for k in (0, 1)])) == {2}
+    with pytest.raises(DatasetInputError, match="validation: 'kind' has the class 'dog' in row 4"):
+        ShardedDataset.write(
+            tmp_path / "wrong",
+            table(),
+            n_shards=2,
+            validation=other.assign(kind=["cat"] * 4 + ["dog"] * 8),
+        )
+    assert not (tmp_path / "wrong").exists()
+
+
+class Pairs(torch.utils.data.Dataset[Any]):
+    def __init__(self, n: int = N) -> None:
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.full((2, 3), float(at)), at % 3
+
+
+class Records(Pairs):
+    def __getitem__(self, at: int) -> Any:
+        return {"image": np.full((2, 3), at, np.uint8), "label": KINDS[at % 3], "id": at}
+
+
+def test_samples_one_by_one_are_read_back(tmp_path: Path) -> None:
+    found = everything(ShardedDataset.write(tmp_path / "pairs", Pairs(), n_shards=2))
+    assert found["x"].shape == (N, 2, 3)
+    assert found["y"].tolist() == [at % 3 for at in range(N)]
+    assert [int(x[0, 0]) for x in found["x"]] == list(range(N))
+    data = ShardedDataset.write(
+        tmp_path / "records", Records(), n_shards=2, columns={"x": "image", "y": "label"}
+    )
+    found = everything(data)
+    assert [KINDS[number] for number in found["y"]] == [KINDS[at % 3] for at in range(N)]
+    assert list(data.schema) == ["x", "y"]
+    samples = [(np.float32(at), KINDS[at % 3]) for at in range(N)]
+    data = ShardedDataset.write(tmp_path / "list", samples, n_shards=2)
+    assert everything(data)["y"].tolist() == [at % 3 for at in range(N)]
+
+
+@given(st.integers(8, 600), st.integers(1, 4))
+@settings(max_examples=8, deadline=None)
+def test_blocks_of_samples_join_without_a_gap(n: int, n_shards: int) -> None:
+    data = ShardedDataset.write("memory://pairs.zarr", Pairs(n), n_shards=2, overwrite=True)
+    assert [int(x[0, 0]) for x in everything(data)["x"]] == list(range(n))
+
+
+def images(folder: Path, size: tuple[int, int] = (6, 4)) -> Path:
+    for at in range(N):
+        place = folder / KINDS[at % 3] / "sub"
+        place.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((size[1], size[0], 3), at, np.uint8)).save(place / f"{at:03}.png")
+    return folder
+
+
+def test_images_in_folders_are_decoded_once(tmp_path: Path) -> None:
+    root = images(tmp_path / "images")
+    for source in (root, str(root), ImageFolder(root)):
+        data = ShardedDataset.write(tmp_path / "data", source, n_shards=2, overwrite=True)
+        found = everything(data)
+        assert (found["x"].dtype, found["x"].shape) == (np.uint8, (N, 4, 6, 3))
+        assert data.classes == {"y": tuple(KINDS)}
+        assert found["y"].tolist() == [at % 3 for at in range(N)]
+    grey = ImageFolder(root, size=(3, 2), mode="L")
+    data = ShardedDataset.write(tmp_path / "grey", grey, n_shards=2)
+    assert data.schema["x"].shape == (2, 3)
+
+
+def test_lists_become_arrays(tmp_path: Path) -> None:
+    data = ShardedDataset.write(
+        tmp_path / "data", {"x": [[1.0, 2.0]] * N, "y": list(range(N))}, n_shards=2
+    )
+    assert data.schema["x"].shape == (2,)
+
+
+class Broken(Pairs):
+    def __getitem__(self, at: int) -> Any:
+        return (np.zeros(3 if at == 5 else 2), at)
+
+
+class Objects(Pairs):
+    def __getitem__(self, at: int) -> Any:
+        return {"x": object()}
+
+
+def wrong_image(folder: Path) -> Path:
+    root = images(folder / "images")
+    (root / "bee" / "zz.png").write_bytes(b"no image")
+    return root
+
+
+def other_size(folder: Path) -> Path:
+    root = images(folder / "images")
+    Image.fromarray(np.zeros((9, 8, 3), np.uint8)).save(root / "bee" / "zz.png")
+    return root
+
+
+def other_schema(folder: Path) -> Path:
+    as_files(table(), folder)
+    part = arrow.Table.from_pandas(table().assign(age=0.5))
+    parquet.write_table(part, folder / "parts" / "part-9.parquet")
+    return folder / "parts"
+
+
+def torn(folder: Path) -> Path:
+    as_file(table(), folder)
+    path = folder / "t.parquet"
+    path.write_bytes(path.read_bytes()[:100])
+    return path
+
+
+GAPS = pd.Series(["ant", None] * 30)
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "no such column": (
+        lambda p: table(), {"x": "weight"}, "there is no column 'weight', but 'age', 'height', 'k"),
+    "no such column of a file": (
+        lambda p: as_file(table(), p), ["weight"], "t.parquet: there is no column 'weight'"),
+    "a column's name alone": (lambda p: table(), "kind", "columns= is 'kind'; write {"),
+    "text among features": (
+        lambda p: table(), {"x": ["age", "kind"]}, "column 'kind' is text; give it an array of it"),
+    "a class is missing": (
+        lambda p: table().assign(kind=GAPS), None, "row 1 of 'kind' is (nan|None)"),
+    "a class is missing in a file": (
+        lambda p: as_file(table().assign(kind=GAPS), p), None,
+        "t.parquet, rows from 0 on: row 1 of 'kind' is (nan|None)"),
+    "mixed types": (
+        lambda p: table().assign(age=pd.Series([1, [2]] * 30, dtype=object)), None,
+        "column 'age' mixes int in row 0 with list in row 1"),
+    "unequal lengths": (
+        lambda p: table().assign(age=pd.Series([[1]] * 30 + [[1, 2]] * 30)), None,
+        r"lengths that differ: \(1,\) in row 0 and \(2,\) in row 30; cut or pad"),
+    "unequal lists": (
+        lambda p: {"x": [[1]] * 30 + [[1, 2]] * 30}, None,
+        r"array 'x': sample 30 has shape \(2,\), and sample 0 \(1,\)"),
+    "unequal samples": (
+        lambda p: Broken(), None, r"'x' of sample 5 is float64\[3\], and of sample 0 float64\[2\]"),
+    "samples of objects": (lambda p: Objects(), None, "'x' of sample 0 is .*; make it numbers"),
+    "an empty data set": (lambda p: [], None, "arrays is empty"),
+    "nothing there": (lambda p: p / "nowhere", None, "nothing is at .*nowhere"),
+    "an empty folder": (lambda p: p, None, "has no folders with images and no Parquet files"),
+    "a file that is no image": (wrong_image, None, "bee/zz.png cannot be decoded"),
+    "an image of another size": (
+        other_size, None, r"bee/zz.png is 8 × 9, and .*000.png 6 × 4; give ImageFolder\(.*size="),
+    "columns of images": (lambda p: images(p / "i"), ["x"], "no columns="),
+    "columns of batches": (
+        lambda p: Batches([{"x": np.zeros(N)}], N), ["x"], "of a table or of files, not Batches"),
+    "a schema of its own": (
+        other_schema, None, "part-9.parquet has a schema of its own: 'age' is double, and in .*i"),
+    "a torn file": (torn, None, "t.parquet cannot be read"),
+    "one array": (lambda p: np.zeros((N, 2)), None, 'is a ndarray; pass a mapping .*{"x": arrays}'),
+    "a stream": (lambda p: iter([1, 2]), None, r"Batches\(iterable, length=...\)"),
+    "a number": (lambda p: 7, None, "arrays is a int, 7; pass a mapping"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_named_and_nothing_is_written(what: str, tmp_path: Path) -> None:
+    make, columns, message = WRONG[what]
+    (tmp_path / "in").mkdir()
+    with pytest.raises(DatasetError, match=message):
+        ShardedDataset.write(tmp_path / "data", make(tmp_path / "in"), n_shards=2, columns=columns)
+    assert not (tmp_path / "data").exists()
+
+
+PEAK = """
+import sys, resource
+from dagsel.storage import ShardedDataset
+path, out = sys.argv[1:]
+import pyarrow.parquet
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+data = ShardedDataset.write(out, path, n_shards=4, columns={"x": [f"c{k}" for k in range(64)]})
+print(len(data), (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.slow
+def test_a_parquet_file_is_streamed(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path, writer = tmp_path / "large.parquet", None
+    for _ in range(24):  # 24 row groups of 32 MB
+        part = arrow.table({f"c{k}": rng.random(65_536) for k in range(64)})
+        writer = writer or parquet.ParquetWriter(path, part.schema, compression="none")
+        writer.write_table(part)
+    assert writer is not None
+    writer.close()
+    command = [sys.executable, "-c", PEAK, str(path), str(tmp_path / "out")]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200)
+    n, more_mb = map(int, told.stdout.split())
+    assert n == 24 * 65_536
+    assert more_mb < 450, f"{path.stat().st_size >> 20} MB of Parquet took {more_mb} MB"
