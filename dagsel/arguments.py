@@ -322,6 +322,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "space": _space,
     "study": _study,
     "study_or_url": _study_or_url,
+    "top_k": lambda value: whole("top_k", value),
     "unit_timeout": lambda value: to_seconds("unit_timeout", value),
     "workers": check_workers,
     "within": lambda value: number("within", value, "at least 0 and below 1", _is_share),

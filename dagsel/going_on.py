@@ -237,7 +237,7 @@ def replay(
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
     driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, sampler_seed=0)
-    record = Record(run, settings.n_shards, settings.direction, settings.keep)
+    record = Record(run, settings.n_shards, settings.direction, settings.keep, settings.top_k)
     trials = tuple(then.trials)
     params = {trial: dict(then.trials[trial].params) for trial in trials}
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)

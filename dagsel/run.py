@@ -56,6 +56,7 @@ def optimize(
     price_per_worker_hour: float | str | None = None,
     small_population: Policy = "auto",
     keep: Keep = "best",
+    top_k: int = 1,
     replicas: int = 1,
     deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
@@ -127,6 +128,9 @@ def optimize(
         Which of a trial's scored states is its model: ``"best"``, that of the epoch in which the
         metric was best, or ``"last"``. Its value, the study's, and which trial is best follow it.
         Among trials of ``"last"`` one that was pruned is not better than one that was not.
+    top_k
+        How many trials keep their model when the search has ended: those that are best
+        (`Run.models`, `Run.ensemble`, `Run.export`).
     replicas
         Workers that hold each shard. More than one helps if workers differ in speed or may be lost,
         and takes as many times the memory.
@@ -188,6 +192,7 @@ def optimize(
         callbacks=callbacks,
         seed=seed,
         keep=keep,
+        top_k=top_k,
         replicas=replicas,
         deterministic=deterministic,
         max_cluster_workers=max_cluster_workers,
@@ -236,6 +241,7 @@ def optimize(
             n_shards=dataset.n_shards,
             workload=describe(workload),
             keep=given.keep,
+            top_k=given.top_k,
             replicas=given.replicas,
             deterministic=given.deterministic,
             deadline_s=deadline_s,
@@ -248,7 +254,7 @@ def optimize(
             small_population=policy,
         )
         folder.claim(run, settings.to_json())
-        record = Record(run, dataset.n_shards, settings.direction, settings.keep)
+        record = Record(run, dataset.n_shards, settings.direction, settings.keep, settings.top_k)
         session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
         return session.run(call, lock)
 

@@ -352,20 +352,21 @@ def _ended(
 
 
 def tidy(record: Record, folder: RunDir) -> None:
-    """Leave the best state alone in the store, and say which trials failed."""
-    best, states = record.best, folder.states
-    for trial in record.trials:
-        if best is None or trial != best.trial:
-            states.drop(trial)
-    if best is not None:
+    """Leave the best states alone in the store, and say which trials failed."""
+    states = folder.states
+    for trial in record.trials.keys() - {best.trial for best in record.top}:
+        states.drop(trial)
+    for best in record.top:
         kept = None if best.check else ((best.epoch, best.position), best.is_partial)
         states.drop_checks(best.trial, but=best.check)
         for partial in (False, True):  # one that the deadline ended has newer ones
             for place in states.list(best.trial, partial=partial):
                 if (place, partial) != kept:
                     states.delete(best.trial, *place, partial=partial)
-        winner = record.trials[best.trial]
-        folder.write_best({**asdict(best), "params": winner.params, "config": winner.config})
+    if record.best is not None:
+        winner = record.trials[record.best.trial]
+        about = {**asdict(record.best), "params": winner.params, "config": winner.config}
+        folder.write_best(about | {"others": [asdict(other) for other in record.top[1:]]})
     if record.failures:
         logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
         by_reason: dict[str, list[str]] = {}

@@ -39,7 +39,7 @@ class StoredStates:
     adapt: Callable[[bytes, Any, Any], bytes]
     metric: str = ""  # name of the metric that the search is about
     pool: Pool | None = None  # None if there are no metrics of the whole set
-    _kept: int | None = None  # the best trial, whose states stay though it has ended
+    _kept: set[int] = field(default_factory=set)  # the best trials, whose states stay at their end
     # Of each live trial the reported epochs whose ends may be stored.
     _ends: dict[int, set[int]] = field(default_factory=dict)
     _told: set[int] = field(default_factory=set)  # trials with ends that may be needed no more
@@ -276,24 +276,23 @@ class StoredStates:
         self._told.clear()
 
     def drop_ended(self) -> None:
-        """Drop the states of all trials that have ended but the best."""
-        self._kept = self._best
+        """Drop the states of all trials that have ended but the best ones."""
+        self._kept = self._top
         live = {trial.number for trial in self.record.trials.values() if trial.is_live}
-        for number in self.record.trials.keys() - live - {self._kept}:
+        for number in self.record.trials.keys() - live - self._kept:
             self.states.drop(number)
 
     def ended(self, trial: int) -> None:
-        """Drop the states of a trial that has just ended, or of the best if it is better."""
-        best = self._best
+        """Drop the states of a trial that has just ended, or of the one whose place it takes."""
+        top = self._top
         self._ends.pop(trial, None)
-        for number in (trial, self._kept):
-            if number is not None and number != best:
-                self.states.drop(number)
-        self._kept = best
+        for number in sorted({trial, *self._kept} - top):
+            self.states.drop(number)
+        self._kept = top
 
     @property
-    def _best(self) -> int | None:
-        return None if self.record.best is None else self.record.best.trial
+    def _top(self) -> set[int]:
+        return {best.trial for best in self.record.top}
 
 
 @dataclass(frozen=True, slots=True)

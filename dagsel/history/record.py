@@ -96,6 +96,7 @@ class Record:
     # A trial is worth its best state, and the best of all trials is the best; or its last one, and
     # a completed trial is better than one that is not.
     keep: Keep = "best"
+    top_k: int = 1  # the states of so many of the best trials stay
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
@@ -109,7 +110,7 @@ class Record:
     gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
     worker_seconds: float = 0.0  # what the workers have cost until then, from request to release
     money: float | None = None  # the same in money, if the workers differ in their price
-    best: Best | None = None
+    top: list[Best] = field(default_factory=list)  # the best trials that have ended, best first
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
@@ -363,8 +364,12 @@ class Record:
         place = trial.kept.place
         told = (trial.kept.value, state == "complete", place.is_partial, trial.copied_check)
         best = Best(number, place.epoch, place.position, *told)
-        if self.best is None or self._rank(best) > self._rank(self.best):
-            self.best = best
+        self.top = sorted([*self.top, best], key=self._rank, reverse=True)[: self.top_k]
+
+    @property
+    def best(self) -> Best | None:
+        """The best of the trials that have ended; None if there is none."""
+        return self.top[0] if self.top else None
 
     def _rank(self, best: Best) -> tuple[bool, float, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first.

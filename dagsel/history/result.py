@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from dagsel.errors import NoCompletedTrialError
+from dagsel.checks import whole
+from dagsel.errors import NoCompletedTrialError, SearchError, WorkloadError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
@@ -20,7 +22,8 @@ from dagsel.planning.budget import Budget
 from dagsel.planning.prices import Price
 from dagsel.state import State
 from dagsel.storage import RunDir
-from dagsel.workloads.base import Workload
+from dagsel.storage.files import Folder, Url
+from dagsel.workloads.base import GivesModels, Workload
 
 if TYPE_CHECKING:
     from dagsel.study import Study
@@ -184,7 +187,98 @@ class Run(Result):
 
     def best_model(self) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator."""
-        best, states = self.best, self.run_dir.states
+        return self._model(self.best)
+
+    def models(self, n: int | None = None) -> list[Any]:
+        """Make the trained models of the best trials, best first.
+
+        Parameters
+        ----------
+        n
+            How many; None for all that are kept (``top_k`` of `dagsel.optimize`).
+
+        Raises
+        ------
+        NoCompletedTrialError
+            If no trial was scored.
+        SearchError
+            If fewer are kept.
+        """
+        return [self._model(best) for best in self._kept(n)]
+
+    def ensemble(self, n: int | None = None) -> Any:
+        """Make one model of the best ones: a module that returns the mean of their outputs.
+
+        `n` is as for `models`. Raises a `WorkloadError` if the workload cannot join models.
+        """
+        return self._gives_models("joins").ensemble(self.models(n))
+
+    def export(self, folder: Url, n: int = 1) -> list[str]:
+        """Write the best models as files that need no dagsel to be read.
+
+        Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
+        configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone.
+
+        Parameters
+        ----------
+        folder
+            Folder or fsspec URL to write them to. No model may be there.
+        n
+            How many, as for `models`.
+
+        Returns
+        -------
+        list of str
+            The URLs of the models' folders, best first.
+
+        Raises
+        ------
+        WorkloadError
+            If the workload cannot write models, or the model holds more than tensors.
+        SearchError
+            If fewer models are kept, or the folder has some already.
+        """
+        workload, goal = self._gives_models("writes"), Folder(folder, error=SearchError)
+        if goal.names():
+            raise SearchError(f"{goal.url} is not empty; give another folder to write models to")
+        urls = []
+        for rank, best in enumerate(self._kept(n), start=1):
+            trial, name = self.record.trials[best.trial], f"{rank}-trial-{best.trial}"
+            about = (
+                f"Trial {best.trial} of study {self.study.study_name} after {best.epoch} epochs: "
+                f"{self.metric} {best.value:.6g}"
+            )
+            epochs = {epoch.epoch: dict(epoch.metrics) for epoch in trial.epochs}
+            told = {"metric": self.metric, "value": best.value, "epoch": best.epoch}
+            told |= {"trial": best.trial, "metrics": epochs.get(best.epoch, {})}
+            files = workload.export(self._model(best), trial.config, about)
+            files["metrics.json"] = json.dumps(told, indent=1).encode()
+            for file, content in files.items():
+                goal.replace(f"{name}/{file}", content)
+            urls.append(f"{goal.url}/{name}")
+        return urls
+
+    def _kept(self, n: int | None) -> list[Best]:
+        top = [self.best, *self.record.top[1:]]
+        if n is None:
+            return top
+        wanted = whole("n", n)
+        if wanted > len(top):
+            kept = "1 model" if len(top) == 1 else f"{len(top)} models"
+            raise SearchError(
+                f"the run keeps {kept}, not {wanted}; search with top_k={wanted} to keep more"
+            )
+        return top[:wanted]
+
+    def _gives_models(self, what: str) -> GivesModels:
+        if not isinstance(self.workload, GivesModels):
+            raise WorkloadError(
+                f"no {type(self.workload).__name__} {what} models; take run.models()"
+            )
+        return self.workload
+
+    def _model(self, best: Best) -> Any:
+        states = self.run_dir.states
         if best.check:
             blob, _ = states.load_check(best.trial, best.check)
         else:

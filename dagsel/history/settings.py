@@ -42,6 +42,7 @@ class Settings:
     workload: dict[str, str] = field(default_factory=dict)  # descriptions of its parts
     replicas: int = 1
     keep: Keep = field(default="last", metadata={LATER: True})
+    top_k: int = field(default=1, metadata={LATER: True})
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
     deterministic: bool = False
     deadline_s: float | None = None

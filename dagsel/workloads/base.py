@@ -319,6 +319,19 @@ class PoolsScores(Protocol):
 
 
 @runtime_checkable
+class GivesModels(Protocol):
+    """A workload whose models can be joined, and written as files that need no dagsel."""
+
+    def ensemble(self, models: Sequence[Any]) -> Any:
+        """Make one model of several."""
+        ...
+
+    def export(self, model: Any, config: Config, about: str) -> dict[str, bytes]:
+        """Return the files of a model by name; `about` is a sentence on it."""
+        ...
+
+
+@runtime_checkable
 class Reconfigurable(Protocol):
     """A workload whose states contain something of the configuration, as optimizers do.
 

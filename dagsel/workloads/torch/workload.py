@@ -48,6 +48,7 @@ from dagsel.workloads.torch.loop import (
     standard_loop,
     track_steps,
 )
+from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.reconfigure import Outline, difference, merge, n_steps, outline
 from dagsel.workloads.torch.speed import (
     Precision,
@@ -72,7 +73,7 @@ from dagsel.workloads.torch.state import (
 _LARGE = 4_000_000  # bytes of a model for which random numbers cost more than leaving them out
 
 
-class TorchWorkload(PoolsMetrics):
+class TorchWorkload(GivesModules, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -175,8 +176,6 @@ class TorchWorkload(PoolsMetrics):
     >>> workload.evaluate(state, shard, config).metrics["accuracy"] > 0.9
     True
     """
-
-    _as_tensor = staticmethod(as_torch)  # what metrics of the whole set get
 
     def __init__(
         self,

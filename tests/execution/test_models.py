@@ -1,0 +1,176 @@
+"""The models that a search keeps: several, as one, and as files that need no dagsel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import torch
+from distributed import Client
+
+import dagsel
+from dagsel.errors import SearchError, WorkloadError
+from dagsel.flows import ASHA, RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.torch.models import Ensemble
+from tests.conftest import Optimize
+
+FLOW = ASHA(max_epochs=4, n_trials=6, reduction_factor=2)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.001, 0.3, log=True)}
+
+
+def workload() -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        model=lambda config: torch.nn.Sequential(
+            torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10)
+        ),
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=torch.optim.SGD,
+        batch_size=32,
+        metrics=["accuracy"],
+    )
+
+
+@pytest.fixture
+def search(
+    optimize: Optimize, client: Client, digits: ShardedDataset, study: optuna.Study
+) -> Optimize:
+    def call(flow: Any = FLOW, **given: Any) -> Any:
+        default = {"study": study, "data": digits, "space": space, "workload": workload()}
+        return optimize(flow, **{**default, "metric": "accuracy", "client": client, **given})
+
+    return call
+
+
+def validation(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:
+    shards = [data.validation_shard(shard) for shard in range(data.n_shards)]
+    x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
+    return torch.from_numpy(x), torch.from_numpy(y)
+
+
+def accuracy(model: Any, data: ShardedDataset) -> float:
+    inputs, targets = validation(data)
+    with torch.inference_mode():
+        return float((model(inputs).argmax(1) == targets).double().mean())
+
+
+LOADS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import load, torch
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 10))
+print(load.CONFIG["lr"], load.load(model)(torch.ones(1, 64)).tolist()[0])
+assert "dagsel" not in sys.modules
+"""
+
+
+def test_the_best_models_stay_and_are_what_they_were_scored_as(
+    search: Optimize, digits: ShardedDataset, client: Client, tmp_path: Path
+) -> None:
+    run = search(top_k=3)
+    ranked = list(run.leaderboard()["trial"])[:3]
+    assert [best.trial for best in run.record.top] == ranked
+    assert sorted(run.run_dir.states.trials()) == sorted(ranked)
+    assert [len(run.run_dir.states.list(trial)) for trial in ranked] == [1, 1, 1]
+    values = [accuracy(model, digits) for model in run.models()]
+    assert values == pytest.approx(list(run.leaderboard()["accuracy"])[:3], abs=1e-12)
+    inputs, _ = validation(digits)
+    together = run.ensemble(2)
+    with torch.inference_mode():
+        mean = torch.stack([model(inputs) for model in run.models(2)]).mean(0)
+        assert torch.equal(together(inputs), mean)
+    with pytest.raises(SearchError, match="keeps 3 models, not 4; search with top_k=4"):
+        run.models(4)
+    again = dagsel.resume(run.run_dir.url, client, workload=workload(), space=space)
+    assert [best.trial for best in again.record.top] == ranked
+    assert accuracy(again.models(3)[2], digits) == values[2]
+    told = json.loads((Path(run.run_dir.url) / "best.json").read_text())
+    assert [told["trial"], *(other["trial"] for other in told["others"])] == ranked
+
+
+def test_exported_models_need_torch_and_safetensors_alone(search: Optimize, tmp_path: Path) -> None:
+    run = search(RandomSearch(max_epochs=2, n_trials=3), top_k=2)
+    urls = run.export(tmp_path / "models", n=2)
+    assert [Path(url).name for url in urls] == [
+        f"{rank}-trial-{best.trial}" for rank, best in enumerate(run.record.top, 1)
+    ]
+    for url, model, best in zip(urls, run.models(), run.record.top, strict=True):
+        told = json.loads((Path(url) / "metrics.json").read_text())
+        assert (told["value"], told["epoch"]) == (best.value, best.epoch)
+        assert told["metrics"]["accuracy"] == best.value
+        output = subprocess.run(
+            [sys.executable, "-c", LOADS, url],
+            cwd=tmp_path,
+            env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        with torch.inference_mode():
+            wanted = model(torch.ones(1, 64)).tolist()[0]
+        lr = run.record.trials[best.trial].config["lr"]
+        assert output.strip() == f"{lr} {wanted}"
+    with pytest.raises(SearchError, match="models is not empty; give another folder"):
+        run.export(tmp_path / "models")
+    with pytest.raises(SearchError, match="n must be a whole number of 1 or more, got 0"):
+        run.export(tmp_path / "other", n=0)
+    assert not (tmp_path / "other").exists()
+
+
+def test_one_model_stays_where_no_more_are_asked_for(search: Optimize) -> None:
+    run = search(RandomSearch(max_epochs=1, n_trials=3))
+    assert len(run.models()) == 1
+    with pytest.raises(SearchError, match="keeps 1 model, not 2; search with top_k=2"):
+        run.ensemble(2)
+
+
+def test_a_workload_that_cannot_join_models_says_so(
+    optimize: Optimize, client: Client, tmp_path: Path
+) -> None:
+    run = optimize(RandomSearch(max_epochs=1, n_trials=2), client=client)
+    assert isinstance(run.workload, SyntheticWorkload)
+    with pytest.raises(WorkloadError, match="no SyntheticWorkload joins models; take run.models"):
+        run.ensemble()
+    with pytest.raises(WorkloadError, match="no SyntheticWorkload writes models"):
+        run.export(tmp_path / "models")
+
+
+class Keeps(torch.nn.Module):
+    def get_extra_state(self) -> Any:
+        return {"n": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+def test_what_is_no_tensor_is_not_exported() -> None:
+    with pytest.raises(WorkloadError, match="'_extra_state' of the model is dict, which the safet"):
+        workload().export(Keeps(), {}, "a model")
+
+
+def test_an_ensemble_averages_tuples_and_mappings() -> None:
+    class Both(torch.nn.Module):
+        def __init__(self, n: float) -> None:
+            super().__init__()
+            self.n = n
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"a": (x * self.n, x)}
+
+    found = Ensemble([Both(1.0), Both(3.0)])(torch.ones(2))
+    assert found["a"][0].tolist() == [2.0, 2.0]
+    with pytest.raises(WorkloadError, match="averages tensors, and the models return str"):
+        Ensemble([torch.nn.Identity()] * 2)("text")
