@@ -375,12 +375,12 @@ class Turn:
     event: Annotated[Event, EVENTS] | None  # what has happened; None at the start
     decisions: tuple[Annotated[Decision, DECISIONS], ...]  # what the flow decided on it
     pass_: int | None = None  # turns of the same one were taken before any was performed
-    # What the run has taken until now.
-    seconds: float | None = None
+    seconds: float | None = None  # these three: what the run has taken until now
     worker_seconds: float | None = None
     money: float | None = field(default=None, metadata={LATER: True})
     context: Context | None = None  # what the flow was told at its start
     params: Mapping[int, Mapping[str, Any]] | None = None  # of `Asked`: what was drawn, by trial
+    infeasible: tuple[int, ...] = field(default=(), metadata={LATER: True})  # of these, by Optuna
     place: StatePlace | None = None  # of `Paused`: where the trial's state is; None if it has none
     traceback: str | None = None  # of `TrialFailed`: where the error was raised, if that is known
     raised: Raised | None = None  # of `TrialFailed`: the error of its workload, if it was that

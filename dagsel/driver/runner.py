@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from dagsel.codec import Json, plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
@@ -72,7 +72,6 @@ from dagsel.workloads.raised import raised
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
 
-Observer: TypeAlias = Callable[[Record], None]
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
@@ -101,7 +100,7 @@ class Runner:
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     budget_money: float | None = None  # and in money, if they differ in their price
-    observe: Observer = lambda record: None  # called with the record whenever something has changed
+    observe: Callable[[Record], None] = lambda record: None  # called whenever it has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
@@ -330,8 +329,9 @@ class Runner:
         configs, exhausted = self.study.ask(ask.n, ask.sampling)
         self._configs |= configs
         params = {trial: self.study.params(trial) for trial in configs}
-        told = tuple(plain_part(config) for config in configs.values())
-        self._events.append(Turn(Asked(tuple(configs), exhausted, told), (), params=params))
+        infeasible = tuple(filter(self.study.is_infeasible, configs))
+        asked = Asked(tuple(configs), exhausted, tuple(map(plain_part, configs.values())))
+        self._events.append(Turn(asked, (), params=params, infeasible=infeasible))
 
     def _train(self, *trains: Train | None) -> None:
         plans: list[Continuation] = []

@@ -130,8 +130,9 @@ class Record:
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
     # When the run would have begun without the time that it lay dead: seconds since the epoch.
     _began_at: float = 0.0
-    # A heap of what trials are or were worth, the best first: loss and number.
-    _values: list[tuple[float, int]] = field(default_factory=list)
+    # A heap of what trials are or were worth, the best first: whether they break a constraint, loss
+    # and number.
+    _values: list[tuple[bool, float, int]] = field(default_factory=list)
 
     @classmethod
     def read(
@@ -263,7 +264,8 @@ class Record:
                     self.awaited.popleft()
                 params = turn.params or {}
                 for trial in trials:
-                    self.trials[trial] = TrialRecord(trial, {}, params[trial])
+                    is_feasible = trial not in turn.infeasible
+                    self.trials[trial] = TrialRecord(trial, {}, params[trial], is_feasible)
             case Reported(trial, epoch, value, metrics, seconds, _, switches):
                 self.trials[trial].n_switches_told += len(switches)
                 tally = self.trials[trial].tallies.pop(epoch, None)
@@ -371,10 +373,11 @@ class Record:
         """The best of the trials that have ended; None if there is none."""
         return self.top[0] if self.top else None
 
-    def _rank(self, best: Best) -> tuple[bool, float, int]:
+    def _rank(self, best: Best) -> tuple[bool, bool, float, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first.
         counts = self.keep == "best" or best.is_complete
-        return counts, -self._loss(best.value), -best.trial
+        is_feasible = self.trials[best.trial].is_feasible
+        return is_feasible, counts, -self._loss(best.value), -best.trial
 
     def _loss(self, value: float) -> float:
         return Context(1, self.direction).loss(value)
@@ -389,22 +392,23 @@ class Record:
         is_better = trial.kept is None or self._loss(scored.value) < self._loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
             trial.kept = scored
-            heappush(self._values, (self._loss(scored.value), trial.number))
+            place = (not trial.is_feasible, self._loss(scored.value), trial.number)
+            heappush(self._values, place)
 
     def ranked(self) -> list[TrialRecord]:
-        """List the trials that were scored and did not fail, the best first."""
+        """List the trials that were scored and did not fail, best first, infeasible ones last."""
         scored = [t for t in self.trials.values() if t.value is not None and t.state != "failed"]
         return sorted(scored, key=self._place)
 
-    def _place(self, trial: TrialRecord) -> tuple[bool, float, int]:
+    def _place(self, trial: TrialRecord) -> tuple[bool, bool, float, int]:
         is_behind = self.keep == "last" and trial.state == "pruned"
-        return is_behind, self._loss(trial.value or 0.0), trial.number
+        return not trial.is_feasible, is_behind, self._loss(trial.value or 0.0), trial.number
 
     @property
     def leading(self) -> TrialRecord | None:
         """The trial that is worth most now, ended or not; None if none is scored."""
         while self._values:
-            loss, number = self._values[0]
+            _, loss, number = self._values[0]
             trial = self.trials[number]
             is_worth = trial.value is not None and self._loss(trial.value) == loss
             if is_worth and trial.state != "failed":

@@ -30,10 +30,12 @@ def leaderboard(record: Record, metric: str) -> pd.DataFrame:
     """Return a row for each trial that was scored and did not fail, best first."""
     columns = ["trial", metric, "epoch", "state"]
     rows: list[dict[str, Any]] = []
+    is_constrained = not all(trial.is_feasible for trial in record.trials.values())
     for trial in record.ranked():
         assert trial.kept is not None
         known = (trial.number, trial.kept.value, trial.kept.epochs, trial.state)
-        rows.append({**dict(zip(columns, known, strict=True)), **trial.params})
+        feasible = {"feasible": trial.is_feasible} if is_constrained else {}
+        rows.append({**dict(zip(columns, known, strict=True)), **feasible, **trial.params})
     return pd.DataFrame(rows, columns=None if rows else columns)
 
 

@@ -60,6 +60,7 @@ class TrialRecord:
     number: int
     config: Mapping[str, Any]  # its present configuration
     params: Mapping[str, Any]  # the parameters that were drawn for it
+    is_feasible: bool = True  # whether it meets the constraints that its space has set
     # How it ended, and why.
     state: TrialState = "running"
     reason: str = ""

@@ -229,6 +229,10 @@ class StudyDriver:
         """Return the parameters of a live trial."""
         return dict(self._live[number].params)
 
+    def is_infeasible(self, number: int) -> bool:
+        """Whether a live trial breaks a constraint that its space has set on it."""
+        return any(value > 0.0 for value in self._live[number].constraints.values())
+
     def report(self, number: int, epoch: int, value: float) -> None:
         """Report a live trial's value after an epoch; a value reported before is replaced."""
         trial_id = self._live[number]._trial_id

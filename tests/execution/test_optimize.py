@@ -365,6 +365,25 @@ def test_callbacks_get_what_optuna_gives_them(optimize: Optimize, study: optuna.
     assert sorted(heard) == [("test", n, "COMPLETE") for n in range(3)]
 
 
+def test_constraints_rank_as_optuna_ranks_them(
+    optimize: Optimize, study: optuna.Study, client: Client, run_dir: str
+) -> None:
+    def constrained(trial: optuna.Trial) -> dict[str, Any]:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("small", x - 0.5)  # feasible up to 0.5
+        return {"x": x}
+
+    workload = SyntheticWorkload(value=lambda config, epoch: config["x"])
+    flow = RandomSearch(max_epochs=1, n_trials=8)
+    run = optimize(workload, flow=flow, metric="value", space=constrained, run_dir=run_dir)
+    assert run.best_value == study.best_value <= 0.5
+    assert run.best.trial == study.best_trial.number
+    assert max(run.leaderboard()["value"]) > 0.5
+    assert list(run.leaderboard()["feasible"]) == sorted(run.leaderboard()["feasible"])[::-1]
+    again = dagsel.resume(run_dir, client, workload=workload, space=constrained, study=study)
+    assert again.best == run.best
+
+
 def stop_at_once(study: optuna.Study, trial: Any) -> None:
     study.stop()
 

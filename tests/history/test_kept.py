@@ -155,6 +155,29 @@ def test_at_the_end_the_best_is_the_best_of_all_that_did_not_fail_and_is_complet
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
+@pytest.mark.parametrize("end", ["complete", "prune"])
+def test_a_trial_that_breaks_a_constraint_wins_only_where_all_do(keep: Keep, end: str) -> None:
+    for infeasible in ((0,), (0, 1)):
+        record = Record("run", N_SHARDS, "maximize", keep)
+        params = {number: {"x": number} for number in (0, 1)}
+        asked = turn(Asked((0, 1)), Train(0, 9), Train(1, 9), params=params, infeasible=infeasible)
+        record.add(ENTRIES.decode(json.loads(json.dumps(ENTRIES.encode(asked)))))
+        for number, value in ((0, 0.9), (1, 0.1)):
+            record.add(turn(Reported(number, 1, value, {"f1": value}, 1.0)))
+        record.add(turn(None, Stop(0, "", "complete" if end == "complete" else "pruned")))
+        record.add(turn(None, Stop(1, "", "complete")))
+        winner = 1 if infeasible == (0,) else 0
+        if end == "prune" and keep == "last" and infeasible == (0, 1):
+            winner = 1  # a completed one comes before one that is not
+        assert record.best is not None
+        assert record.best.trial == winner
+        frame = tables.leaderboard(record, "f1")
+        assert frame["trial"][0] == winner
+        assert list(frame["feasible"]) == [number not in infeasible for number in frame["trial"]]
+        assert record.leading is record.trials[1 if infeasible == (0,) else 0]
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
 def test_a_pruned_trial_wins_if_it_was_better(keep: Keep) -> None:
     steps = [("epoch", 0, 0.4), ("epoch", 1, 0.3), ("prune", 0, 0.0), ("complete", 1, 0.0)]
     record, _ = play(steps, "maximize", keep)
