@@ -9,12 +9,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import google_crc32c
+import numpy as np
 from numpy.typing import NDArray
 
-from dagsel.checks import flag, short_traceback
+from dagsel.checks import choice, flag, short_traceback, whole
 from dagsel.console import ProgressBar, readable_size
 from dagsel.errors import (
     DatasetError,
@@ -35,8 +36,12 @@ from dagsel.storage.datasets.manifest import (
     Split,
 )
 from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.summary import summaries
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _ARCHITECTURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -271,6 +276,59 @@ class ShardedDataset:
     def validation_shard(self, index: int) -> dict[str, NDArray[Any]]:
         """Read a validation shard; see `shard`."""
         return self._read(index, "validation")
+
+    def head(self, n: int = 5) -> dict[str, NDArray[Any]]:
+        """Return the first samples of the first training shard: reads that shard.
+
+        Parameters
+        ----------
+        n
+            How many at most.
+        """
+        wanted = whole("n", n, error=DatasetInputError)
+        return {name: array[:wanted] for name, array in self.shard(0).items()}
+
+    def __getitem__(self, index: int) -> dict[str, NDArray[Any]]:
+        """Return a sample, in the order of the training shards and then the validation shards.
+
+        Reads its whole shard, so go over all samples by iteration.
+        """
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise TypeError(f"a sample's index is a whole number, got {index!r}; see shard(index)")
+        place = range(len(self))[index]  # counts from the end, and ends
+        for split in SPLITS:
+            for shard, size in enumerate(self.manifest.sizes(split)):
+                if place < size:
+                    return {name: array[place] for name, array in self._read(shard, split).items()}
+                place -= size
+        raise AssertionError
+
+    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+        """Go over all samples, shard by shard: those to train on, then those for validation."""
+        for split in SPLITS:
+            for shard in range(self.n_shards):
+                arrays = self._read(shard, split)
+                for rows in zip(*arrays.values(), strict=True):
+                    yield dict(zip(arrays, rows, strict=True))
+
+    def describe(self) -> pd.DataFrame:
+        """Return a row for each array: its dtype and shape, and what its training samples hold.
+
+        Reads all training shards. ``missing`` counts what is not a number, ``classes`` the
+        different values of whole numbers and of text, if they are at most 1,000.
+        """
+        import pandas as pd  # only here: workers that read shards do without
+
+        return pd.DataFrame(summaries(self.schema, map(self.shard, range(self.n_shards))))
+
+    def to_torch(self, split: Split = "train") -> Any:
+        """Return a split as a ``TensorDataset`` of PyTorch in memory, arrays in their order."""
+        import torch
+
+        choice("split", split, SPLITS, error=DatasetInputError)
+        shards = [self._read(shard, split) for shard in range(self.n_shards)]
+        arrays = (np.concatenate([shard[name] for shard in shards]) for name in self.schema)
+        return torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays))
 
     def verify(self) -> None:
         """Read and check everything; raise a `ShardCorruptError` at the first damage."""

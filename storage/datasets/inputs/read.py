@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -66,6 +66,8 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
         if columns is not None:
             raise DatasetInputError("images in folders have two arrays, x and y, and no columns=")
         return source.arrays(classes)
+    if isinstance(source, Sharded):
+        return _again(source, columns, classes, what)
     names = table_columns(source)
     if names is not None:
         wanted = chosen_columns(columns, names, what)
@@ -90,6 +92,37 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
         "a table, a path of Parquet files or images, a data set with a length, or "
         "Batches(iterable, length=...)"
     )
+
+
+@runtime_checkable
+class Sharded(Protocol):
+    """A data set that was written before."""
+
+    n_shards: int
+    manifest: Any
+
+    def __len__(self) -> int: ...
+    def shard(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of a training shard."""
+        ...
+
+    def validation_shard(self, index: int) -> Mapping[str, Any]:
+        """Return the arrays of a validation shard."""
+        ...
+
+
+def _again(source: Sharded, columns: Columns | None, classes: Classes, what: str) -> Batches:
+    """Stream a data set's shards, to be divided anew."""
+    wanted = chosen_columns(columns, [spec.name for spec in source.manifest.arrays], what)
+    if any(len(of) > 1 for of in wanted.values()):
+        raise DatasetInputError(f"{what}: an array is made of one array of a data set")
+    for name, (of,) in wanted.items():
+        if of in source.manifest.classes:
+            classes.known[name] = list(source.manifest.classes[of])
+    reads = (source.shard, source.validation_shard)
+    shards = (read(index) for read in reads for index in range(source.n_shards))
+    batches = ({name: shard[of] for name, (of,) in wanted.items()} for shard in shards)
+    return Batches(batches, len(source))
 
 
 def _of_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:

@@ -194,6 +194,50 @@ def test_images_in_folders_are_decoded_once(tmp_path: Path) -> None:
     assert data.schema["x"].shape == (2, 3)
 
 
+def test_a_data_set_is_divided_anew(tmp_path: Path) -> None:
+    data = ShardedDataset.write(tmp_path / "data", table(), n_shards=3)
+    again = ShardedDataset.write(tmp_path / "again", data, n_shards=5, validation=0.5, seed=1)
+    assert (again.n_shards, again.n_validation) == (5, 30)
+    assert again.classes == data.classes
+    found, wanted = everything(again), everything(data)
+    assert all(np.array_equal(found[name], wanted[name]) for name in wanted)
+    some = ShardedDataset.write(tmp_path / "some", data, n_shards=2, columns={"y": "kind"})
+    assert some.classes == {"y": tuple(KINDS)}
+
+
+def test_what_was_written_can_be_looked_at(tmp_path: Path) -> None:
+    frame = table().assign(height=[float("nan"), *range(1, N)])
+    data = ShardedDataset.write(tmp_path / "data", frame, n_shards=3)
+    samples = list(data)
+    assert len(samples) == len(data) == N
+    assert sorted(int(sample["age"]) for sample in samples) == list(range(N))
+    for at in (0, 7, 16, 47, 48, 59, -1, -60):
+        assert {k: v.item() for k, v in data[at].items() if k != "height"} == {
+            k: v.item() for k, v in samples[at].items() if k != "height"
+        }
+    for wrong in (60, -61):
+        with pytest.raises(IndexError):
+            data[wrong]
+    with pytest.raises(TypeError, match="whole number, got 'x'"):
+        data["x"]  # type: ignore[index]
+    assert {name: len(array) for name, array in data.head(3).items()} == dict.fromkeys(frame, 3)
+    told = data.describe().set_index("array")
+    trained = np.concatenate([data.shard(k)["age"] for k in range(3)])
+    row = told.loc["age"]
+    assert (row["min"], row["max"], row["classes"]) == (trained.min(), trained.max(), 48)
+    assert row["mean"] == pytest.approx(trained.mean())
+    assert row["std"] == pytest.approx(trained.std())
+    heights = np.concatenate([data.shard(k)["height"] for k in range(3)])
+    assert told.loc["height"]["missing"] == np.isnan(heights).sum()
+    assert told.loc["kind"]["classes"] == 3
+    tensors = data.to_torch()
+    assert len(tensors) == 48
+    assert tensors.tensors[0].tolist() == trained.tolist()
+    assert len(data.to_torch("validation")) == 12
+    with pytest.raises(DatasetInputError, match="split must be one of 'train', 'validation'"):
+        data.to_torch("test")  # type: ignore[arg-type]
+
+
 def test_lists_become_arrays(tmp_path: Path) -> None:
     data = ShardedDataset.write(
         tmp_path / "data", {"x": [[1.0, 2.0]] * N, "y": list(range(N))}, n_shards=2

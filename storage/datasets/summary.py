@@ -1,0 +1,73 @@
+"""What the samples of a data set hold, in a few numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.storage.datasets.manifest import ArraySpec
+
+_MOST_CLASSES = 1000
+
+
+def summaries(
+    schema: Mapping[str, ArraySpec], shards: Iterable[Mapping[str, NDArray[Any]]]
+) -> list[dict[str, Any]]:
+    """Return what shards hold of each array; one shard at a time is in memory.
+
+    Examples
+    --------
+    >>> spec = ArraySpec(name="y", dtype="<i8", shape=(), train_chunk=1, validation_chunk=1)
+    >>> (row,) = summaries({"y": spec}, [{"y": np.array([1, 2])}, {"y": np.array([2, 3])}])
+    >>> row["mean"], row["min"], row["max"], row["classes"]
+    (2.0, 1.0, 3.0, 3)
+    """
+    tallies = {name: _Tally() for name in schema}
+    for shard in shards:
+        for name, tally in tallies.items():
+            tally.add(shard[name])
+    return [
+        {"array": name, "dtype": str(spec.numpy_dtype), "shape": spec.shape, **tallies[name].row}
+        for name, spec in schema.items()
+    ]
+
+
+class _Tally:
+    """The sums of an array's values."""
+
+    def __init__(self) -> None:
+        self.n = self.n_missing = 0
+        self.total = self.squares = 0.0
+        self.low, self.high = math.inf, -math.inf
+        self.values: set[Any] | None = set()
+
+    def add(self, array: NDArray[Any]) -> None:
+        if self.values is not None and array.dtype.kind in "biuSU":
+            self.values |= set(np.unique(array).tolist())
+            self.values = self.values if len(self.values) <= _MOST_CLASSES else None
+        elif array.dtype.kind not in "biuSU":
+            self.values = None
+        if array.dtype.kind not in "biuf":
+            return
+        numbers = array.astype(np.float64)
+        known = numbers[~np.isnan(numbers)]
+        self.n_missing += numbers.size - known.size
+        if known.size:
+            self.n += known.size
+            self.total += float(known.sum())
+            self.squares += float((known**2).sum())
+            self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+
+    @property
+    def row(self) -> dict[str, Any]:
+        n_classes = None if self.values is None else len(self.values)
+        told: dict[str, Any] = {"missing": self.n_missing}
+        if self.n:
+            mean = self.total / self.n
+            spread = math.sqrt(max(0.0, self.squares / self.n - mean**2))
+            told |= {"mean": mean, "std": spread, "min": float(self.low), "max": float(self.high)}
+        return {**told, "classes": n_classes}
