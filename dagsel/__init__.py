@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dagsel.going_on import replay as replay
     from dagsel.going_on import resume as resume
     from dagsel.history.result import Run as Run
+    from dagsel.loading import load as load
     from dagsel.planning.pools import Workers as Workers
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
@@ -35,6 +36,7 @@ _HOMES = {
     "Workers": "dagsel.planning.pools",
     "Workload": "dagsel.workloads",
     "abandon": "dagsel.giving_up",
+    "load": "dagsel.loading",
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
     "profile": "dagsel.profiling",
@@ -62,6 +64,7 @@ __all__ = [
     "Workers",
     "Workload",
     "abandon",
+    "load",
     "metrics",
     "optimize",
     "preview",

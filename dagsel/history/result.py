@@ -177,12 +177,12 @@ class Run(Result):
     record
         All that was done.
     workload
-        What was trained.
+        What was trained; None if the run was opened without it (`dagsel.load`).
     run_dir
         Where states are stored.
     """
 
-    workload: Workload
+    workload: Workload | None
     run_dir: RunDir
 
     def best_model(self) -> Any:
@@ -271,9 +271,17 @@ class Run(Result):
         return top[:wanted]
 
     def _gives_models(self, what: str) -> GivesModels:
-        if not isinstance(self.workload, GivesModels):
+        workload = self.trained
+        if not isinstance(workload, GivesModels):
+            raise WorkloadError(f"no {type(workload).__name__} {what} models; take run.models()")
+        return workload
+
+    @property
+    def trained(self) -> Workload:
+        """The workload; raises a `WorkloadError` if the run was opened without it."""
+        if self.workload is None:
             raise WorkloadError(
-                f"no {type(self.workload).__name__} {what} models; take run.models()"
+                f"models need the workload: write dagsel.load({self.run_dir.url!r}, workload=...)"
             )
         return self.workload
 
@@ -284,7 +292,7 @@ class Run(Result):
         else:
             place = (best.trial, best.epoch, best.position)
             blob, _ = states.load(*place, partial=best.is_partial)
-        return self.workload.restore(State(blob), self.record.trials[best.trial].config)
+        return self.trained.restore(State(blob), self.record.trials[best.trial].config)
 
     @property
     def money(self) -> float | None:

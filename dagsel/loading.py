@@ -1,0 +1,107 @@
+"""The call that opens a run to look at it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from dagsel.arguments import checked
+from dagsel.driver.consistency import read_history
+from dagsel.errors import StudyStorageError
+from dagsel.flow import Asked
+from dagsel.history.record import Record
+from dagsel.history.result import Run
+from dagsel.history.settings import Settings
+from dagsel.messages import Entry, Turn
+from dagsel.reopening import study_of, told
+from dagsel.storage.files import Url
+from dagsel.study import Space, open_study
+from dagsel.study.resume import recall
+from dagsel.workloads.base import Workload
+from dagsel.workloads.describe import describe
+
+if TYPE_CHECKING:
+    from dagsel.study import Study
+
+logger = logging.getLogger("dagsel")
+
+
+def load(
+    run_dir: Url,
+    *,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    study: Study | str | None = None,
+) -> Run:
+    """Open a run to look at it, whether it has ended, was interrupted, or still goes on.
+
+    Nothing is written and nothing is trained, and no code of the run is needed but for its models.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder.
+    workload
+        That of the run, for `Run.best_model` and the like.
+    space
+        That of the run; needed for models if their configurations hold something that has no form
+        in JSON, such as a class.
+    study
+        The study or the URL of its storage, if the one in ``run_dir`` does not open it. If there is
+        none, the run has an empty study in memory; its own tables are whole.
+
+    Returns
+    -------
+    Run
+        As far as the run has come.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run or is damaged, or the workload is not that of the run.
+    SearchError
+        If the space is not that of the run.
+    """
+    given = checked(
+        "workload",
+        "space",
+        "study_or_url",
+        run_dir=run_dir,
+        workload=workload,
+        space=space,
+        study_or_url=study,
+    )
+    folder = given.run_dir
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    entries, record = read_history(folder, settings, about["run"])
+    if given.workload is not None:
+        settings.check_workload(describe(given.workload))
+    record.configure(_configs(entries, record, given.space))
+    try:
+        theirs = study_of(settings, folder, given.study_or_url)
+    except StudyStorageError as error:
+        if study is not None:
+            raise
+        logger.warning("the run is opened without its study: %s", error)
+        theirs = open_study(settings.study, settings.direction, None)
+    return Run(theirs, settings.metric, record, given.workload, folder)
+
+
+def _configs(
+    entries: Iterable[Entry], record: Record, space: Space | None
+) -> dict[int, dict[str, Any]]:
+    """Return the configurations that were drawn: by the space, or what the journal has of them."""
+    if space is not None:
+        return {
+            number: recall(space, number, adopted, record.run)[0]
+            for number, adopted in told(record).items()
+        }
+    drawn = {number: dict(trial.params) for number, trial in record.trials.items()}
+    for entry in entries:
+        if isinstance(entry, Turn) and isinstance(entry.event, Asked):
+            configs = entry.event.configs or ({},) * len(entry.event.trials)
+            for number, config in zip(entry.event.trials, configs, strict=True):
+                drawn[number] |= config
+    return drawn
