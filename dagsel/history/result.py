@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dagsel.checks import whole
+from dagsel.codec import plain_part
 from dagsel.errors import NoCompletedTrialError, SearchError, WorkloadError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
@@ -251,7 +252,8 @@ class Run(Result):
             epochs = {epoch.epoch: dict(epoch.metrics) for epoch in trial.epochs}
             told = {"metric": self.metric, "value": best.value, "epoch": best.epoch}
             told |= {"trial": best.trial, "metrics": epochs.get(best.epoch, {})}
-            files = workload.export(self._model(best), trial.config, about)
+            config = {**trial.params, **plain_part(trial.config)}
+            files = workload.export(self._model(best), config, about)
             files["metrics.json"] = json.dumps(told, indent=1).encode()
             for file, content in files.items():
                 goal.replace(f"{name}/{file}", content)

@@ -21,6 +21,7 @@ from dagsel.study.checks import Space, check_pruner, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
+from dagsel.study.labels import labelled
 from dagsel.study.resume import REASON, TRACEBACK, Adopted, end_as_failed, match_up, recall
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
@@ -226,8 +227,9 @@ class StudyDriver:
     # ---- Reporting and telling.
 
     def params(self, number: int) -> dict[str, Any]:
-        """Return the parameters of a live trial."""
-        return dict(self._live[number].params)
+        """Return the parameters of a live trial; what has no form in JSON by its name."""
+        trial = self._live[number]
+        return labelled(trial.params, trial.distributions)
 
     def is_infeasible(self, number: int) -> bool:
         """Whether a live trial breaks a constraint that its space has set on it."""

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dagsel.errors import SearchError
 from dagsel.study.checks import Space, configure
+from dagsel.study.labels import RecalledTrial
 from dagsel.study.sampler import RUN
 
 #: User attribute of a trial that replaces another one, which was told too early: its number.
@@ -65,7 +66,7 @@ def recall(
 
     Raises a `SearchError` if the space is not the one that the trial was drawn from.
     """
-    fixed = optuna.trial.FixedTrial(dict(adopted.params), number)
+    fixed = RecalledTrial(dict(adopted.params), number)
     try:
         config = configure(space, fixed)
     except ValueError as error:
@@ -75,7 +76,7 @@ def recall(
         raise _other_space(number, f"it does not suggest {', '.join(sorted(unknown))}")
     trial = create_trial(
         state=TrialState.RUNNING,
-        params=dict(adopted.params),
+        params=fixed.params,
         distributions=fixed.distributions,
         user_attrs={**fixed.user_attrs, RUN: run},
         system_attrs=fixed.system_attrs,

@@ -1,0 +1,82 @@
+"""Choices that have no form in JSON are drawn, told, and found again by another process."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import optuna
+import pytest
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dagsel
+from dagsel.flows import Grid, RandomSearch, SamplerSearch
+from dagsel.study.labels import labels
+from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
+
+
+class Relu:
+    """A class that a configuration holds."""
+
+
+CHOICES: Any = [Relu, len, (1, 2), "text", None, 3]
+
+
+@pytest.fixture(autouse=True)
+def optuna_warns_of_persistent_storages() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Choices for a categorical distribution")
+        yield
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    act = trial.suggest_categorical("act", CHOICES)
+    return {"act": act, "x": trial.suggest_int("x", 0, 9)}
+
+
+def value(config: Any, epoch: int) -> float:
+    return CHOICES.index(config["act"]) + epoch / 10
+
+
+@given(st.lists(st.sampled_from([*CHOICES, max, "len", "Relu", "3"]), max_size=8))
+def test_each_choice_has_a_label_of_its_own(choices: list[Any]) -> None:
+    told = labels(choices)
+    assert json.loads(json.dumps(told)) == told
+    for label, choice in zip(told, choices, strict=True):
+        if choice is None or isinstance(choice, str | int):
+            assert label == choice
+        else:
+            assert told.count(label) == 1
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        RandomSearch(max_epochs=2, n_trials=8),
+        SamplerSearch(max_epochs=2, n_trials=8),
+        Grid(max_epochs=1),
+    ],
+    ids=lambda flow: type(flow).__name__,
+)
+def test_a_search_draws_them_and_its_tables_name_them(
+    flow: Any, optimize: Optimize, client: Client, run_dir: str
+) -> None:
+    study = optuna.create_study(direction="maximize")
+    run = optimize(
+        flow, study=study, space=space, workload=SyntheticWorkload(value=value), client=client
+    )
+    shown = dict(zip(labels(CHOICES), CHOICES, strict=True))
+    for number, trial in run.record.trials.items():
+        assert shown[trial.params["act"]] == study.trials[number].params["act"]
+        assert trial.config["act"] == study.trials[number].params["act"]
+        assert trial.value == value(trial.config, len(trial.epochs))
+    assert dagsel.load(run_dir).leaderboard().equals(run.leaderboard())
+    again = dagsel.resume(run_dir, client, workload=run.trained, space=space)
+    configs = {number: trial.config for number, trial in run.record.trials.items()}
+    assert {number: trial.config for number, trial in again.record.trials.items()} == configs
+    assert again.study.best_trial.params == study.best_trial.params
