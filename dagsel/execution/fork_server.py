@@ -30,6 +30,11 @@ _SAFE = frozenset(
     {"dagsel", "dask", "distributed", "numpy", "optuna", "scipy", "sklearn", "torch", "zarr"}
 )
 _OURS = ("dagsel.execution.forked", "dagsel.execution.worker_plugin")
+#: What of dagsel workers need. The driver's tables need pandas, whose import takes a while.
+_FOR_WORKERS = frozenset(
+    {"checks", "codec", "dispatch", "errors", "flow", "messages", "metrics", "planning", "state"}
+    | {"storage", "workloads"}
+)
 #: What PyTorch imports at the first step of an optimizer.
 _AT_FIRST_STEP = "torch._dynamo"
 
@@ -56,13 +61,17 @@ def modules_for_workers(imported: Iterable[str]) -> list[str]:
 
     Examples
     --------
-    >>> modules_for_workers(["json", "torch", "torch.nn", "torch.nn.init.x", "dagsel.run"])[2:]
-    ['torch', 'torch.nn', 'dagsel.run', 'torch._dynamo']
+    >>> modules_for_workers(["json", "torch", "torch.nn", "torch.nn.init.x", "dagsel.state"])[2:]
+    ['torch', 'torch.nn', 'dagsel.state', 'torch._dynamo']
     """
     names = [*_OURS]
     for name in imported:
         package, *inner = name.split(".")
-        if package in _SAFE and (package == "dagsel" or len(inner) < 2):
+        if package == "dagsel" and inner:
+            is_needed = inner[0] in _FOR_WORKERS
+        else:
+            is_needed = package in _SAFE and len(inner) < 2
+        if is_needed:
             names.append(name)
     if "torch" in names:
         names.append(_AT_FIRST_STEP)
@@ -76,6 +85,8 @@ def prepare() -> None:
     for name, value in before.items():
         if value is not None:
             os.environ.setdefault(name, str(value))
+    # Arrow, which pandas imports if it is there, starts a thread otherwise.
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     # Else Dask imports pandas and others here, so that the server imports them as well.
     distributed.utils._forkserver_preload_set = True
     forkserver.set_forkserver_preload(modules_for_workers(list(sys.modules)))

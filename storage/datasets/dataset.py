@@ -36,7 +36,7 @@ from dagsel.storage.datasets.manifest import (
     Split,
 )
 from dagsel.storage.datasets.plan import plan_write
-from dagsel.storage.datasets.summary import summaries
+from dagsel.storage.datasets.summary import SplitInMemory, summaries
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
 from dagsel.storage.files import Folder, Url
 
@@ -321,14 +321,13 @@ class ShardedDataset:
 
         return pd.DataFrame(summaries(self.schema, map(self.shard, range(self.n_shards))))
 
-    def to_torch(self, split: Split = "train") -> Any:
-        """Return a split as a ``TensorDataset`` of PyTorch in memory, arrays in their order."""
-        import torch
-
+    def to_torch(self, split: Split = "train") -> SplitInMemory:
+        """Read a split as a data set for PyTorch's ``DataLoader``: a tuple of arrays a sample."""
         choice("split", split, SPLITS, error=DatasetInputError)
         shards = [self._read(shard, split) for shard in range(self.n_shards)]
-        arrays = (np.concatenate([shard[name] for shard in shards]) for name in self.schema)
-        return torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays))
+        return SplitInMemory(
+            {name: np.concatenate([shard[name] for shard in shards]) for name in self.schema}
+        )
 
     def verify(self) -> None:
         """Read and check everything; raise a `ShardCorruptError` at the first damage."""

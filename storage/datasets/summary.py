@@ -1,9 +1,10 @@
-"""What the samples of a data set hold, in a few numbers."""
+"""What the samples of a data set hold: in a few numbers, and all of them in memory."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,27 @@ def summaries(
         {"array": name, "dtype": str(spec.numpy_dtype), "shape": spec.shape, **tallies[name].row}
         for name, spec in schema.items()
     ]
+
+
+@dataclass(frozen=True)
+class SplitInMemory:
+    """All samples of a split: what PyTorch calls a map-style data set.
+
+    Parameters
+    ----------
+    arrays
+        By name, each of shape ``(n_samples, ...)``.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        """Count the samples."""
+        return len(next(iter(self.arrays.values())))
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        """Return a sample: of each array its part, in their order."""
+        return tuple(array[index] for array in self.arrays.values())
 
 
 class _Tally:

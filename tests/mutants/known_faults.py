@@ -309,8 +309,8 @@ FAULTS = (
     Fault(
         "tidy: states of other trials stay",
         "session.py",
-        "if best is None or trial != best.trial:",
-        "if best is None:",
+        "for trial in record.trials.keys() - {best.trial for best in record.top}:",
+        "for trial in record.trials.keys() if not record.top else ():",
         "driver/test_tidy.py",
     ),
     Fault(

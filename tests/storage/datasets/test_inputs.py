@@ -232,7 +232,10 @@ def test_what_was_written_can_be_looked_at(tmp_path: Path) -> None:
     assert told.loc["kind"]["classes"] == 3
     tensors = data.to_torch()
     assert len(tensors) == 48
-    assert tensors.tensors[0].tolist() == trained.tolist()
+    loaded: Any = tensors  # what PyTorch asks of a data set, without being a class of PyTorch's
+    (batch,) = torch.utils.data.DataLoader(loaded, batch_size=48)
+    assert batch[0].tolist() == trained.tolist()
+    assert len(batch) == 3
     assert len(data.to_torch("validation")) == 12
     with pytest.raises(DatasetInputError, match="split must be one of 'train', 'validation'"):
         data.to_torch("test")  # type: ignore[arg-type]
