@@ -75,6 +75,7 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
     def batches() -> Iterator[dict[str, NDArray[Any]]]:
         for where, table in groups(needed):
             get = getter(table)
+            arrow.default_memory_pool().release_unused()  # of the groups before
             yield {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
 
     return Batches(batches(), length)

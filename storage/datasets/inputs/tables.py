@@ -77,7 +77,11 @@ def make_array(
         raise DatasetInputError(f"{where}: column {flat[0]!r} holds arrays; make it one of its own")
     dtype = np.result_type(*parts)
     # Features are what a model of float32 takes; float64 would be cast on each worker.
-    return np.stack(parts, axis=1).astype(np.float32 if dtype.kind in "biuf" else dtype)
+    wanted = np.dtype(np.float32) if dtype.kind in "biuf" else dtype
+    joined = np.empty((len(parts[0]), len(parts)), wanted)
+    for at, part in enumerate(parts):
+        joined[:, at] = part
+    return joined
 
 
 def _is_text(values: NDArray[Any]) -> bool:
