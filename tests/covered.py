@@ -33,6 +33,7 @@ REASONS: Mapping[str, str] = {
     "damaged while it is read: attacks and chaos draw them by chance",
     "dagsel/execution/compatibility.py": "workers with another Python or another package: "
     "there is one of each here",
+    "dagsel/execution/connection.py": "a scheduler that goes while a message is on its way",
     "dagsel/execution/fork_server.py": "a cluster that cannot be begun",
     "dagsel/execution/process.py": "C libraries other than glibc, GPUs",
     "dagsel/execution/scheduler_plugin.py": "races of workers that go while a message is on its "
@@ -42,11 +43,15 @@ REASONS: Mapping[str, str] = {
     "dagsel/workloads/gang/process_group.py": "NCCL: it needs GPUs",
     "dagsel/workloads/sklearn/objects.py": "estimators of other versions of scikit-learn, and "
     "damage that the attacks draw by chance",
+    "dagsel/workloads/sklearn/workload.py": "estimators and states that are wrong, which the "
+    "attacks draw by chance",
     "dagsel/workloads/torch/ddp.py": "shards of more batches than are summed up at once",
     "dagsel/workloads/torch/device.py": "GPUs",
     "dagsel/workloads/torch/fit.py": "a loss in a `partial`, an array of a dtype that tensors lack",
     "dagsel/workloads/torch/speed.py": "TF32: it needs GPUs",
     "dagsel/workloads/torch/state.py": "random streams of GPUs, arrays of the other byte order",
+    "storage/datasets/inputs/images.py": "a machine without Pillow",
+    "storage/datasets/inputs/parquet.py": "a machine without pyarrow",
     "storage/runs/lock.py": "another system than Linux, and a race for a lock that is released",
 }
 HEAD = """\

@@ -204,3 +204,34 @@ def test_a_set_that_lacks_a_class_has_no_area() -> None:
     with pytest.raises(ValueError, match="class 2 .* none is of it"):
         auroc(np.ones((4, 3)), np.array([0, 1, 0, 1]))
     assert math.isclose(f1(np.array([-1.0, -1.0]), np.array([0, 0])), 0.0)
+
+
+def test_an_estimators_metric_of_the_whole_set() -> None:
+    """Not so with logits: what scikit-learn predicts are classes."""
+    from sklearn.datasets import load_digits
+    from sklearn.linear_model import SGDClassifier
+
+    from dagsel.workloads import Visit
+
+    bunch = load_digits()
+    macro = over_set(lambda o, t: sk.f1_score(t, o, average="macro"), direction="maximize")
+    workload = dagsel.SklearnWorkload(
+        SGDClassifier(random_state=0), metrics={"f1": macro}, classes=range(10)
+    )
+    assert workload.pooled_metrics == ("f1",)
+    assert workload.metrics["f1"] == "maximize"
+    whole = workload.prepare({"x": bunch.data, "y": bunch.target})
+    visit = Visit(seed=0, trial=0, epoch=1, shard=0, ends_epoch=True)
+    state = workload.train(workload.init({}, seed=0), whole, {}, visit=visit).state
+    kept, n_samples = [], 0
+    for part in np.array_split(np.arange(len(bunch.target)), 5):
+        shard = workload.prepare({"x": bunch.data[part], "y": bunch.target[part]})
+        scored = workload.evaluate(state, shard, {})
+        assert "f1" not in scored.metrics
+        assert scored.kept is not None
+        kept.append(State(bytes(scored.kept.buffer)))
+        n_samples += scored.n_samples
+    predicted = workload.restore(state, {}).predict(bunch.data)
+    wanted = sk.f1_score(bunch.target, predicted, average="macro")
+    assert n_samples == len(bunch.target)
+    assert workload.pool(kept) == {"f1": pytest.approx(wanted, abs=1e-12)}

@@ -161,9 +161,33 @@ def test_samples_one_by_one_are_read_back(tmp_path: Path) -> None:
     found = everything(data)
     assert [KINDS[number] for number in found["y"]] == [KINDS[at % 3] for at in range(N)]
     assert list(data.schema) == ["x", "y"]
+    single = ShardedDataset.write(tmp_path / "single", list(range(N)), n_shards=2)
+    assert everything(single)["x"].tolist() == list(range(N))
+    triples = [(at, [at, at], 0.5) for at in range(N)]
+    data = ShardedDataset.write(tmp_path / "triples", triples, n_shards=2)
+    assert {name: spec.shape for name, spec in data.schema.items()} == {
+        "x0": (),
+        "x1": (2,),
+        "x2": (),
+    }
     samples = [(np.float32(at), KINDS[at % 3]) for at in range(N)]
     data = ShardedDataset.write(tmp_path / "list", samples, n_shards=2)
     assert everything(data)["y"].tolist() == [at % 3 for at in range(N)]
+
+
+class HuggingFace(Records):
+    """As its data sets look from outside: columns, and samples by number."""
+
+    column_names = ("image", "label", "id")
+
+    def set_format(self, kind: str) -> None:
+        raise AssertionError
+
+
+def test_a_data_set_of_hugging_face_has_samples(tmp_path: Path) -> None:
+    data = ShardedDataset.write(tmp_path / "data", HuggingFace(), n_shards=2)
+    assert list(data.schema) == ["image", "label", "id"]
+    assert data.classes == {"label": tuple(KINDS)}
 
 
 @given(st.integers(8, 600), st.integers(1, 4))
@@ -246,6 +270,20 @@ def test_lists_become_arrays(tmp_path: Path) -> None:
         tmp_path / "data", {"x": [[1.0, 2.0]] * N, "y": list(range(N))}, n_shards=2
     )
     assert data.schema["x"].shape == (2,)
+    arrays = {"a": np.arange(N), "b": np.ones(N), "kind": np.array(["x", "y"] * 30)}
+    columns = {"x": ["a", "b"], "kind": "kind"}
+    data = ShardedDataset.write(tmp_path / "joined", arrays, n_shards=2, columns=columns)
+    assert everything(data)["x"].tolist() == [[float(at), 1.0] for at in range(N)]
+    assert data.classes == {"kind": ("x", "y")}
+
+
+def test_what_has_many_values_has_no_classes(tmp_path: Path) -> None:
+    arrays = {"n": np.arange(3000), "t": np.array([["a", "b"]] * 3000)}
+    data = ShardedDataset.write(tmp_path / "data", arrays, n_shards=2)
+    told = data.describe().set_index("array")
+    assert told["classes"].isna().tolist() == [True, False]
+    assert told.loc["t"]["classes"] == 2
+    assert np.isnan(told.loc["t"]["mean"])
 
 
 class Broken(Pairs):
@@ -310,6 +348,13 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "unequal samples": (
         lambda p: Broken(), None, r"'x' of sample 5 is float64\[3\], and of sample 0 float64\[2\]"),
     "samples of objects": (lambda p: Objects(), None, "'x' of sample 0 is .*; make it numbers"),
+    "a sample that is nothing": (lambda p: [(1, 2), *[None] * 9], None, "arrays: sample 1 is None"),
+    "parts of samples together": (lambda p: Pairs(), {"z": ["x", "y"]}, "one part of a sample"),
+    "arrays together": (
+        lambda p: {"a": np.zeros((N, 2)), "b": np.zeros(N)}, {"x": ["b", "a"]},
+        "column 'a' holds arrays; make it one of its own"),
+    "lists of other things": (
+        lambda p: table().assign(age=pd.Series([{1}, {2}] * 30, dtype=object)), None, "'age'"),
     "an empty data set": (lambda p: [], None, "arrays is empty"),
     "nothing there": (lambda p: p / "nowhere", None, "nothing is at .*nowhere"),
     "an empty folder": (lambda p: p, None, "has no folders with images and no Parquet files"),
