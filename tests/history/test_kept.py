@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dagsel.flow import (
@@ -116,7 +116,13 @@ def play(
     return record, known
 
 
+CLONED = [("epoch", 0, 0.1), ("epoch", 1, 0.4), ("clone", 0, 0.0)]
+LOST = [("epoch", 0, 0.1), ("epoch", 0, 0.4), ("lose", 0, 0.0)]
+
+
 @given(STEPS, st.sampled_from(["minimize", "maximize"]), st.sampled_from(["best", "last"]))
+@example(CLONED, "minimize", "best")  # chance seldom has them
+@example(LOST, "minimize", "best")
 def test_a_trial_is_worth_its_best_state_or_its_last_one(
     steps: list[tuple[str, int, float]], direction: Direction, keep: Keep
 ) -> None:
