@@ -411,3 +411,10 @@ def test_a_parquet_file_is_streamed(tmp_path: Path) -> None:
     n, more_mb = map(int, told.stdout.split())
     assert n == 12 * 65_536
     assert 0 < more_mb < 450, f"{path.stat().st_size >> 20} MB of Parquet took {more_mb} MB"
+
+
+def test_a_class_that_comes_late_in_a_file_is_known_from_the_start(tmp_path: Path) -> None:
+    frame = table().sort_values("kind", ignore_index=True).assign(age=range(N))
+    data = ShardedDataset.write(tmp_path / "data", as_file(frame, tmp_path), n_shards=2)
+    assert data.classes == {"kind": tuple(KINDS)}
+    assert [KINDS[number] for number in everything(data)["kind"]] == list(frame["kind"])

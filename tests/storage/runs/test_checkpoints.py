@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from dagsel.storage import CheckpointStore
+from dagsel.storage import CheckpointStore, RunDir
 from dagsel.storage.runs.checkpoints import Extent
 from tests.storage.os_calls import os_calls
 
@@ -460,3 +460,20 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStoreMachine = StoreMachine.TestCase
 TestStoreMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_scores_of_one_epoch_are_dropped_and_no_others(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path / "states"))
+    for number in (1, 2):
+        store.save_scores(0, "epoch", number, 3, b"of an epoch")
+        store.save_scores(0, "check", number, 3, b"of a check")
+    store.drop_scores(0, "epoch", 1)
+    with pytest.raises(CheckpointNotFoundError):
+        store.load_scores(0, "epoch", 1, 3)
+    assert store.load_scores(0, "epoch", 2, 3) == b"of an epoch"
+    assert store.load_scores(0, "check", 1, 3) == b"of a check"
+
+
+def test_a_new_folder_is_named_after_the_study() -> None:
+    assert "/dagsel-runs/a_b.c-1_2-" in RunDir.fresh("a b.c-1/2", "3f9a").url
+    assert RunDir.fresh("s", "3f9a").url.endswith("-3f9a")
