@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
-from dagsel.driver.consistency import read_history
+from dagsel.driver.consistency import read_history, read_run
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
 from dagsel.execution.cluster import check_cluster
@@ -223,9 +223,7 @@ def replay(
         worker_timeout=worker_timeout,
     )
     source = given.run_dir
-    about = source.about()
-    settings = Settings.from_json(about, source.url)
-    entries, then = read_history(source, settings, about["run"])
+    settings, entries, then = read_run(source)
     workload, space, dataset = parts_of(settings, source, workload, space, given.data)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     if not script.turns:

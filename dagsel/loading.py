@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
-from dagsel.driver.consistency import read_history
+from dagsel.driver.consistency import read_run
 from dagsel.errors import StudyStorageError
 from dagsel.flow import Asked
 from dagsel.history.record import Record
 from dagsel.history.result import Run
-from dagsel.history.settings import Settings
 from dagsel.messages import Entry, Turn
 from dagsel.reopening import study_of, told
 from dagsel.storage.files import Url
@@ -73,9 +72,7 @@ def load(
         study_or_url=study,
     )
     folder = given.run_dir
-    about = folder.about()
-    settings = Settings.from_json(about, folder.url)
-    entries, record = read_history(folder, settings, about["run"])
+    settings, entries, record = read_run(folder)
     if given.workload is not None:
         settings.check_workload(describe(given.workload))
     record.configure(_configs(entries, record, given.space))

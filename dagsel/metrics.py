@@ -17,8 +17,9 @@ own look like this::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, Protocol
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, Protocol, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -210,6 +211,16 @@ class OverSet:
         return f"over_set({self.__name__})"
 
 
+@overload
+def over_set(
+    function: Callable[[Any, Any], Any],
+    *,
+    direction: Literal["minimize", "maximize"] | None = None,
+) -> OverSet: ...
+@overload
+def over_set(
+    function: None = None, *, direction: Literal["minimize", "maximize"] | None = None
+) -> Callable[[Callable[[Any, Any], Any]], OverSet]: ...
 def over_set(
     function: Callable[[Any, Any], Any] | None = None,
     *,
@@ -241,19 +252,15 @@ def over_set(
     if direction not in (None, "minimize", "maximize"):
         raise ValueError(f"direction must be 'minimize' or 'maximize', got {direction!r}")
     if function is None:
-        return lambda given: over_set(given, direction=direction)
+        return lambda given: OverSet(given, direction)
     return OverSet(function, direction)
 
 
-def _over_set(
-    direction: Literal["minimize", "maximize"],
-) -> Callable[[Callable[[Any, Any], Any]], OverSet]:
-    return lambda function: OverSet(function, direction)
-
-
-@_over_set("maximize")
+@over_set(direction="maximize")
 def auroc(output: Any, target: Any) -> float:
     """Area under the ROC curve, over the whole set; of several classes the mean of one-vs-rest.
+
+    NaN if an output is NaN.
 
     Parameters
     ----------
@@ -265,7 +272,7 @@ def auroc(output: Any, target: Any) -> float:
     Raises
     ------
     ValueError
-        If the set lacks a class, or has one only.
+        If the set lacks a class, or has one only, or the outputs are classes and no logits.
 
     Examples
     --------
@@ -273,7 +280,14 @@ def auroc(output: Any, target: Any) -> float:
     >>> auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([0, 0, 1, 1]))
     0.75
     """
+    if _are_classes(output):
+        raise ValueError(
+            "auroc ranks samples by their logits, and the model returns classes; take f1 or "
+            "accuracy, or a metric of your own"
+        )
     scores, classes = _scores(output, target)
+    if np.isnan(scores).any():
+        return math.nan
     if scores.shape[1] == 1:
         return _area(scores[:, 0], classes == 1, 1)
     if scores.shape[1] == 2:
@@ -300,18 +314,19 @@ def _area(scores: NDArray[Any], is_positive: NDArray[Any], label: int) -> float:
     return float((ranks[is_positive].sum() - n_positive * (n_positive + 1) / 2) / pairs)
 
 
-@_over_set("maximize")
+@over_set(direction="maximize")
 def f1(output: Any, target: Any) -> float:
-    """F1 of class 1, or with more than two classes the mean over classes, of the whole set.
+    """F1 of class 1, or with other classes the mean over classes, of the whole set.
 
-    A class that is neither there nor predicted counts 0.
+    A class that is neither there nor predicted counts 0. NaN if an output is NaN.
 
     Parameters
     ----------
     output
-        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``.
+        Logits, shape ``(n,)``, ``(n, 1)`` or ``(n, n_classes)``; or classes, as an estimator
+        predicts them: whole numbers or text, of the shape of `target`.
     target
-        Classes, shape ``(n,)``: 0 or 1, or the column of the logit.
+        Classes, shape ``(n,)``: of logits 0 or 1, or the column.
 
     Examples
     --------
@@ -319,10 +334,20 @@ def f1(output: Any, target: Any) -> float:
     >>> f1(np.array([2.0, -1.0, 0.5]), np.array([1, 1, 0]))
     0.5
     """
-    scores, classes = _scores(output, target)
-    n_classes = scores.shape[1]
-    predicted = (scores[:, 0] > 0).astype(np.int64) if n_classes == 1 else scores.argmax(1)
-    labels = [1] if n_classes <= 2 else range(n_classes)
+    labels: Iterable[Any]
+    if _are_classes(output):
+        predicted, classes = _numpy(output).reshape(-1), _numpy(target).reshape(-1)
+        if predicted.shape != classes.shape:
+            raise ValueError(f"output has shape {predicted.shape} and target {classes.shape}")
+        known = np.union1d(predicted, classes).tolist()
+        labels = [1] if set(known) <= {0, 1} else known
+    else:
+        scores, classes = _scores(output, target)
+        if np.isnan(scores).any():
+            return math.nan
+        n_classes = scores.shape[1]
+        predicted = (scores[:, 0] > 0).astype(np.int64) if n_classes == 1 else scores.argmax(1)
+        labels = [1] if n_classes <= 2 else range(n_classes)
     found = []
     for label in labels:
         is_right = ((predicted == label) & (classes == label)).sum()
@@ -331,7 +356,7 @@ def f1(output: Any, target: Any) -> float:
     return float(np.mean(found))
 
 
-@_over_set("maximize")
+@over_set(direction="maximize")
 def r2(output: Any, target: Any) -> float:
     """Coefficient of determination over the whole set; of several columns the mean.
 
@@ -362,6 +387,11 @@ def r2(output: Any, target: Any) -> float:
 
 def _numpy(values: Any) -> NDArray[Any]:
     return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _are_classes(output: Any) -> bool:
+    """Whether outputs are classes, as an estimator predicts them, and no logits."""
+    return _numpy(output).dtype.kind in "biuSU"
 
 
 def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -336,7 +336,7 @@ def _units(run: Run, by: str | None) -> list[tuple[str, int, float]]:
     """Return architecture, number of workers and seconds of the units of a run."""
     timed, trials = run.record.timed(), run.record.trials
     trained = {done.unit.trial for done in timed}
-    workload = run.trained
+    workload = run.given_workload
     names = {trial: _name(workload, trials[trial].config, by) for trial in trained}
     units, ready = [], set[str]()
     for done in timed:

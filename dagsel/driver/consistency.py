@@ -19,6 +19,13 @@ from dagsel.storage import RunDir
 from dagsel.storage.runs.checkpoints import Extent
 
 
+def read_run(folder: RunDir) -> tuple[Settings, list[Entry], Record]:
+    """Read what a run was called with, its journal, and what it comes to; raise as below."""
+    about = folder.about()
+    settings = Settings.from_json(about, folder.url)
+    return settings, *read_history(folder, settings, about["run"])
+
+
 def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Entry], Record]:
     """Read the journal of a run, and check that it is the whole one of this run.
 

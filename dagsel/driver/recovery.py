@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,19 +11,16 @@ from typing import Any, TypeAlias
 
 from dagsel.dispatch.units import Begun, Chain
 from dagsel.driver.protocols import States
+from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
 from dagsel.flow import DECISIONS, Flow, load_state
 from dagsel.history.record import Record
-from dagsel.history.tally import EpochTally
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import Entry, FlowState, StoredState, Turn
 from dagsel.storage.disk import retry_while_full
-from dagsel.storage.runs.checkpoints import Scoring
 
 logger = logging.getLogger("dagsel")
 
-#: Makes metrics of the whole validation set of what each shard has kept.
-Pool: TypeAlias = Callable[[list[bytes]], dict[str, float]]
 #: Returns the order of visits of a trial and an epoch; None leaves it to the dispatcher.
 Orders: TypeAlias = Callable[[int, int], "tuple[int, ...] | None"]
 
@@ -37,8 +33,7 @@ class StoredStates:
     record: Record  # what has happened
     # Turns a state of one configuration into one of another (`Clone`).
     adapt: Callable[[bytes, Any, Any], bytes]
-    metric: str = ""  # name of the metric that the search is about
-    pool: Pool | None = None  # None if there are no metrics of the whole set
+    scores: Scores  # what trials are scored with
     _kept: set[int] = field(default_factory=set)  # the best trials, whose states stay at their end
     # Of each live trial the reported epochs whose ends may be stored.
     _ends: dict[int, set[int]] = field(default_factory=dict)
@@ -58,7 +53,7 @@ class StoredStates:
         An unreported epoch is still to be scored. So if its end cannot be read, states after it
         are of no use: the trial goes on from before it.
         """
-        self._forget_lost_scores(trial)
+        self.scores.forget_lost(trial)
         newest, ends = self._read(trial), list[StoredState]()
         if newest is None:
             return []
@@ -139,50 +134,6 @@ class StoredStates:
         self._mended_from[trial.number] = newest
         return is_new
 
-    # ---- what trials are scored with
-
-    def score(
-        self, trial: int, kind: Scoring, number: int, tally: EpochTally
-    ) -> tuple[float, dict[str, float], str]:
-        """Return the metric and all metrics of an epoch, or a check, that all shards have scored.
-
-        Returns
-        -------
-        value, metrics, why_not
-            Why the trial fails by it; empty if it does not.
-        """
-        metric, metrics = self.metric, tally.metrics
-        where = f"epoch {number}" if kind == "epoch" else "its pause"
-        if self.pool is not None:
-            shards = range(self.record.n_shards)
-            try:
-                kept = [self.states.load_scores(trial, kind, number, shard) for shard in shards]
-                metrics |= self.pool(kept)
-            except Exception as error:  # noqa: BLE001 - a metric of the user's may raise anything
-                reason = f"{type(error).__name__}: {error} (in a metric of {where})"
-                return math.nan, metrics, reason
-        if metric not in metrics:
-            reason = f"WorkloadError: {metric} is no single number, it is {', '.join(metrics)}"
-            return math.nan, metrics, reason
-        value = metrics[metric]
-        reason = f"DivergedError: {metric} is NaN after {where}" if math.isnan(value) else ""
-        return value, metrics, reason
-
-    def drop_scores(self, trial: int, kind: Scoring, number: int) -> None:
-        """Drop what shards have kept of scores that are known."""
-        if self.pool is not None:
-            self.states.drop_scores(trial, kind, number)
-
-    def _forget_lost_scores(self, trial: TrialRecord) -> None:
-        """Have those shards scored anew of which nothing can be read."""
-        for epoch, tally in trial.tallies.items() if self.pool is not None else ():
-            for shard in list(tally.scored):
-                try:
-                    self.states.load_scores(trial.number, "epoch", epoch, shard)
-                except CheckpointError as error:
-                    logger.warning("trial %d is scored again: %s", trial.number, error)
-                    del tally.scored[shard]
-
     # ---- whose state another trial goes on from
 
     def adopt(self, trial: TrialRecord) -> str:
@@ -239,7 +190,7 @@ class StoredStates:
     def keep_scored(self, trial: TrialRecord) -> None:
         """Copy the state that a trial was scored with before it is trained on.
 
-        It is the trial's model until another one is scored.
+        It is the trial's model until a better one is scored, or another one with ``keep="last"``.
         """
         kept, number = trial.kept, trial.n_checks
         is_copied = self._copied.get(trial.number) == number
@@ -261,7 +212,7 @@ class StoredStates:
         """Take in that an epoch was reported, whose end is stored."""
         self._ends.setdefault(trial, set()).add(epoch)
         self._told.add(trial)
-        self.drop_scores(trial, "epoch", epoch)
+        self.scores.drop(trial, epoch)
 
     def drop_ends(self) -> None:
         """Drop the ends of reported epochs, but each trial's last one and the one that it keeps."""

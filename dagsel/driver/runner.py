@@ -21,7 +21,8 @@ from dagsel.driver.clock import RunClock
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
-from dagsel.driver.recovery import Continuation, Orders, Pool, StoredStates, reconcile
+from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
+from dagsel.driver.scoring import Pool, Scores
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
 from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
@@ -107,8 +108,7 @@ class Runner:
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
-    # By trial: what waits until its damaged state is made again.
-    _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
+    _repairs: dict[int, list[Continuation]] = field(default_factory=dict)  # wait for lost states
     _clock: RunClock = field(init=False)
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
@@ -118,9 +118,9 @@ class Runner:
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
         clock = self._clock = RunClock(self.engine, *limits)
-        self._stored = StoredStates(self.states, self.record, self.adapt, self.metric, self.pool)
-        about = (self.record, clock, self.idle_workers, self._stored)
-        self._limits = TrialLimits(self.engine, *about)
+        scores = Scores(self.states, self.metric, self.pool)
+        self._stored = StoredStates(self.states, self.record, self.adapt, scores)
+        self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
 
@@ -456,15 +456,15 @@ class Runner:
         tally = trial.tallies.get(epoch)
         if tally is None or not tally.is_complete or self._is_reported(trial.number, epoch):
             return  # the trial has ended, or there is more to come
-        value, metrics, why_not = self._stored.score(trial.number, "epoch", epoch, tally)
-        if why_not:
-            self._fail(trial.number, why_not)
+        score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)
+        if score.why_not:
+            self._fail(trial.number, score.why_not)
             return
-        self.study.report(trial.number, epoch, value)
+        self.study.report(trial.number, epoch, score.value)
         prune = self.flow.traits.uses_pruner and self.study.should_prune(trial.number)
         switches = tuple(trial.switches[trial.n_switches_told :])
-        told = (self._clock.seconds, prune, switches)
-        self._tell(Reported(trial.number, epoch, value, metrics, *told))
+        told = (score.value, score.metrics, self._clock.seconds, prune, switches)
+        self._tell(Reported(trial.number, epoch, *told))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:
         return any(

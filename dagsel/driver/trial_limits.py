@@ -12,7 +12,7 @@ from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine
-from dagsel.driver.recovery import StoredStates
+from dagsel.driver.scoring import Scores
 from dagsel.errors import SearchError
 from dagsel.flow import Decision, Paused, Train, TrialFailed
 from dagsel.history.record import Record
@@ -32,7 +32,7 @@ class TrialLimits:
     record: Record  # what has happened
     clock: RunClock  # time since the run began
     idle_workers: IdleWorkers  # how many workers few trials are trained on
-    stored: StoredStates  # what they are scored with
+    scores: Scores  # what they are scored with
     _numbers: dict[int, int] = field(default_factory=dict)  # by trial: of its last allowance
     _priorities: dict[int, float] = field(default_factory=dict)  # other than 0
     _checks: dict[int, EpochTally] = field(default_factory=dict)  # of trials that are paused
@@ -123,11 +123,13 @@ class TrialLimits:
         if len(tally.scored) != self.record.n_shards:
             return None
         del self._checks[unit.trial]
-        value, metrics, why_not = self.stored.score(unit.trial, "check", unit.epoch, tally)
-        self.stored.drop_scores(unit.trial, "check", unit.epoch)
-        if why_not:
-            return Turn(TrialFailed(unit.trial, why_not), ())
-        return self._paused(self.record.trials[unit.trial], value, metrics)
+        trial = self.record.trials[unit.trial]
+        where = f"{trial.progress(self.record.n_shards):.2f} epochs"
+        score = self.scores.of(tally, where, unit.trial, unit.epoch, kind="check")
+        self.scores.drop(unit.trial, unit.epoch, "check")
+        if score.why_not:
+            return Turn(TrialFailed(unit.trial, score.why_not), ())
+        return self._paused(trial, score.value, score.metrics)
 
     def is_outdated(self, event: Paused) -> bool:
         """Whether a trial was told something else since it paused."""

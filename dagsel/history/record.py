@@ -191,8 +191,7 @@ class Record:
             case PartFound(trial, share):
                 self.trials[trial].share = share
             case BestLost(trial):
-                last = self.trials[trial].epochs[-1]
-                self._score(self.trials[trial], self._end_of(last.epoch, last.value), afresh=True)
+                self._score(self.trials[trial], self._end_of(self.trials[trial]), afresh=True)
             case RoundSent(number, start, chains):
                 epochs = frozenset((t, e) for t, a, b in chains for e in range(a, b))
                 self.rounds.append(RoundRecord(number, epochs, start))
@@ -272,7 +271,8 @@ class Record:
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
-                self._score(self.trials[trial], self._end_of(epoch, value))
+                self.trials[trial].last_value = value
+                self._score(self.trials[trial], self._end_of(self.trials[trial]))
                 if tally and tally.lacks_loss and math.isfinite(value):
                     self.trials[trial].warn(
                         f"the training loss of epoch {epoch} is NaN, the metric {value:.4g}: "
@@ -339,7 +339,7 @@ class Record:
                 "epoch, and the target must be paused"
             )
         taker.adopt(origin, config)
-        self._score(taker, self._end_of(len(taker.epochs), origin.epochs[-1].value), afresh=True)
+        self._score(taker, self._end_of(taker), afresh=True)
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
@@ -384,8 +384,9 @@ class Record:
 
     # ---- what trials are worth
 
-    def _end_of(self, epoch: int, value: float) -> Scored:
-        return Scored(value, epoch, StatePlace(epoch, self.n_shards - 1))
+    def _end_of(self, trial: TrialRecord) -> Scored:
+        epoch = len(trial.epochs)
+        return Scored(trial.last_value, epoch, StatePlace(epoch, self.n_shards - 1))
 
     def _score(self, trial: TrialRecord, scored: Scored, *, afresh: bool = False) -> None:
         """Take in what a state of a trial is worth; `afresh`: those before it do not count."""

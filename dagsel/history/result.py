@@ -242,7 +242,7 @@ class Run(Result):
         workload, goal = self._gives_models("writes"), Folder(folder, error=SearchError)
         if goal.names():
             raise SearchError(f"{goal.url} is not empty; give another folder to write models to")
-        urls = []
+        models = dict[str, dict[str, bytes]]()
         for rank, best in enumerate(self._kept(n), start=1):
             trial, name = self.record.trials[best.trial], f"{rank}-trial-{best.trial}"
             about = (
@@ -255,10 +255,11 @@ class Run(Result):
             config = {**trial.params, **plain_part(trial.config)}
             files = workload.export(self._model(best), config, about)
             files["metrics.json"] = json.dumps(told, indent=1).encode()
+            models[name] = files
+        for name, files in models.items():
             for file, content in files.items():
                 goal.replace(f"{name}/{file}", content)
-            urls.append(f"{goal.url}/{name}")
-        return urls
+        return [f"{goal.url}/{name}" for name in models]
 
     def _kept(self, n: int | None) -> list[Best]:
         top = [self.best, *self.record.top[1:]]
@@ -273,13 +274,13 @@ class Run(Result):
         return top[:wanted]
 
     def _gives_models(self, what: str) -> GivesModels:
-        workload = self.trained
+        workload = self.given_workload
         if not isinstance(workload, GivesModels):
             raise WorkloadError(f"no {type(workload).__name__} {what} models; take run.models()")
         return workload
 
     @property
-    def trained(self) -> Workload:
+    def given_workload(self) -> Workload:
         """The workload; raises a `WorkloadError` if the run was opened without it."""
         if self.workload is None:
             raise WorkloadError(
@@ -294,7 +295,7 @@ class Run(Result):
         else:
             place = (best.trial, best.epoch, best.position)
             blob, _ = states.load(*place, partial=best.is_partial)
-        return self.trained.restore(State(blob), self.record.trials[best.trial].config)
+        return self.given_workload.restore(State(blob), self.record.trials[best.trial].config)
 
     @property
     def money(self) -> float | None:

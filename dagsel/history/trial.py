@@ -6,6 +6,7 @@ of an epoch before it is reported is a `dagsel.history.tally.EpochTally`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -83,6 +84,8 @@ class TrialRecord:
     trained_s: float = 0.0
     losses: Losses = field(default_factory=Losses)
     kept: Scored | None = None  # the state that it is worth: the best one, or the last
+    # What its state at the end of its last epoch is worth; it may be another trial's since then.
+    last_value: float = math.nan
     n_checks: int = 0  # how often it was scored where it was paused
     is_scored: bool = False  # whether it rests where it was scored
     n_told: int = 0  # how often it was told to train or to rest
@@ -178,7 +181,7 @@ class TrialRecord:
         changes |= config
         adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
         self.adoptions.append(adoption)
-        self.is_scored = False
+        self.is_scored, self.last_value = False, origin.last_value
         self.config = {**origin.config, **config}
 
     def spend(self, work: UnitWork) -> None:

@@ -78,15 +78,18 @@ class Pool:
         }
         for metric in self._accumulating.values():
             metric.reset()
+        self._is_new = True
         self._keeps_outputs = len(self._accumulating) < len(metrics)
         self._outputs: list[NDArray[Any]] = []
         self._targets: list[NDArray[Any]] = []
 
     def add(self, output: Any, target: Any) -> None:
         """Take in a batch's outputs and targets."""
-        for metric in self._accumulating.values():
-            if hasattr(metric, "to") and hasattr(output, "device"):
+        if self._is_new and hasattr(output, "device"):
+            for metric in self._accumulating.values():
                 metric.to(output.device)
+        self._is_new = False
+        for metric in self._accumulating.values():
             metric.update(output, target)
         if self._keeps_outputs:
             self._outputs.append(_array(output, "the model's output"))
@@ -184,7 +187,7 @@ def _accumulated(
 
 
 def _array(value: Any, what: str) -> NDArray[Any]:
-    """Copy a tensor or an array to a NumPy array; half precision becomes float32."""
+    """Return a tensor or an array as a NumPy array; half precision becomes float32."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
@@ -193,7 +196,7 @@ def _array(value: Any, what: str) -> NDArray[Any]:
             f"a metric over the whole set needs one tensor, and {what} is {shown(value)}; take a "
             "mean over batches, or an object of torchmetrics that takes it"
         )
-    return np.array(value)
+    return np.asarray(value)
 
 
 def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -213,6 +216,7 @@ class PoolsMetrics:
     """A workload some of whose metrics are functions of all predictions (`base.PoolsScores`)."""
 
     _metrics: Mapping[str, Any]
+    #: Makes what metrics of the whole set get of an array.
     _as_tensor: Callable[[NDArray[Any]], Any] = staticmethod(lambda array: array)
 
     @property

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from dagsel.checks import shown
-from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.dataset import ShardedDataset
+from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import check_input
@@ -71,43 +68,3 @@ class ArrayPair:
             data.n_validation,
         )
         return data
-
-
-def as_array(name: str, value: Any) -> Any:
-    """Return an array that a data set can be written from.
-
-    Examples
-    --------
-    >>> as_array("y", ["cat", "dog"])
-    array(['cat', 'dog'], dtype='<U3')
-    """
-    if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
-        try:
-            return value.detach().cpu().numpy()
-        except TypeError as error:
-            raise DatasetInputError(f"{name} cannot become an array: {error}") from None
-    if hasattr(value, "toarray"):
-        raise DatasetInputError(f"{name} is a sparse matrix; give {name}.toarray()")
-    array = value.to_numpy() if hasattr(value, "to_numpy") else value
-    if isinstance(value, list):
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise DatasetInputError(f"{name} is no regular array: {error}") from None
-    if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
-        raise DatasetInputError(
-            f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}"
-        )
-    if not isinstance(array, np.ndarray) or array.dtype != object:
-        return array  # read block by block: it may be larger than memory
-    if all(isinstance(item, str) for item in array.flat):
-        return array.astype("U")
-    others = getattr(value, "select_dtypes", None)
-    columns = list(others(exclude=["number", "bool"]).columns) if others else []
-    which = (
-        f"columns {', '.join(map(repr, columns))} of {name} hold" if columns else f"{name} holds"
-    )
-    raise DatasetInputError(
-        f"{which} neither numbers nor text alone; make numbers of them, such as with "
-        f"pandas.get_dummies({name})"
-    )

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.driver.recovery import StoredStates
+from dagsel.driver.scoring import Score, Scores
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.flow import (
     Ask,
@@ -46,7 +47,8 @@ def stored(**trials: set[tuple[int, int]]) -> StoredStates:
         for place in sorted(places):
             states.save(int(name[1:]), *place, f"{name} {place}".encode(), meta(place))
     record = Record("run", n_shards=N, direction="minimize")
-    return StoredStates(states, record, lambda blob, config, new: blob + b" adapted")
+    scores = Scores(states, "loss")
+    return StoredStates(states, record, lambda blob, config, new: blob + b" adapted", scores)
 
 
 def meta(place: tuple[int, int], **about: Any) -> dict[str, Any]:
@@ -197,7 +199,8 @@ def test_what_a_trial_is_told_waits_until_its_lost_state_is_made_again(n_more: i
 def test_what_a_trial_was_scored_with_is_copied_once() -> None:
     kept: list[int] = []
     states: Any = SimpleNamespace(keep_check=lambda trial, number, *_, partial: kept.append(number))
-    found = StoredStates(states, Record("run", n_shards=N), lambda blob, config, new: blob)
+    record = Record("run", n_shards=N)
+    found = StoredStates(states, record, lambda blob, config, new: blob, Scores(states, "loss"))
     one = trial(0, 1)
     found.keep_scored(one)
     for n_checks in (1, 2):
@@ -222,18 +225,20 @@ def test_shards_of_which_nothing_can_be_read_are_scored_again(
     def pool(kept: list[bytes]) -> dict[str, float]:
         return {"sum": float(sum(map(int, kept)))}
 
-    found = StoredStates(states, record, lambda blob, config, new: blob, "sum", pool)
+    scores = Scores(states, "sum", pool)
+    found = StoredStates(states, record, lambda blob, config, new: blob, scores)
     one = trial(0, 0)
     one.tallies[1] = EpochTally(N, scored={shard: (1, {}) for shard in scored})
     for shard in scored - lost:
         states.save_scores(0, "epoch", 1, shard, str(shard).encode())
     found.look_up(one)
     assert set(one.tallies[1].scored) == scored - lost
-    value, metrics, why_not = found.score(0, "epoch", 1, one.tallies[1])
+    score = scores.of(one.tallies[1], "epoch 1", 0, 1)
     if scored - lost == set(range(N)):
-        assert (value, metrics, why_not) == (sum(range(N)), {"sum": sum(range(N))}, "")
+        assert score == Score(sum(range(N)), {"sum": sum(range(N))})
     else:
-        assert "no state is stored" in why_not
+        assert "no state is stored" in score.why_not
+        assert "(in a metric of epoch 1)" in score.why_not
     found.reported(0, 1)
     with pytest.raises(CheckpointNotFoundError):
         states.load_scores(0, "epoch", 1, 0)

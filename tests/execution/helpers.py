@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 
 import cloudpickle
 import dask
+import numpy as np
 import psutil
+import torch
 from distributed import Client, LocalCluster
 
 from dagsel.dispatch.dispatcher import DispatchConfig
@@ -23,6 +25,13 @@ from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 
 T = TypeVar("T")
+
+
+def validation_of(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:
+    """All validation samples and their targets, in the order of the shards."""
+    shards = [data.validation_shard(shard) for shard in range(data.n_shards)]
+    x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
+    return torch.from_numpy(x), torch.from_numpy(y)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 import torch
@@ -22,6 +21,8 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.torch.models import Ensemble
 from tests.conftest import Optimize
+
+from .helpers import validation_of
 
 FLOW = ASHA(max_epochs=4, n_trials=6, reduction_factor=2)
 
@@ -53,14 +54,8 @@ def search(
     return call
 
 
-def validation(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:
-    shards = [data.validation_shard(shard) for shard in range(data.n_shards)]
-    x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
 def accuracy(model: Any, data: ShardedDataset) -> float:
-    inputs, targets = validation(data)
+    inputs, targets = validation_of(data)
     with torch.inference_mode():
         return float((model(inputs).argmax(1) == targets).double().mean())
 
@@ -86,7 +81,7 @@ def test_the_best_models_stay_and_are_what_they_were_scored_as(
     assert [len(run.run_dir.states.list(trial)) for trial in ranked] == [1, 1, 1]
     values = [accuracy(model, digits) for model in run.models()]
     assert values == pytest.approx(list(run.leaderboard()["accuracy"])[:3], abs=1e-12)
-    inputs, _ = validation(digits)
+    inputs, _ = validation_of(digits)
     together = run.ensemble(2)
     with torch.inference_mode():
         mean = torch.stack([model(inputs) for model in run.models(2)]).mean(0)

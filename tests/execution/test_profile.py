@@ -135,7 +135,7 @@ def test_the_units_of_runs_are_measurements_too(
 ) -> None:
     alone = trained_on((1,), data, pair, tmp_path / "1", 0.01)
     both = trained_on((1, 2), data, pair, tmp_path / "2", 0.6)
-    for by, name in ((None, architecture_of(alone.trained, {})), ("model", "vgg")):
+    for by, name in ((None, architecture_of(alone.given_workload, {})), ("model", "vgg")):
         (profile,) = Profile.learnt(both, by=by).values()
         assert profile.architecture == name
         # 1.6 where nothing else runs, which makes the gangs' units longer.

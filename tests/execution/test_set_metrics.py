@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import optuna
 import pytest
 import torch
@@ -19,6 +18,7 @@ from dagsel.metrics import over_set
 from dagsel.storage import RunDir, ShardedDataset
 from tests.conftest import Optimize
 
+from .helpers import validation_of
 from .interrupted import interrupt, stopping_after
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -59,15 +59,9 @@ def search(
     return call
 
 
-def validation(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:
-    shards = [data.validation_shard(shard) for shard in range(data.n_shards)]
-    x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
-    return torch.from_numpy(x), torch.from_numpy(y)
-
-
 def check(run: dagsel.Run, data: ShardedDataset) -> None:
     """What the epoch of the best model was scored with is what its model has on the pooled set."""
-    inputs, target = validation(data)
+    inputs, target = validation_of(data)
     with torch.inference_mode():
         output = run.best_model()(inputs)
     predicted = output.argmax(1)

@@ -173,7 +173,7 @@ def test_sequential_equivalence(search: Search, digits: ShardedDataset) -> None:
         for trial, state in search.states.items():
             config = search.run.record.trials[trial].config
             model, optimizer = plain_pytorch(config, list(orders[trial]), trial, digits)
-            found = search.run.trained.restore(state, config).state_dict()
+            found = search.run.given_workload.restore(state, config).state_dict()
             for name, tensor in model.state_dict().items():
                 assert torch.equal(found[name], tensor), (trial, config, name)
             moments = [

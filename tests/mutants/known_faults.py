@@ -195,9 +195,9 @@ FAULTS = (
     ),
     Fault(
         "runner: a metric that is NaN is reported",
-        "driver/recovery.py",
-        'is NaN after {where}" if math.isnan(value) else ""',
-        'is NaN after {where}" if False else ""',
+        "driver/scoring.py",
+        "is_nan = math.isnan(value)",
+        "is_nan = False",
         "driver/test_runner.py",
     ),
     Fault(
@@ -266,8 +266,8 @@ FAULTS = (
     Fault(
         "record: a clone is worth what the state was that it lost",
         "history/record.py",
-        "origin.epochs[-1].value), afresh=True)",
-        "origin.epochs[-1].value))",
+        "self._score(taker, self._end_of(taker), afresh=True)",
+        "self._score(taker, self._end_of(taker))",
         "history/test_kept.py",
     ),
     Fault(

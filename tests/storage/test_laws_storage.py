@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from dagsel.errors import DatasetInputError, LinkError, RunDirError, RunDirLockedError
 from dagsel.storage import RunDir, disk
 from dagsel.storage.datasets import pair
+from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.shuffled_write import _read_at, _write_at
@@ -52,7 +53,7 @@ def test_a_pair_has_as_few_shards_as_its_size_allows_and_no_crowd_of_small_ones(
 @given(st.lists(st.text("ab", max_size=3), min_size=1, max_size=4))
 def test_text_becomes_an_array_of_text_whatever_holds_it(words: list[str]) -> None:
     for value in (words, np.array(words, dtype=object), np.array(words)):
-        found = pair.as_array("y", value)
+        found = as_array("y", value)
         assert found.dtype.kind == "U"
         assert found.tolist() == words
 
@@ -194,7 +195,7 @@ def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str)
     value = frame if kind == "frame" else frame.to_numpy()
     which = "columns 'b', 'd' of x hold" if kind == "frame" else "x holds"
     with pytest.raises(DatasetInputError, match=f"^{which} neither numbers nor text alone"):
-        pair.as_array("x", value)
+        as_array("x", value)
 
 
 def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_search_draws_them_and_its_tables_name_them(
         assert trial.config["act"] == study.trials[number].params["act"]
         assert trial.value == value(trial.config, len(trial.epochs))
     assert dagsel.load(run_dir).leaderboard().equals(run.leaderboard())
-    again = dagsel.resume(run_dir, client, workload=run.trained, space=space)
+    again = dagsel.resume(run_dir, client, workload=run.given_workload, space=space)
     configs = {number: trial.config for number, trial in run.record.trials.items()}
     assert {number: trial.config for number, trial in again.record.trials.items()} == configs
     assert again.study.best_trial.params == study.best_trial.params

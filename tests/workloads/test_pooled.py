@@ -18,7 +18,7 @@ import dagsel
 from dagsel.errors import WorkloadError
 from dagsel.metrics import auroc, f1, over_set, r2
 from dagsel.state import State
-from dagsel.workloads.base import directions, metric_functions
+from dagsel.workloads.base import Visit, directions, metric_functions
 from dagsel.workloads.describe import describe
 from dagsel.workloads.pooled import Pool, pooled_values
 
@@ -188,7 +188,7 @@ def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused()
     with pytest.raises(WorkloadError, match="needs one tensor, and the model's output is"):
         pool.add({"logits": np.ones(2)}, np.ones(2))
     with pytest.raises(ValueError, match="direction must be 'minimize' or 'maximize', got 'up'"):
-        over_set(lambda o, t: 0.0, direction="up")  # type: ignore[arg-type]
+        over_set(lambda o, t: 0.0, direction="up")  # type: ignore[call-overload]
 
 
 def test_a_constant_target_is_told_or_not() -> None:
@@ -210,8 +210,6 @@ def test_an_estimators_metric_of_the_whole_set() -> None:
     """Not so with logits: what scikit-learn predicts are classes."""
     from sklearn.datasets import load_digits
     from sklearn.linear_model import SGDClassifier
-
-    from dagsel.workloads import Visit
 
     bunch = load_digits()
     macro = over_set(lambda o, t: sk.f1_score(t, o, average="macro"), direction="maximize")
@@ -235,3 +233,52 @@ def test_an_estimators_metric_of_the_whole_set() -> None:
     wanted = sk.f1_score(bunch.target, predicted, average="macro")
     assert n_samples == len(bunch.target)
     assert workload.pool(kept) == {"f1": pytest.approx(wanted, abs=1e-12)}
+
+
+@given(SETS, st.sampled_from([2, 4]), st.booleans())
+def test_f1_of_classes_is_that_of_scikit_learn(
+    how: tuple[int, int, int, int], n_classes: int, text: bool
+) -> None:
+    """As an estimator predicts them; they are no logits, though of their shape."""
+    seed, n, n_shards, batch = how
+    rng = np.random.default_rng(seed)
+    target, output = rng.integers(0, n_classes, n), rng.integers(0, n_classes, n)
+    average = "binary" if n_classes == 2 and not text else "macro"
+    if text:
+        target, output = (np.array(["a", "b", "c", "d"])[classes] for classes in (target, output))
+    wanted = sk.f1_score(target, output, average=average, zero_division=0)
+    if average == "macro" and set(target) | set(output) <= {0, 1}:
+        wanted = sk.f1_score(target, output, zero_division=0)  # only these two were drawn
+    assert f1(output, target) == pytest.approx(wanted, abs=1e-12)
+    if not text:
+        found = pooled({"f1": f1}, cut(output, target, n_shards, batch))
+        assert found["f1"] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_an_estimators_f1_by_name() -> None:
+    from sklearn.linear_model import SGDClassifier
+
+    workload = dagsel.SklearnWorkload(SGDClassifier(random_state=0), metrics=["f1"])
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    y = (x[:, 0] > 0.5).astype(int) + (x[:, 1] > 0)
+    shard = workload.prepare({"x": x, "y": y})
+    visit = Visit(seed=0, trial=0, epoch=1, shard=0)
+    state = workload.train(workload.init({}, seed=0), shard, {}, visit=visit).state
+    scored = workload.evaluate(state, shard, {})
+    assert scored.kept is not None
+    predicted = workload.restore(state, {}).predict(x)
+    wanted = sk.f1_score(y, predicted, average="macro")
+    assert workload.pool([scored.kept])["f1"] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_is_no_number_has_no_score_and_classes_no_area() -> None:
+    for output in (np.array([0.1, np.nan, 0.2]), np.array([[0.1, 0.2], [np.nan, 1], [0, 1]])):
+        assert math.isnan(auroc(output, np.array([0, 1, 1])))
+        assert math.isnan(f1(output, np.array([0, 1, 1])))
+    assert math.isnan(r2(np.array([0.1, np.nan]), np.array([0.0, 1.0])))
+    for classes in (np.array([0, 1, 1]), torch.tensor([0, 1, 1]), np.array(["a", "b", "b"])):
+        with pytest.raises(ValueError, match="auroc ranks samples by their logits, and the model"):
+            auroc(classes, np.array([0, 1, 1]))
+    with pytest.raises(ValueError, match=r"output has shape \(3,\) and target \(2,\)"):
+        f1(np.array([0, 1, 1]), np.array([0, 1]))

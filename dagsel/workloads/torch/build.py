@@ -23,6 +23,9 @@ from torch.overrides import TorchFunctionMode
 from dagsel.errors import WorkloadError
 from dagsel.workloads.random_streams import read_streams
 
+#: Bytes of a model for which random numbers cost more than leaving them out.
+LARGE = 4_000_000
+
 _T: Any = torch.Tensor
 _FILLS = frozenset({
     _T.uniform_, _T.normal_,

@@ -11,7 +11,7 @@ import torch
 from dagsel.codec import plain_part
 from dagsel.errors import WorkloadError
 from dagsel.state import State, Tensor
-from dagsel.workloads.torch.state import DTYPES, as_torch
+from dagsel.workloads.torch.state import DTYPES
 
 _LOADER = '''"""{about}. Needs torch and safetensors."""
 import json
@@ -70,8 +70,6 @@ def _mean(outputs: list[Any]) -> Any:
 
 class GivesModules:
     """What a workload of PyTorch does with modules (`dagsel.workloads.base.GivesModels`)."""
-
-    _as_tensor = staticmethod(as_torch)  # what metrics of the whole set get
 
     def ensemble(self, models: Sequence[torch.nn.Module]) -> torch.nn.Module:
         """Make one module of several: it returns the mean of their outputs."""

@@ -32,6 +32,7 @@ from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import evaluation_batches, training_batches
 from dagsel.workloads.torch.build import (
+    LARGE,
     build_unfilled,
     check_module,
     check_optimizer,
@@ -69,8 +70,6 @@ from dagsel.workloads.torch.state import (
     load_schedule,
     pack,
 )
-
-_LARGE = 4_000_000  # bytes of a model for which random numbers cost more than leaving them out
 
 
 class TorchWorkload(GivesModules, PoolsMetrics):
@@ -176,6 +175,8 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     >>> workload.evaluate(state, shard, config).metrics["accuracy"] > 0.9
     True
     """
+
+    _as_tensor = staticmethod(as_torch)
 
     def __init__(
         self,
@@ -455,7 +456,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     def _restore(
         self, reader: StateReader, config: Config, device: torch.device
     ) -> torch.nn.Module:
-        large = reader.nbytes("model.") > _LARGE
+        large = reader.nbytes("model.") > LARGE
         module = self._build(config, reader.seed, large=large)
         if any(parameter.device != device for parameter in module.parameters()):
             module = module.to(device)

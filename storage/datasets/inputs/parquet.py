@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import fsspec
@@ -38,18 +39,22 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
             f'Parquet files need pyarrow: pip install "dagsel[parquet]" ({error})'
         ) from None
 
-    def opened(name: str) -> Any:
+    @contextmanager
+    def opened(name: str) -> Iterator[Any]:
         try:
-            return parquet.ParquetFile(fsspec.open(name, "rb").open())
+            with fsspec.open(name, "rb") as stream:
+                yield parquet.ParquetFile(stream)
         except (OSError, arrow.ArrowInvalid) as error:
             raise DatasetInputError(f"{name} cannot be read: {error}") from None
 
-    first, length = opened(files[0]).schema_arrow, 0
+    schemas, length = list[Any](), 0
     for name in files:
-        file = opened(name)
-        length += file.metadata.num_rows
-        if not file.schema_arrow.equals(first):
-            other = {one.name: str(one.type) for one in file.schema_arrow}
+        with opened(name) as file:
+            schemas.append(file.schema_arrow)
+            length += file.metadata.num_rows
+        first, schema = schemas[0], schemas[-1]
+        if not schema.equals(first):
+            other = {one.name: str(one.type) for one in schema}
             differs = next((c.name for c in first if other.get(c.name) != str(c.type)), "a column")
             raise DatasetInputError(
                 f"{name} has a schema of its own: {differs!r} is {other.get(differs)}, and in "
@@ -60,11 +65,12 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
 
     def groups(only: list[str]) -> Iterator[tuple[str, Any]]:
         for name in files:
-            file, row = opened(name), 0
-            for number in range(file.num_row_groups):
-                table = file.read_row_group(number, columns=only)
-                yield f"{name}, rows from {row} on", table
-                row += table.num_rows
+            row = 0
+            with opened(name) as file:
+                for number in range(file.num_row_groups):
+                    table = file.read_row_group(number, columns=only)
+                    yield f"{name}, rows from {row} on", table
+                    row += table.num_rows
 
     for name, of in wanted.items() if not classes.is_fixed else ():
         if len(of) == 1 and _is_arrow_text(first.field(of[0]).type):

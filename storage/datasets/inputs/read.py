@@ -6,10 +6,9 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.arrays import as_array, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import parquet_files, read_parquet
@@ -30,8 +29,9 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
     Parameters
     ----------
     source
-        Arrays by name or `Batches`, which stay as they are; a table; a path of Parquet files or of
-        images in folders; a data set with a length whose items are samples.
+        Arrays by name, of which lists and tensors become arrays; `Batches`, as they are; a table; a
+        path of Parquet files or of images in folders; a data set with a length whose items are
+        samples; one that was written before.
     columns
         Which of its columns become which arrays; None for all of them.
     classes
@@ -53,10 +53,12 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
     >>> arrays["x"].tolist(), arrays["y"].tolist(), classes.known
     ([[1.0, 3.0], [2.0, 4.0]], [1, 0], {'y': ['ant', 'cat']})
     """
-    if isinstance(source, Batches) or (isinstance(source, Mapping) and columns is None):
+    if isinstance(source, Batches | Mapping):
         if columns is not None:
-            raise DatasetInputError("columns= chooses columns of a table or of files, not Batches")
-        return source if isinstance(source, Batches) else _of_lists(source)
+            raise DatasetInputError(
+                f"columns= chooses columns of a table or of files, and {what} has arrays by name"
+            )
+        return source if isinstance(source, Batches) else _plain(source)
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if parquet := parquet_files(path):
@@ -125,18 +127,13 @@ def _again(source: Sharded, columns: Columns | None, classes: Classes, what: str
     return Batches(batches, len(source))
 
 
-def _of_lists(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by name; lists become arrays."""
-    made = dict(arrays)
-    for name, value in arrays.items():
-        if isinstance(value, list | tuple):
-            try:
-                made[name] = np.asarray(value)
-            except ValueError:
-                first = np.shape(value[0])
-                row = next(at for at, one in enumerate(value) if np.shape(one) != first)
-                raise DatasetInputError(
-                    f"array {name!r}: sample {row} has shape {np.shape(value[row])}, and sample 0 "
-                    f"{first}; cut or pad them to one shape"
-                ) from None
-    return made
+def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
+    return {
+        name: of_list(name, value)
+        if isinstance(value, list | tuple)
+        else as_array(name, value)
+        if hasattr(value, "detach")
+        else value
+        for name, value in arrays.items()
+    }

@@ -53,7 +53,8 @@ def _named(item: Any, what: str, at: int) -> dict[str, Any]:
     """Return the parts of a sample by name: x and y of a pair."""
     if isinstance(item, Mapping):
         return dict(item)
-    if isinstance(item, tuple | list) and not np.isscalar(item):
+    is_row = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
+    if isinstance(item, tuple | list) and not is_row:  # a list of numbers is one array
         if len(item) == 2:
             return dict(zip(("x", "y"), item, strict=True))
         return {f"x{number}": part for number, part in enumerate(item)}

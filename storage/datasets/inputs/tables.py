@@ -17,8 +17,6 @@ Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
 
 def table_columns(source: Any) -> list[str] | None:
     """Names of a table's columns, be it of pandas, polars or Arrow; None if it is no table."""
-    if isinstance(source, Mapping):
-        return list(source)
     if hasattr(source, "set_format"):  # a data set of Hugging Face has samples
         return None
     for of_table in ("column_names", "columns"):  # Arrow's columns are values; the others' names

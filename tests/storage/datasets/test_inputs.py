@@ -163,7 +163,7 @@ def test_samples_one_by_one_are_read_back(tmp_path: Path) -> None:
     assert list(data.schema) == ["x", "y"]
     single = ShardedDataset.write(tmp_path / "single", list(range(N)), n_shards=2)
     assert everything(single)["x"].tolist() == list(range(N))
-    triples = [(at, [at, at], 0.5) for at in range(N)]
+    triples = [(at, [at, at], 0.5) for at in range(N)]  # a list of numbers is one array
     data = ShardedDataset.write(tmp_path / "triples", triples, n_shards=2)
     assert {name: spec.shape for name, spec in data.schema.items()} == {
         "x0": (),
@@ -270,11 +270,12 @@ def test_lists_become_arrays(tmp_path: Path) -> None:
         tmp_path / "data", {"x": [[1.0, 2.0]] * N, "y": list(range(N))}, n_shards=2
     )
     assert data.schema["x"].shape == (2,)
-    arrays = {"a": np.arange(N), "b": np.ones(N), "kind": np.array(["x", "y"] * 30)}
-    columns = {"x": ["a", "b"], "kind": "kind"}
-    data = ShardedDataset.write(tmp_path / "joined", arrays, n_shards=2, columns=columns)
-    assert everything(data)["x"].tolist() == [[float(at), 1.0] for at in range(N)]
-    assert data.classes == {"kind": ("x", "y")}
+    tensors = {"x": torch.arange(N).reshape(N, 1), "y": torch.arange(N)}
+    data = ShardedDataset.write(tmp_path / "tensors", tensors, n_shards=2)
+    assert everything(data)["y"].tolist() == list(range(N))
+    rows = [[at, at + 0.5] for at in range(N)]  # two numbers are no pair of input and target
+    data = ShardedDataset.write(tmp_path / "rows", rows, n_shards=2)
+    assert {name: spec.shape for name, spec in data.schema.items()} == {"x": (2,)}
 
 
 def test_what_has_many_values_has_no_classes(tmp_path: Path) -> None:
@@ -344,15 +345,17 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         r"lengths that differ: \(1,\) in row 0 and \(2,\) in row 30; cut or pad"),
     "unequal lists": (
         lambda p: {"x": [[1]] * 30 + [[1, 2]] * 30}, None,
-        r"array 'x': sample 30 has shape \(2,\), and sample 0 \(1,\)"),
+        r"x is no regular array: sample 30 has shape \(2,\), and sample 0 \(1,\)"),
     "unequal samples": (
         lambda p: Broken(), None, r"'x' of sample 5 is float64\[3\], and of sample 0 float64\[2\]"),
     "samples of objects": (lambda p: Objects(), None, "'x' of sample 0 is .*; make it numbers"),
     "a sample that is nothing": (lambda p: [(1, 2), *[None] * 9], None, "arrays: sample 1 is None"),
     "parts of samples together": (lambda p: Pairs(), {"z": ["x", "y"]}, "one part of a sample"),
     "arrays together": (
-        lambda p: {"a": np.zeros((N, 2)), "b": np.zeros(N)}, {"x": ["b", "a"]},
-        "column 'a' holds arrays; make it one of its own"),
+        lambda p: table().assign(age=pd.Series([[1, 2]] * N)), {"x": ["height", "age"]},
+        "column 'age' holds arrays; make it one of its own"),
+    "columns of arrays": (
+        lambda p: {"a": np.zeros(N)}, {"x": ["a"]}, "and arrays has arrays by name"),
     "lists of other things": (
         lambda p: table().assign(age=pd.Series([{1}, {2}] * 30, dtype=object)), None, "'age'"),
     "an empty data set": (lambda p: [], None, "arrays is empty"),
@@ -363,7 +366,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         other_size, None, r"bee/zz.png is 8 × 9, and .*000.png 6 × 4; give ImageFolder\(.*size="),
     "columns of images": (lambda p: images(p / "i"), ["x"], "no columns="),
     "columns of batches": (
-        lambda p: Batches([{"x": np.zeros(N)}], N), ["x"], "of a table or of files, not Batches"),
+        lambda p: Batches([{"x": np.zeros(N)}], N), ["x"], "of files, and arrays has arrays by"),
     "a schema of its own": (
         other_schema, None, "part-9.parquet has a schema of its own: 'age' is double, and in .*i"),
     "a torn file": (torn, None, "t.parquet cannot be read"),
