@@ -46,7 +46,7 @@ class Oracle:
 
     n_epochs: int = 0
     seen: list[tuple[float, StatePlace]] = field(default_factory=list)
-    last: float | None = None  # the value after its last epoch
+    last: float | None = None  # what its state at the end of its last epoch is worth
     end: str = ""
 
     def worth(self, keep: Keep, loss: Any) -> tuple[float, StatePlace] | None:
@@ -99,6 +99,7 @@ def play(
             source, target = (number + 1) % N_TRIALS, number
             record.trials[target].n_decided = one.n_epochs  # it is paused
             assert other.last is not None
+            one.last = other.last  # of the state, be it a clone's
             one.seen = [(other.last, end_of(one.n_epochs))]
             add(turn(None, Clone(source, target, {}), Train(target, 99)))
         elif what == "lose" and one.n_epochs:
@@ -117,12 +118,14 @@ def play(
 
 
 CLONED = [("epoch", 0, 0.1), ("epoch", 1, 0.4), ("clone", 0, 0.0)]
+CLONED_TWICE = [*CLONED, ("epoch", 2, 0.3), ("clone", 1, 0.0), ("clone", 0, 0.0)]
 LOST = [("epoch", 0, 0.1), ("epoch", 0, 0.4), ("lose", 0, 0.0)]
 
 
 @given(STEPS, st.sampled_from(["minimize", "maximize"]), st.sampled_from(["best", "last"]))
 @example(CLONED, "minimize", "best")  # chance seldom has them
 @example(LOST, "minimize", "best")
+@example(CLONED_TWICE, "minimize", "best")
 def test_a_trial_is_worth_its_best_state_or_its_last_one(
     steps: list[tuple[str, int, float]], direction: Direction, keep: Keep
 ) -> None:
