@@ -76,7 +76,7 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
         get = getter(source)
         return {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
     if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        if hasattr(source, "shape") or isinstance(source, bytes):
+        if hasattr(source, "dtype") or isinstance(source, bytes):
             raise DatasetInputError(
                 f"{what} is a {type(source).__name__}; pass a mapping of names to arrays, such as "
                 f'{{"x": {what}}}'

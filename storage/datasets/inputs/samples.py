@@ -27,6 +27,11 @@ def read_samples(source: Any, columns: Columns | None, classes: Classes, what: s
     if any(len(of) > 1 for of in wanted.values()):
         raise DatasetInputError(f"{what}: an array is made of one part of a sample, not of several")
     labels = [name for name, (of,) in wanted.items() if isinstance(first[of], str)]
+    features: Any = getattr(source, "features", None)  # of Hugging Face: their numbers have names
+    for name, (of,) in wanted.items() if isinstance(features, Mapping) else ():
+        names = getattr(features.get(of), "names", None)
+        if names is not None and not classes.is_fixed:
+            classes.known[name] = list(names)
     if labels and not classes.is_fixed:
         for name in labels:
             found = {_named(source[at], what, at)[wanted[name][0]] for at in range(length)}

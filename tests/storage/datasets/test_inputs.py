@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -175,19 +176,35 @@ def test_samples_one_by_one_are_read_back(tmp_path: Path) -> None:
     assert everything(data)["y"].tolist() == [at % 3 for at in range(N)]
 
 
-class HuggingFace(Records):
-    """As its data sets look from outside: columns, and samples by number."""
-
-    column_names = ("image", "label", "id")
-
-    def set_format(self, kind: str) -> None:
-        raise AssertionError
-
-
 def test_a_data_set_of_hugging_face_has_samples(tmp_path: Path) -> None:
-    data = ShardedDataset.write(tmp_path / "data", HuggingFace(), n_shards=2)
-    assert list(data.schema) == ["image", "label", "id"]
-    assert data.classes == {"label": tuple(KINDS)}
+    datasets = pytest.importorskip("datasets")
+    images = [Image.fromarray(np.full((4, 5, 3), at, np.uint8)) for at in range(N)]
+    kinds = [KINDS[at % 3] for at in range(N)]
+    numbers = [at % 3 for at in range(N)]
+    theirs = datasets.Dataset.from_dict(
+        {"image": images, "kind": kinds, "v": [[at, 0.5] for at in range(N)], "label": numbers},
+        features=datasets.Features(
+            {
+                "image": datasets.Image(),
+                "kind": datasets.Value("string"),
+                "v": datasets.Sequence(datasets.Value("float32"), length=2),
+                "label": datasets.ClassLabel(names=KINDS),
+            }
+        ),
+    )
+    data = ShardedDataset.write(tmp_path / "data", theirs, n_shards=2)
+    assert {name: spec.shape for name, spec in data.schema.items()} == {
+        "image": (4, 5, 3),
+        "kind": (),
+        "v": (2,),
+        "label": (),
+    }
+    assert data.classes == {"kind": tuple(KINDS), "label": tuple(KINDS)}
+    found = everything(data)
+    assert found["label"].tolist() == found["kind"].tolist() == numbers
+    assert [int(image[0, 0, 0]) for image in found["image"]] == list(range(N))
+    with pytest.raises(DatasetInputError, match=r"IterableDataset.*Batches\(iterable, length="):
+        ShardedDataset.write(tmp_path / "stream", theirs.to_iterable_dataset(), n_shards=2)
 
 
 @given(st.integers(8, 600), st.integers(1, 4))
@@ -397,6 +414,20 @@ before = peak()
 data = ShardedDataset.write(out, path, n_shards=4, columns={"x": [f"c{k}" for k in range(64)]})
 print(len(data), peak() - before)
 """
+
+
+def test_parquet_on_s3_is_read(
+    s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(fsspec.config.conf, "s3", s3_options)  # as users configure it
+    as_files(table(), tmp_path)
+    fsspec.filesystem("s3").put(str(tmp_path / "parts"), "bucket/parquet", recursive=True)
+    for name in ("s3://bucket/parquet", "s3://bucket/parquet/part-0.parquet"):
+        data = ShardedDataset.write(tmp_path / "data", name, n_shards=2, overwrite=True)
+        assert data.classes == {"kind": tuple(KINDS)}
+    assert everything(data)["age"].tolist() == list(range(15))
+    with pytest.raises(DatasetInputError, match="nothing is at s3://bucket/nowhere"):
+        ShardedDataset.write(tmp_path / "none", "s3://bucket/nowhere", n_shards=2)
 
 
 @pytest.mark.slow
