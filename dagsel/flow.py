@@ -48,6 +48,9 @@ class Context:
         What the cluster can have.
     seconds, worker_seconds
         What the run has taken so far: the start of the cluster counts.
+    prunes_last
+        Whether a pruner may end a trial after its last epoch, as in a script of Optuna's; in runs
+        of before such a trial was complete.
     """
 
     n_workers: int
@@ -56,6 +59,7 @@ class Context:
     capacity: ClusterCapacity = field(default=ClusterCapacity(), metadata={LATER: True})
     seconds: float = field(default=0.0, metadata={LATER: True})
     worker_seconds: float = field(default=0.0, metadata={LATER: True})
+    prunes_last: bool = field(default=False, metadata={LATER: True})
 
     def loss(self, value: float) -> float:
         """Return a value that is better when smaller; NaN and infinities become the worst.

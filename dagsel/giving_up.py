@@ -62,7 +62,7 @@ def abandon(
         try:
             if study is not None or settings.home is not None:  # one in memory is gone
                 theirs = study_of(settings, folder, given.study_or_url)
-                give_up(guarded(theirs), record.run, told(record))
+                give_up(guarded(theirs), record.run, told(record, settings.first_step))
         except StudyStorageError as error:
             logger.warning(
                 "run %s is abandoned, but its trials are still running in the study: %s",

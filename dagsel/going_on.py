@@ -147,7 +147,8 @@ def resume(
                 type(study.sampler).__name__,
             )
         draws = (settings.seed, given.callbacks, record.run, settings.sampler_seed, flow.traits)
-        driver = StudyDriver(study, space, settings.metric, *draws, n_before=settings.n_before)
+        counts = (settings.n_before, settings.first_step)
+        driver = StudyDriver(study, space, settings.metric, *draws, *counts)
         driver.validate(grid=False, check=checks(workload, dataset.manifest))
         adopt(driver, record)
         if given.count_downtime and entries:
@@ -234,7 +235,8 @@ def replay(
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
     study = open_study(settings.study, settings.direction, None)
-    driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, sampler_seed=0)
+    steps = settings.first_step
+    driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, 0, first_step=steps)
     record = Record(run, settings.n_shards, settings.direction, settings.keep, settings.top_k)
     trials = tuple(then.trials)
     params = {trial: dict(then.trials[trial].params) for trial in trials}

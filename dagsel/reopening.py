@@ -52,14 +52,14 @@ def study_of(settings: Settings, folder: RunDir, given: Study | str | None) -> S
 
 def adopt(driver: StudyDriver, record: Record) -> None:
     """Write what the study lacks of the record, and add configurations to the record's trials."""
-    record.configure(driver.adopt(told(record)))
+    record.configure(driver.adopt(told(record, driver.first_step or 0)))
 
 
-def told(record: Record) -> dict[int, Adopted]:
-    """Return what the study is to hold of the record's trials."""
+def told(record: Record, first_step: int = 0) -> dict[int, Adopted]:
+    """Return what the study is to hold of the record's trials, with `Settings.first_step`."""
     found = {}
     for trial in record.trials.values():
         values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
         end = (trial.state, trial.reason, trial.traceback)
-        found[trial.number] = Adopted(trial.params, values, trial.value, *end)
+        found[trial.number] = Adopted(trial.params, values, trial.value, *end, first_step)
     return found

@@ -220,6 +220,7 @@ def optimize(
     driver.validate(grid=grid, check=checks(workload, dataset.manifest))
     assert driver.sampler_seed is not None
     assert driver.n_before is not None
+    assert driver.first_step is not None
     folder = given.run_dir or RunDir.fresh(driver.name, run)
     with folder.lock(run) as lock:
         if isinstance(dataset, ArrayPair):
@@ -231,6 +232,7 @@ def optimize(
             sampler=type(study.sampler).__name__,
             sampler_seed=driver.sampler_seed,
             n_before=driver.n_before,
+            first_step=driver.first_step,
             direction="maximize" if driver.maximize else "minimize",
             metric=metric,
             seed=seed,

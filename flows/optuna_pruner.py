@@ -15,7 +15,8 @@ class OptunaPruner(FullTraining):
     """Ask a pruner of Optuna's after each epoch whether a trial trains on.
 
     It does what ``trial.report`` and ``trial.should_prune`` do in an Optuna objective, with the
-    study's own sampler and pruner. Each epoch is a step, counted from 1.
+    study's own sampler and pruner, and prunes where they do. Each epoch is a step, counted from 0,
+    or from 1 if the study's trials of before count so.
 
     Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, KDD 2019.
 
@@ -65,7 +66,10 @@ class OptunaPruner(FullTraining):
 
     def handle(self, event: Event) -> list[Decision]:
         """Stop a trial where the pruner says so; draw another one for each that ended."""
-        if isinstance(event, Reported) and event.prune and event.epoch < self.max_epochs:
+        if isinstance(event, Reported) and event.prune and self._may_end(event.epoch):
             reason = f"the pruner ended it after epoch {event.epoch}"
             return self.state.end(Stop(event.trial, reason))
         return super().handle(event)
+
+    def _may_end(self, epoch: int) -> bool:
+        return epoch < self.max_epochs or self.state.drawing.context.prunes_last

@@ -161,14 +161,10 @@ class Runner:
     # ---- how a session begins
 
     def _begin(self) -> None:
-        context = Context(
-            self.engine.n_workers,
-            self.record.direction,
-            self.seed,
-            self.engine.capacity,
-            self._clock.seconds,
-            self._clock.worker_seconds,
-        )
+        engine, clock = self.engine, self._clock
+        taken = (engine.capacity, clock.seconds, clock.worker_seconds)
+        goal = (engine.n_workers, self.record.direction, self.seed)
+        context = Context(*goal, *taken, prunes_last=self.flow.traits.uses_pruner)
         decisions = self.flow.start(context)
         self._take(Turn(None, tuple(decisions), context=context))
         self._do(decisions)

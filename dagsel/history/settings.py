@@ -44,6 +44,7 @@ class Settings:
     keep: Keep = field(default="last", metadata={LATER: True})
     top_k: int = field(default=1, metadata={LATER: True})
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
+    first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
     deadline_s: float | None = None
     unit_timeout_s: float | None = None

@@ -81,34 +81,38 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
     raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
 
 
-def check_pruner(pruner: Any, max_epochs: int) -> None:
-    """Raise a `SearchError` unless a pruner can stop a trial before its last epoch."""
-    first = first_step(pruner)
+def check_pruner(pruner: Any, max_epochs: int, first_step: int = 0) -> None:
+    """Raise a `SearchError` unless a pruner can stop a trial before its last epoch.
+
+    `first_step` is the step of the first epoch.
+    """
+    first = first_epoch(pruner, first_step)
     if first >= max(max_epochs, 2):
         raise SearchError(
-            f"{type(pruner).__name__} ends no trial before step {first}, and a trial has "
-            f"{max_epochs} epochs, one step each; lower its warm-up or resource to less than that"
+            f"{type(pruner).__name__} ends no trial before epoch {first}, and a trial has "
+            f"{max_epochs} epochs, the first of which is step {first_step}; lower its warm-up or "
+            "resource"
         )
 
 
-def first_step(pruner: Any) -> int:
-    """Return the first step at which a pruner can act; 0 if that is not known.
+def first_epoch(pruner: Any, first_step: int = 0) -> int:
+    """Return the first epoch after which a pruner can act; 1 if that is not known.
 
     Examples
     --------
-    >>> first_step(SuccessiveHalvingPruner(min_resource=2, min_early_stopping_rate=1))
-    8
+    >>> first_epoch(SuccessiveHalvingPruner(min_resource=2, min_early_stopping_rate=1))
+    9
     """
     match pruner:
         case PercentilePruner() | ThresholdPruner():  # MedianPruner is a PercentilePruner
-            return pruner._n_warmup_steps
+            return max(1, pruner._n_warmup_steps - first_step + 1)
         case SuccessiveHalvingPruner():
             rung: int = pruner._reduction_factor**pruner._min_early_stopping_rate
-            return (pruner._min_resource or 1) * rung
+            return (pruner._min_resource or 1) * rung - first_step + 1
         case HyperbandPruner():
-            return pruner._min_resource
+            return pruner._min_resource - first_step + 1
         case WilcoxonPruner():
             return max(2, pruner._n_startup_steps)
         case PatientPruner():
-            return max(pruner._patience + 2, first_step(pruner._wrapped_pruner))
-    return 0
+            return max(pruner._patience + 2, first_epoch(pruner._wrapped_pruner, first_step))
+    return 1

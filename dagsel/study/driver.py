@@ -22,7 +22,15 @@ from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
 from dagsel.study.labels import labelled
-from dagsel.study.resume import REASON, TRACEBACK, Adopted, end_as_failed, match_up, recall
+from dagsel.study.resume import (
+    REASON,
+    TRACEBACK,
+    Adopted,
+    end_as_failed,
+    first_step,
+    match_up,
+    recall,
+)
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
 
@@ -57,6 +65,9 @@ class StudyDriver:
         What the flow declares: the length of its longest trial, and whether it uses a pruner.
     n_before
         Trials that had ended in the study before the run; None to count them.
+    first_step
+        The step of a trial's first epoch: 0, as in a script of Optuna's, or 1 if the steps of the
+        study's trials begin there, as those of runs of before do; None to look.
 
     Attributes
     ----------
@@ -75,6 +86,7 @@ class StudyDriver:
     sampler_seed: int | None = None
     traits: Traits = field(default_factory=Traits)
     n_before: int | None = None
+    first_step: int | None = None
     stopped: str = field(default="", init=False)
     error: Exception | None = field(default=None, init=False)
     _theirs: optuna.Study = field(init=False)  # the user's study, whose storage is watched
@@ -116,8 +128,9 @@ class StudyDriver:
         # What Optuna has cached of a study says nothing of its storage.
         self._theirs._storage.get_study_user_attrs(self._theirs._study_id)
         self._count_before()
+        first = self._step(1)
         if self.traits.uses_pruner and self.traits.max_epochs is not None:
-            check_pruner(self._pruner, self.traits.max_epochs)
+            check_pruner(self._pruner, self.traits.max_epochs, first)
         uniform = RandomSampler()
         reseed(uniform, self.seed, 0, 0)  # checks the first random draw
         configs = probe(self.space, GridWalk() if grid else uniform)
@@ -168,6 +181,13 @@ class StudyDriver:
             trials = self._theirs.get_trials(deepcopy=False)
             self.n_before = sum(trial.state.is_finished() for trial in trials)
         self._draws.n_before = self.n_before
+
+    def _step(self, epoch: int) -> int:
+        """Return the step that an epoch is to Optuna."""
+        if self.first_step is None:
+            trials = self._theirs.get_trials(deepcopy=False)
+            self.first_step = first_step(trials)
+        return self.first_step + epoch - 1
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what others have added to the study; return the enqueued trials."""
@@ -237,8 +257,8 @@ class StudyDriver:
 
     def report(self, number: int, epoch: int, value: float) -> None:
         """Report a live trial's value after an epoch; a value reported before is replaced."""
-        trial_id = self._live[number]._trial_id
-        self._theirs._storage.set_trial_intermediate_value(trial_id, epoch, float(value))
+        trial_id, step = self._live[number]._trial_id, self._step(epoch)
+        self._theirs._storage.set_trial_intermediate_value(trial_id, step, float(value))
         self._view.report(number, epoch, value)
 
     def should_prune(self, number: int) -> bool:

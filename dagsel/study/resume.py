@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +38,8 @@ class Adopted:
         Whether it has ended, and how.
     reason, traceback
         Why it failed.
+    first_step
+        The step that its first epoch is to Optuna.
     """
 
     params: Mapping[str, Any]
@@ -46,6 +48,12 @@ class Adopted:
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     reason: str = ""
     traceback: str = ""
+    first_step: int = 0
+
+    @property
+    def steps(self) -> dict[int, float]:
+        """What the study is to hold of its reports."""
+        return {self.first_step + epoch - 1: value for epoch, value in self.reports}
 
     @property
     def told(self) -> TrialState:
@@ -57,6 +65,11 @@ class Adopted:
             "failed": TrialState.FAIL,
         }
         return states[self.state]
+
+
+def first_step(trials: Iterable[FrozenTrial]) -> int:
+    """Return the step at which a study's trials begin: 1 if they do, and else 0."""
+    return int(min((s for trial in trials for s in trial.intermediate_values), default=0) == 1)
 
 
 def recall(
@@ -80,7 +93,7 @@ def recall(
         distributions=fixed.distributions,
         user_attrs={**fixed.user_attrs, RUN: run},
         system_attrs=fixed.system_attrs,
-        intermediate_values=dict(adopted.reports),
+        intermediate_values=adopted.steps,
     )
     return config, trial
 
@@ -172,7 +185,7 @@ def _add(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
 
 def _with_reports(study: optuna.Study, trial: FrozenTrial, adopted: Adopted) -> FrozenTrial:
     if not trial.state.is_finished():
-        for epoch, value in adopted.reports:
-            if epoch not in trial.intermediate_values:
-                study._storage.set_trial_intermediate_value(trial._trial_id, epoch, value)
+        for step, value in adopted.steps.items():
+            if step not in trial.intermediate_values:
+                study._storage.set_trial_intermediate_value(trial._trial_id, step, value)
     return study._storage.get_trial(trial._trial_id)

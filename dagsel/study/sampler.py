@@ -85,6 +85,12 @@ class _Storage(InMemoryStorage):
         return min(complete, key=lambda trial: sign * (trial.value or 0.0))
 
 
+def _epochs(trial: FrozenTrial) -> list[tuple[int, float]]:
+    """List epochs and values of a trial of another run, which may count its steps from 1."""
+    first = min(trial.intermediate_values, default=0)
+    return [(step - first + 1, value) for step, value in trial.intermediate_values.items()]
+
+
 class SamplerStudy:
     """A study in memory with as many trials as the user's, for the sampler to draw in.
 
@@ -134,7 +140,7 @@ class SamplerStudy:
             if trial.state == TrialState.RUNNING:
                 self._running.add(number)
             elif RUN in trial.user_attrs and trial.state != TrialState.FAIL:
-                for epoch, value in trial.intermediate_values.items():
+                for epoch, value in _epochs(trial):
                     self.report(number, epoch, value)
             elif trial.state == TrialState.COMPLETE and trial.value is not None:
                 self._finals[number] = trial.value

@@ -189,7 +189,7 @@ def test_abandoning_tells_what_the_driver_could_not(
     ended = [trial for trial in trials if trial.state.name == "COMPLETE"]
     assert len(ended) >= 1
     for trial in ended:
-        assert trial.value == trial.intermediate_values[3]
+        assert trial.value == trial.intermediate_values[2]
     assert {trial.state.name for trial in trials} <= {"COMPLETE", "FAIL"}
 
 

@@ -84,7 +84,7 @@ def test_a_value_that_is_no_number_fails_its_trial_and_is_not_reported(value: fl
         assert trial.intermediate_values == {}
         assert done.record.trials[0].epochs == []
     else:
-        assert trial.intermediate_values == {1: 0.5}
+        assert trial.intermediate_values == {0: 0.5}
 
 
 def test_epochs_that_are_decided_twice_in_a_turn_are_all_trained() -> None:

@@ -95,7 +95,7 @@ def check_study(run: dagsel.Run) -> None:
             number = trial.user_attrs.get("dagsel:trial", trial.number)
             stands.setdefault(number, []).append(trial.state.name)
             recorded = run.record.trials[number]
-            reports = {epoch.epoch: epoch.value for epoch in recorded.epochs}
+            reports = {epoch.epoch - 1: epoch.value for epoch in recorded.epochs}
             assert trial.params == recorded.params
             assert trial.intermediate_values == reports
     assert stands == {t.number: [names[t.state]] for t in run.record.trials.values()}

@@ -198,7 +198,7 @@ def test_a_pruner_decides_as_in_optuna(name: str, whose: str) -> None:
         trial = plain.ask()
         expected.append(EPOCHS)
         for epoch in range(1, EPOCHS + 1):
-            trial.report(curve(number, epoch), epoch)
+            trial.report(curve(number, epoch), epoch - 1)
             if trial.should_prune():
                 expected[-1] = epoch
                 break
@@ -230,19 +230,19 @@ def test_no_pruner_is_asked_unless_the_flow_wants_one() -> None:
 
 
 NEVER = [
-    (lambda: MedianPruner(n_warmup_steps=9), 9),
-    (lambda: PercentilePruner(10.0, n_warmup_steps=12), 12),
-    (lambda: ThresholdPruner(upper=1.0, n_warmup_steps=9), 9),
-    (lambda: SuccessiveHalvingPruner(min_resource=9), 9),
+    (lambda: MedianPruner(n_warmup_steps=8), 9),
+    (lambda: PercentilePruner(10.0, n_warmup_steps=12), 13),
+    (lambda: ThresholdPruner(upper=1.0, n_warmup_steps=8), 9),
+    (lambda: SuccessiveHalvingPruner(min_resource=8), 9),
     (
         lambda: SuccessiveHalvingPruner(
             min_resource=3, reduction_factor=3, min_early_stopping_rate=1
         ),
-        9,
+        10,
     ),
-    (lambda: HyperbandPruner(min_resource=10, max_resource=100), 10),
+    (lambda: HyperbandPruner(min_resource=10, max_resource=100), 11),
     (lambda: PatientPruner(None, patience=7), 9),
-    (lambda: PatientPruner(MedianPruner(n_warmup_steps=9), patience=1), 9),
+    (lambda: PatientPruner(MedianPruner(n_warmup_steps=9), patience=1), 10),
     (lambda: WilcoxonPruner(n_startup_steps=9), 9),
 ]
 
@@ -258,7 +258,7 @@ def test_a_pruner_that_never_acts_is_refused(make: Any, first: int) -> None:
         driver = StudyDriver(study, space, "loss", traits=traits)
         driver.validate(grid=False, check=lambda config: None)
 
-    with pytest.raises(SearchError, match=f"ends no trial before step {first}, and a trial has 9"):
+    with pytest.raises(SearchError, match=f"ends no trial before epoch {first}, and a trial has 9"):
         validate(9)
     with pytest.raises(SearchError, match=type(pruner).__name__):
         validate(9, pruner=pruner)

@@ -185,9 +185,9 @@ def test_the_study_is_brought_in_line_with_the_journal(open_storage: Callable[[]
     ]
     for number, adopted in search.journal.items():
         if number != ended:
-            assert trials[number].intermediate_values == dict(adopted.reports)
+            assert trials[number].intermediate_values == adopted.steps
     assert trials[ended].value == 0.3
-    assert trials[ended].intermediate_values.keys() == {1, 2, 3}
+    assert trials[ended].intermediate_values.keys() == {0, 1, 2}
     assert trials[1].user_attrs == {
         "space": "mixed",
         "dagsel:run": search.driver.run,

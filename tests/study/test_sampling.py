@@ -122,6 +122,19 @@ def test_what_was_complete_before_the_run_counts_with_its_value() -> None:
     assert spy.seen == [("COMPLETE", 0.5), ("COMPLETE", 0.7), ("COMPLETE", 2.1), ("FAIL", None)]
 
 
+@pytest.mark.parametrize("first_step", [0, 1])
+def test_steps_of_an_earlier_run_are_its_epochs_wherever_they_begin(first_step: int) -> None:
+    spy = Spy()
+    study = make_study(spy)
+    steps = {first_step + n: 0.25 * n for n in range(3)}
+    study.add_trial(
+        create_trial(value=0.5, user_attrs={"dagsel:run": "old"}, intermediate_values=steps)
+    )
+    driver = StudyDriver(study, one_float, "loss", traits=Traits(max_epochs=2))
+    driver.ask(1, "study")
+    assert spy.seen == [("COMPLETE", 0.25)]
+
+
 def test_nan_is_not_shown() -> None:
     spy = Spy()
     driver = StudyDriver(make_study(spy), one_float, "loss")

@@ -351,7 +351,7 @@ def test_the_study_holds_what_was_told(searched: Searched, storage: Callable[[],
     assert states == ["COMPLETE", "COMPLETE", "COMPLETE", "PRUNED", "FAIL", "FAIL"]
     assert study.best_trial.number == 2
     assert study.best_value == pytest.approx(0.9)
-    assert study.trials[1].intermediate_values == pytest.approx({1: 0.2, 2: 0.4, 3: 0.6})
+    assert study.trials[1].intermediate_values == pytest.approx({0: 0.2, 1: 0.4, 2: 0.6})
     assert study.trials[3].value == pytest.approx(0.4)  # its last report
     broken, left = study.trials[4:]
     run = {"dagsel:run": searched.driver.run}
@@ -360,7 +360,7 @@ def test_the_study_holds_what_was_told(searched: Searched, storage: Callable[[],
         "dagsel:traceback": "Traceback: the whole of it",
     }
     assert left.user_attrs == run | {"dagsel:reason": "the run ended before the trial did"}
-    assert left.intermediate_values == pytest.approx({1: 0.6, 2: 1.2, 3: 1.8})
+    assert left.intermediate_values == pytest.approx({0: 0.6, 1: 1.2, 2: 1.8})
 
 
 def test_callbacks_hear_of_each_trial_that_was_told(searched: Searched) -> None:
