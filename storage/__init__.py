@@ -1,6 +1,7 @@
 """Sharded data sets and the states of trials, at any URL that fsspec knows.
 
-`ShardedDataset` is the data, `Batches` and `ImageFolder` are what it may be written from. A
+`ShardedDataset` is the data, `Batches` and `ImageFolder` are what it may be written from, and
+`RaggedArray` is an array whose samples differ in shape. A
 `RunDir` holds a run: its `Journal` and the states of its trials (`CheckpointStore`). Importing this
 package loads neither torch nor Dask.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
 from dagsel.storage.datasets.inputs.images import ImageFolder
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 from dagsel.storage.runs.checkpoints import CheckpointStore
 from dagsel.storage.runs.journal import Journal
@@ -19,6 +21,7 @@ __all__ = [
     "CheckpointStore",
     "ImageFolder",
     "Journal",
+    "RaggedArray",
     "RunDir",
     "ShardSize",
     "ShardedDataset",

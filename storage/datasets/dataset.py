@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -36,8 +37,9 @@ from dagsel.storage.datasets.manifest import (
     Split,
 )
 from dagsel.storage.datasets.plan import plan_write
+from dagsel.storage.datasets.ragged import RaggedArray, join_rows
 from dagsel.storage.datasets.summary import SplitInMemory, summaries
-from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
+from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat, group_metadata
 from dagsel.storage.files import Folder, Url
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ class ShardedDataset:
         n_shards: int,
         validation: Any = 0.2,
         columns: Columns | None = None,
+        ragged: Sequence[str] = (),
         seed: int = 0,
         storage_options: Mapping[str, Any] | None = None,
         overwrite: bool = False,
@@ -134,6 +137,9 @@ class ShardedDataset:
             Which columns of a table or of files become which arrays, such as ``{"x": ["age",
             "height"], "y": "kind"}``: several columns become one array of float32. None for all,
             each an array.
+        ragged
+            Names of arrays whose samples may differ in shape though the first ones do not, such as
+            token lists. Where the first ones differ, nobody has to say so (`RaggedArray`).
         seed
             Of the shuffle.
         storage_options
@@ -158,7 +164,7 @@ class ShardedDataset:
         folder = url if isinstance(url, Folder) else Folder(url, storage_options)
         overwrite = flag("overwrite", overwrite, error=DatasetInputError)
         how = {"n_shards": n_shards, "validation": validation, "seed": seed, "columns": columns}
-        plan = partial(plan_write, arrays, **how)
+        plan = partial(plan_write, arrays, ragged=ragged, **how)
         manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
@@ -241,19 +247,19 @@ class ShardedDataset:
     @property
     def nbytes(self) -> int:
         """Bytes of all samples in memory."""
-        return len(self) * self.manifest.sample_bytes
+        return self.manifest.nbytes
 
     @property
     def shard_sizes(self) -> tuple[ShardSize, ...]:
         """Size of each shard, by which shards are placed on workers."""
-        sample_bytes = self.manifest.sample_bytes
-        pairs = zip(*(self.manifest.sizes(split) for split in SPLITS), strict=True)
+        sizes = [self.manifest.sizes(split) for split in SPLITS]
+        n_bytes = [self.manifest.shard_bytes(split) for split in SPLITS]
         return tuple(
-            ShardSize(n_train, n_validation, (n_train + n_validation) * sample_bytes)
-            for n_train, n_validation in pairs
+            ShardSize(n_train, n_validation, train + validation)
+            for n_train, n_validation, train, validation in zip(*sizes, *n_bytes, strict=True)
         )
 
-    def shard(self, index: int) -> dict[str, NDArray[Any]]:
+    def shard(self, index: int) -> dict[str, Any]:
         """Read a training shard.
 
         Parameters
@@ -264,7 +270,7 @@ class ShardedDataset:
         Returns
         -------
         arrays
-            New arrays by name, each of shape ``(n_samples, *sample_shape)``.
+            New arrays by name, each of shape ``(n_samples, *sample_shape)``, or a `RaggedArray`.
 
         Raises
         ------
@@ -273,11 +279,11 @@ class ShardedDataset:
         """
         return self._read(index, "train")
 
-    def validation_shard(self, index: int) -> dict[str, NDArray[Any]]:
+    def validation_shard(self, index: int) -> dict[str, Any]:
         """Read a validation shard; see `shard`."""
         return self._read(index, "validation")
 
-    def head(self, n: int = 5) -> dict[str, NDArray[Any]]:
+    def head(self, n: int = 5) -> dict[str, Any]:
         """Return the first samples of the first training shard: reads that shard.
 
         Parameters
@@ -288,7 +294,7 @@ class ShardedDataset:
         wanted = whole("n", n, error=DatasetInputError)
         return {name: array[:wanted] for name, array in self.shard(0).items()}
 
-    def __getitem__(self, index: int) -> dict[str, NDArray[Any]]:
+    def __getitem__(self, index: int) -> dict[str, Any]:
         """Return a sample, in the order of the training shards and then the validation shards.
 
         Reads its whole shard, so go over all samples by iteration.
@@ -303,7 +309,7 @@ class ShardedDataset:
                 place -= size
         raise AssertionError
 
-    def __iter__(self) -> Iterator[dict[str, NDArray[Any]]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """Go over all samples, shard by shard: those to train on, then those for validation."""
         for split in SPLITS:
             for shard in range(self.n_shards):
@@ -326,7 +332,7 @@ class ShardedDataset:
         choice("split", split, SPLITS, error=DatasetInputError)
         shards = [self._read(shard, split) for shard in range(self.n_shards)]
         return SplitInMemory(
-            {name: np.concatenate([shard[name] for shard in shards]) for name in self.schema}
+            {name: join_rows([shard[name] for shard in shards]) for name in self.schema}
         )
 
     def verify(self) -> None:
@@ -366,38 +372,39 @@ class ShardedDataset:
 
     def _rows(self) -> Iterator[tuple[str, str, str, str]]:
         for spec in self.manifest.arrays:
-            size = readable_size(len(self) * spec.sample_bytes)
-            yield spec.name, str(spec.numpy_dtype), str(list(spec.shape)), size
+            size = readable_size(self.manifest.array_bytes(spec))
+            yield spec.name, str(spec.numpy_dtype), spec.shape_text, size
 
-    def _read(self, index: int, split: Split) -> dict[str, NDArray[Any]]:
+    def _read(self, index: int, split: Split) -> dict[str, Any]:
         if isinstance(index, bool) or not 0 <= index < self.n_shards:
             raise IndexError(f"shard {index} of {self.n_shards}: choose 0 to {self.n_shards - 1}")
         return {name: self._read_array(index, split, spec) for name, spec in self.schema.items()}
 
-    def _format(self, index: int, split: Split, spec: ArraySpec) -> ShardFormat:
-        return self.manifest.form(split, index, spec)
-
-    def _read_array(self, index: int, split: Split, spec: ArraySpec) -> NDArray[Any]:
-        form = self._format(index, split, spec)
+    def _read_array(self, index: int, split: Split, spec: ArraySpec) -> Any:
+        forms = self.manifest.forms(split, index, spec)
         try:
-            stream, n_bytes = self.folder.open_read(
-                f"{self.manifest.key(split, index, spec.name)}/{form.key}"
-            )
-            with stream:
-                if n_bytes != form.object_bytes:
-                    raise DamagedError(f"{n_bytes} bytes instead of {form.object_bytes}")
-                return form.decode(stream)
+            parts = [self._decode(key, form) for key, form in forms.items()]
+            return ragged_array(*parts) if spec.is_ragged else parts[0]
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             reason = "missing object"
         except DamagedError as error:
             reason = str(error)
         raise ShardCorruptError(index, spec.name, self.url, reason, split)
 
+    def _decode(self, key: str, form: ShardFormat) -> NDArray[Any]:
+        stream, n_bytes = self.folder.open_read(f"{key}/{form.key}")
+        with stream:
+            if n_bytes != form.object_bytes:
+                raise DamagedError(f"{n_bytes} bytes instead of {form.object_bytes}")
+            return form.decode(stream)
+
     def _check_metadata(self, index: int, split: Split, name: str) -> None:
         """Check Zarr's metadata: other readers use it, though dagsel does not."""
-        key = f"{self.manifest.key(split, index, name)}/zarr.json"
-        expected = self._format(index, split, self.schema[name]).metadata()
-        if self.folder.read(key) != expected:
+        forms = self.manifest.forms(split, index, self.schema[name])
+        expected = {key: form.metadata() for key, form in forms.items()}
+        if self.schema[name].is_ragged:
+            expected[self.manifest.key(split, index, name)] = group_metadata()
+        if any(self.folder.read(f"{key}/zarr.json") != text for key, text in expected.items()):
             raise ShardCorruptError(index, name, self.url, "damaged zarr.json", split)
 
     def _check_sizes(self) -> None:
@@ -419,6 +426,13 @@ class ShardedDataset:
                         f"{sizes.get(index, 0)} by {MANIFEST}, which was changed; restore it from "
                         "a copy, or write the data set again"
                     )
+
+
+def ragged_array(shapes: NDArray[np.int64], values: NDArray[Any]) -> RaggedArray:
+    """Make a ragged array of what was stored; raise a `DamagedError` if it is none."""
+    if (shapes < 0).any() or sum(math.prod(shape) for shape in shapes.tolist()) != len(values):
+        raise DamagedError("the samples' shapes do not fit the values")
+    return RaggedArray(values, shapes)
 
 
 def _zarr_length(metadata: bytes | None) -> int | None:

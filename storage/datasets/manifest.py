@@ -7,9 +7,11 @@
     data-1f0c…/train/00000/x/zarr.json       a Zarr v3 array, one for each shard and name
     data-1f0c…/train/00000/x/c/0/0/0         its only object: a Zarr shard of inner chunks
     data-1f0c…/validation/00000/x/…
+    data-1f0c…/train/00000/ids/shapes/…      of a ragged array: the shapes of the samples,
+    data-1f0c…/train/00000/ids/values/…      and the values of all samples, one after the other
 
 The manifest has a checksum of itself, and each object a seal (`zarr_shard`). Data sets of version 1
-have neither.
+have neither. Only data sets with ragged arrays have version 3, which no earlier dagsel reads.
 
 Each shard is an array of its own, since lengths differ by up to one sample and the shards of one
 Zarr array have one length. Each write makes a new folder, so that the old data set stays whole.
@@ -29,6 +31,7 @@ import google_crc32c
 import numpy as np
 
 from dagsel.errors import DatasetFormatError, DatasetInputError
+from dagsel.storage.datasets.ragged import any_shape
 from dagsel.storage.datasets.zarr_shard import ShardFormat
 
 Split: TypeAlias = Literal["train", "validation"]
@@ -36,18 +39,21 @@ Split: TypeAlias = Literal["train", "validation"]
 MANIFEST = "dagsel.json"
 UNFINISHED = "dagsel.unfinished.json"
 FORMAT = "dagsel.dataset"
-VERSION = 2
+VERSION = 3
+REGULAR_VERSION = 2  # of data sets without ragged arrays
 SPLITS: tuple[Split, ...] = get_args(Split)
 CHUNK_BYTES = 1 << 20
+SHAPE_DTYPE = "<i8"
 MAX_SHARDS = 1_000_000
 _MAX_BYTES = 1 << 60
 _NAME = re.compile(r"(?!__)[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 FOLDER_NAME = re.compile(r"data-[0-9a-f]{8,64}")
 _SPLIT = f"(?:{'|'.join(SPLITS)})"
+_PART = "(?:(?:shapes|values)/)?"  # of a ragged array
 #: Keys in that folder.
 OWN_FILE = re.compile(
-    rf"(?:(?:{_SPLIT}/(?:\d{{5,}}/(?:{_NAME.pattern}/)?)?)?zarr\.json"
-    rf"|{_SPLIT}/\d{{5,}}/{_NAME.pattern}/c(?:/0)+"
+    rf"(?:(?:{_SPLIT}/(?:\d{{5,}}/(?:{_NAME.pattern}/{_PART})?)?)?zarr\.json"
+    rf"|{_SPLIT}/\d{{5,}}/{_NAME.pattern}/{_PART}c(?:/0)+"
     rf"|profiles/{_NAME.pattern}\.json)(?:\.[0-9a-f]{{8}}\.tmp)?"
 )
 _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
@@ -56,6 +62,8 @@ _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
     """One array of a data set: dtype and shape of a sample, and how it is stored.
+
+    The samples of a ragged array have shapes of their own, with `n_axes` axes.
 
     Examples
     --------
@@ -69,6 +77,7 @@ class ArraySpec:
     shape: tuple[int, ...]  # of one sample
     train_chunk: int  # samples in an inner chunk of a training shard
     validation_chunk: int
+    n_axes: int = 0  # of a ragged array, whose `shape` is empty; 0: all samples have `shape`
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -84,6 +93,8 @@ class ArraySpec:
             raise DatasetInputError(
                 f"array {self.name!r}: samples of shape {self.shape} cannot be stored"
             )
+        if not _is_count(self.n_axes, 0) or self.n_axes > 31 or (self.n_axes and self.shape):
+            raise DatasetInputError(f"array {self.name!r}: a sample cannot have {self.n_axes} axes")
         if not 0 < math.prod(self.shape) * itemsize <= _MAX_BYTES:
             raise DatasetInputError(
                 f"array {self.name!r}: a sample of shape {self.shape} and dtype {self.dtype} has "
@@ -98,8 +109,20 @@ class ArraySpec:
         return np.dtype(self.dtype)
 
     @property
+    def is_ragged(self) -> bool:
+        """Whether samples have shapes of their own."""
+        return self.n_axes > 0
+
+    @property
+    def shape_text(self) -> str:
+        """The shape of a sample for people, such as ``[8, 8]``, or ``[*]`` for any length."""
+        return any_shape(self.n_axes) if self.is_ragged else str(list(self.shape))
+
+    @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample."""
+        """Bytes of one sample; of a ragged array's, those of its shape."""
+        if self.is_ragged:
+            return self.n_axes * np.dtype(SHAPE_DTYPE).itemsize
         return math.prod(self.shape) * self.numpy_dtype.itemsize
 
     def chunk(self, split: Split) -> int:
@@ -117,9 +140,11 @@ class Manifest:
     n_train: int  # samples in all training shards
     n_validation: int
     arrays: tuple[ArraySpec, ...]
-    version: int = VERSION  # of the format
+    version: int = REGULAR_VERSION  # of the format
     # Of arrays that hold classes: what the numbers stand for, from 0.
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Of ragged arrays: the values in each shard of a split.
+    n_values: Mapping[str, Mapping[Split, Sequence[int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not _is_text(self.folder, FOLDER_NAME):
@@ -141,8 +166,20 @@ class Manifest:
         for name, values in self.classes.items():
             if name not in names or not all(isinstance(value, str) for value in values):
                 raise DatasetInputError(f"{name!r} has no classes {list(values)[:5]!r}")
-        if self.n_samples * self.sample_bytes > _MAX_BYTES:
+        self._check_values()
+        if self.nbytes > _MAX_BYTES:
             raise DatasetInputError("the arrays' declared shapes are larger than any store")
+
+    def _check_values(self) -> None:
+        ragged = {spec.name for spec in self.arrays if spec.is_ragged}
+        counts = [per for by_split in self.n_values.values() for per in by_split.values()]
+        if (
+            set(self.n_values) != ragged
+            or any(set(by_split) != set(SPLITS) for by_split in self.n_values.values())
+            or any(len(per) != self.n_shards for per in counts)
+            or not all(_is_count(n, 0) and n <= _MAX_BYTES for per in counts for n in per)
+        ):
+            raise DatasetInputError("the numbers of values of ragged arrays do not fit the shards")
 
     @property
     def n_samples(self) -> int:
@@ -150,9 +187,24 @@ class Manifest:
         return self.n_train + self.n_validation
 
     @property
-    def sample_bytes(self) -> int:
-        """Bytes of one sample, all arrays together."""
-        return sum(spec.sample_bytes for spec in self.arrays)
+    def nbytes(self) -> int:
+        """Bytes of all samples in memory."""
+        return sum(map(self.array_bytes, self.arrays))
+
+    def array_bytes(self, spec: ArraySpec) -> int:
+        """Return the bytes of all samples of an array."""
+        n_values = sum(map(sum, self.n_values[spec.name].values())) if spec.is_ragged else 0
+        return self.n_samples * spec.sample_bytes + n_values * spec.numpy_dtype.itemsize
+
+    def shard_bytes(self, split: Split) -> list[int]:
+        """Return the bytes of each shard of a split in memory."""
+        sample_bytes = sum(spec.sample_bytes for spec in self.arrays)
+        found = [n_samples * sample_bytes for n_samples in self.sizes(split)]
+        for spec in self.arrays:
+            if spec.is_ragged:
+                itemsize, counts = spec.numpy_dtype.itemsize, self.n_values[spec.name][split]
+                found = [n + count * itemsize for n, count in zip(found, counts, strict=True)]
+        return found
 
     def sizes(self, split: Split) -> tuple[int, ...]:
         """Return the number of samples in each shard of a split."""
@@ -164,10 +216,31 @@ class Manifest:
         return f"{self.folder}/{split}/{shard:05d}/{name}"
 
     def form(self, split: Split, shard: int, spec: ArraySpec) -> ShardFormat:
-        """Return the form of one array of one shard."""
+        """Return the form of one array of one shard; of a ragged one, that of its shapes."""
         n_samples, chunk = self.sizes(split)[shard], spec.chunk(split)
-        place = self.key(split, shard, spec.name) if self.version > 1 else ""
-        return ShardFormat(n_samples, spec.dtype, spec.shape, chunk, place)
+        place = self.key(split, shard, spec.name)
+        if spec.is_ragged:
+            return ShardFormat(n_samples, SHAPE_DTYPE, (spec.n_axes,), chunk, f"{place}/shapes")
+        return ShardFormat(n_samples, spec.dtype, spec.shape, chunk, self._seal(place))
+
+    def values_form(
+        self, split: Split, shard: int, spec: ArraySpec, n_values: int | None = None
+    ) -> ShardFormat:
+        """Return the form of a ragged array's values; `n_values` if it is not the manifest's."""
+        n = self.n_values[spec.name][split][shard] if n_values is None else n_values
+        chunk = chunk_samples(n, spec.numpy_dtype.itemsize, CHUNK_BYTES)
+        place = f"{self.key(split, shard, spec.name)}/values"
+        return ShardFormat(n, spec.dtype, (), max(1, chunk), place)
+
+    def forms(self, split: Split, shard: int, spec: ArraySpec) -> dict[str, ShardFormat]:
+        """Return the forms of all Zarr arrays of one array of one shard, by their folders."""
+        key, form = self.key(split, shard, spec.name), self.form(split, shard, spec)
+        if not spec.is_ragged:
+            return {key: form}
+        return {f"{key}/shapes": form, f"{key}/values": self.values_form(split, shard, spec)}
+
+    def _seal(self, place: str) -> str:
+        return place if self.version > 1 else ""
 
     def object_bytes(self) -> tuple[int, int]:
         """Return the bytes of all objects that hold samples together, and of the largest one."""
@@ -178,13 +251,21 @@ class Manifest:
                 for spec in self.arrays:
                     n_bytes = self.form(split, sizes.index(size), spec).object_bytes
                     total, largest = total + n_shards * n_bytes, max(largest, n_bytes)
+            for spec in self.arrays:
+                for shard in range(self.n_shards) if spec.is_ragged else ():
+                    n_bytes = self.values_form(split, shard, spec).object_bytes
+                    total, largest = total + n_bytes, max(largest, n_bytes)
         return total, largest
 
     def to_json(self) -> bytes:
         """Write it as JSON."""
         body = {"format": FORMAT, "version": self.version, **asdict(self)}
-        if not self.classes:  # as it was before there were any
-            del body["classes"]
+        for entry in body["arrays"]:
+            if not entry["n_axes"]:  # as it was before there were ragged arrays
+                del entry["n_axes"]
+        for name in ("classes", "n_values"):
+            if not body[name]:
+                del body[name]
         if self.version > 1:
             text = json.dumps(body, indent=1).encode()
             body["crc32c"] = f"{google_crc32c.value(text):08x}"
@@ -201,7 +282,7 @@ class Manifest:
             manifest = cls(arrays=arrays, **body)
             if has_checksum and json.loads(manifest.to_json())["crc32c"] != checksum:
                 raise ValueError("its checksum does not match: it was changed")
-        except (TypeError, KeyError, ValueError) as error:
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise DatasetFormatError(
                 f"{url}: {MANIFEST} is damaged ({error}); restore it from a copy, or write the "
                 "data set again"

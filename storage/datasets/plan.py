@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from dagsel.storage.datasets.inputs.tables import Columns
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
     SPLITS,
+    VERSION,
     ArraySpec,
     Manifest,
     Split,
@@ -25,17 +27,17 @@ from dagsel.storage.datasets.manifest import (
 from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.sources import Column, Source, check_input
 
+#: The shards of an input, in the order of its samples' destinations: split, index, samples.
+Shards: TypeAlias = tuple[tuple[Split, int, int], ...]
+
 
 @dataclass(frozen=True, slots=True)
 class InputPlan:
-    """One input, where its samples go, and the shards in the order of these destinations.
-
-    A shard is its split, its index and its number of samples.
-    """
+    """One input, where its samples go, and the shards in the order of these destinations."""
 
     source: Source
     shuffle: Shuffle
-    shards: tuple[tuple[Split, int, int], ...]
+    shards: Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +56,14 @@ def plan_write(
     validation: Any,
     seed: int,
     columns: Columns | None = None,
+    ragged: Sequence[str] = (),
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
     classes = Classes()
-    source = check_input(read(arrays, columns, classes))
+    ragged = _names("ragged", ragged)
+    source = check_input(read(arrays, columns, classes), ragged=ragged)
     if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
         n_validation = _n_validation(source.length, float(validation), n_shards)
         n_train = source.length - n_validation
@@ -89,12 +93,13 @@ def plan_write(
         n_validation=n_validation,
         arrays=_specs(source, n_train, n_validation, n_shards),
         classes=classes.known,
+        **_expected_values(source, n_train, n_validation, n_shards),
     )
     _check_storable(manifest)
     return WritePlan(manifest, inputs)
 
 
-def _shards(split: Split, n_samples: int, n_shards: int) -> tuple[tuple[Split, int, int], ...]:
+def _shards(split: Split, n_samples: int, n_shards: int) -> Shards:
     return tuple((split, index, n) for index, n in enumerate(shard_sizes(n_samples, n_shards)))
 
 
@@ -115,7 +120,9 @@ def _n_validation(n_samples: int, fraction: float, n_shards: int) -> int:
 
 
 def _validation_input(source: Source, validation: Any) -> Source:
-    other = check_input(validation, "validation")
+    ragged = [name for name, column in source.columns.items() if column.n_axes]
+    names = set(validation if isinstance(validation, Mapping) else source.columns)
+    other = check_input(validation, "validation", [name for name in ragged if name in names])
     if set(other.columns) != set(source.columns):
         raise DatasetInputError(
             f"validation has arrays {sorted(other.columns)}, training {sorted(source.columns)}; "
@@ -124,8 +131,7 @@ def _validation_input(source: Source, validation: Any) -> Source:
     for name, column in source.columns.items():
         if other.columns[name] != column:
             raise DatasetInputError(
-                f"validation array {name!r} holds {other.columns[name].dtype}"
-                f"{list(other.columns[name].shape)}, training {column.dtype}{list(column.shape)}; "
+                f"validation array {name!r} holds {other.columns[name]}, training {column}; "
                 "make dtype and shape of a sample equal"
             )
     return other
@@ -133,7 +139,8 @@ def _validation_input(source: Source, validation: Any) -> Source:
 
 def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tuple[ArraySpec, ...]:
     def chunk(n_samples: int, column: Column) -> int:
-        return chunk_samples(math.ceil(n_samples / n_shards), column.sample_bytes, CHUNK_BYTES)
+        sample_bytes = 8 * column.n_axes or column.sample_bytes  # shapes of a ragged array
+        return chunk_samples(math.ceil(n_samples / n_shards), sample_bytes, CHUNK_BYTES)
 
     return tuple(
         ArraySpec(
@@ -142,15 +149,40 @@ def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tu
             shape=column.shape,
             train_chunk=chunk(n_train, column),
             validation_chunk=chunk(n_validation, column),
+            n_axes=column.n_axes,
         )
         for name, column in source.columns.items()
     )
 
 
+def _expected_values(
+    source: Source, n_train: int, n_validation: int, n_shards: int
+) -> dict[str, Any]:
+    """Return what the manifest says of ragged arrays, as far as is known before they are read."""
+    n_samples: dict[Split, int] = {"train": n_train, "validation": n_validation}
+    n_values = {
+        name: {
+            split: [math.ceil(size * column.mean_values) for size in shard_sizes(n, n_shards)]
+            for split, n in n_samples.items()
+        }
+        for name, column in source.columns.items()
+        if column.n_axes
+    }
+    return {"n_values": n_values, "version": VERSION} if n_values else {}
+
+
+def _names(what: str, given: Any) -> list[str]:
+    """Return a list of names, or raise a `DatasetInputError`."""
+    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+        raise DatasetInputError(f"{what} is {given!r}; give a list of names, such as [{given!r}]")
+    return list(given)
+
+
 def _check_storable(manifest: Manifest) -> None:
     for spec in manifest.arrays:
         try:
-            manifest.form("train", 0, spec).metadata()
+            for form in manifest.forms("train", 0, spec).values():
+                form.metadata()
         except (ValueError, TypeError) as error:
             raise DatasetInputError(
                 f"array {spec.name!r} of dtype {spec.dtype} cannot be stored: {error}"

@@ -5,21 +5,23 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dagsel.checks import shown, whole
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.arrays import of_list
 from dagsel.storage.datasets.manifest import check_names
+from dagsel.storage.datasets.ragged import RaggedArray, any_shape, join_rows
 
 #: Bytes of the input that are taken at once, all arrays of a stream together.
 BLOCK_BYTES = 32 << 20
 
-Block: TypeAlias = "Mapping[str, NDArray[Any]]"
+#: A sample's part of an array by name: arrays, and ragged ones.
+Block: TypeAlias = "Mapping[str, Any]"
 
 
 class Batches:
@@ -78,15 +80,25 @@ Arrays: TypeAlias = "Mapping[str, Any] | Batches"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Dtype (little-endian) and sample shape of an array, known before it is read."""
+    """Dtype (little-endian) and sample shape of an array, known before it is read.
+
+    A ragged array has the number of axes of a sample, and how many values one has on average, as
+    far as is known.
+    """
 
     dtype: str
     shape: tuple[int, ...]
+    n_axes: int = 0
+    mean_values: float = field(default=0.0, compare=False)
 
     @property
     def sample_bytes(self) -> int:
-        """Bytes of one sample."""
-        return int(math.prod(self.shape)) * np.dtype(self.dtype).itemsize
+        """Bytes of one sample: of a ragged array's, on average."""
+        n_values = math.ceil(self.mean_values) if self.n_axes else math.prod(self.shape)
+        return n_values * np.dtype(self.dtype).itemsize + 8 * self.n_axes
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{any_shape(self.n_axes) if self.n_axes else list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,8 +126,21 @@ class Source:
             yield from _blocks_of_array(stream, names[0], columns[names[0]], block_rows)
 
 
-def check_input(arrays: Arrays, what: str = "arrays") -> Source:
-    """Check an input and return its dtypes and lengths; reads at most a first batch."""
+def check_input(arrays: Arrays, what: str = "arrays", ragged: Collection[str] = ()) -> Source:
+    """Check an input and return its dtypes and lengths; reads at most a first batch.
+
+    `ragged` are names of arrays whose samples may differ in shape though the first ones do not.
+    """
+    source = _source(arrays, what, ragged)
+    unknown = sorted(set(ragged) - set(source.columns))
+    if unknown:
+        raise DatasetInputError(
+            f"{what}: ragged= names {unknown[0]!r}, and there is {', '.join(source.columns)}"
+        )
+    return source
+
+
+def _source(arrays: Arrays, what: str, ragged: Collection[str]) -> Source:
     if isinstance(arrays, Batches):
         first = arrays.peek()
         if not isinstance(first, Mapping):
@@ -123,29 +148,49 @@ def check_input(arrays: Arrays, what: str = "arrays") -> Source:
                 f"{what}: a batch is a {type(first).__name__}; yield mappings of names to arrays"
             )
         check_names(first)
-        columns = {name: _column(np.asarray(rows), name) for name, rows in first.items()}
+        columns = {
+            name: _column(as_rows(name, rows, is_ragged=name in ragged), name)
+            for name, rows in first.items()
+        }
         return Source(arrays.length, columns, [(tuple(columns), arrays)])
     if not isinstance(arrays, Mapping):
         raise DatasetInputError(
             f"{what} is a {type(arrays).__name__}; pass a mapping of names to arrays, or Batches"
         )
     check_names(arrays)
-    columns, lengths = {}, {}
+    columns, lengths, streams = {}, {}, []
     for name, array in arrays.items():
+        is_ragged = name in ragged
         if isinstance(array, Batches):
-            columns[name], lengths[name] = _column(np.asarray(array.peek()), name), array.length
+            first = as_rows(name, array.peek(), is_ragged=is_ragged)
+            columns[name], lengths[name] = _column(first, name), array.length
+            streams.append(((name,), array))
         else:
-            columns[name], lengths[name] = _column(array, name), _length(array, name)
+            rows = as_rows(name, array, is_ragged=True) if is_ragged else array
+            columns[name], lengths[name] = _column(rows, name), _length(rows, name)
+            streams.append(((name,), rows))
     if len(set(lengths.values())) > 1:
         each = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         raise DatasetInputError(f"{what} differ in length: {each} samples; make them equal")
-    return Source(
-        next(iter(lengths.values())), columns, [((name,), array) for name, array in arrays.items()]
-    )
+    return Source(next(iter(lengths.values())), columns, streams)
+
+
+def as_rows(name: str, values: Any, *, is_ragged: bool = False) -> Any:
+    """Return samples as an array; as a `RaggedArray` if they are one or are to be one."""
+    if isinstance(values, RaggedArray):
+        return values
+    if not is_ragged:
+        return of_list(name, values)
+    try:
+        return RaggedArray.of(values)
+    except ValueError as error:
+        raise DatasetInputError(f"{name} is no ragged array: {error}") from None
 
 
 def is_in_memory(array: object) -> bool:
-    """Whether an input is a NumPy array in memory, not one mapped from a file."""
+    """Whether an input is an array in memory, not one mapped from a file."""
+    if isinstance(array, RaggedArray):
+        array = array.values
     return isinstance(array, np.ndarray) and _mapping(array) is None
 
 
@@ -158,6 +203,10 @@ def _of_objects(name: str) -> str:
 
 
 def _column(array: Any, name: str) -> Column:
+    if isinstance(array, RaggedArray):
+        dtype = _column(array.values, name).dtype
+        mean = len(array.values) / max(1, len(array))
+        return Column(dtype, (), array.n_axes, mean)
     if not (hasattr(array, "shape") and hasattr(array, "dtype") and hasattr(array, "__getitem__")):
         raise DatasetInputError(
             f"array {name!r} is a {type(array).__name__}; pass an array, or numpy.asarray of it"
@@ -189,7 +238,7 @@ def _column(array: Any, name: str) -> Column:
 
 
 def _length(array: Any, name: str) -> int:
-    length = array.shape[0]
+    length = len(array) if isinstance(array, RaggedArray) else array.shape[0]
     if isinstance(length, float) and math.isnan(length):
         raise DatasetInputError(
             f"array {name!r} has an unknown length; call its compute_chunk_sizes() first"
@@ -202,7 +251,7 @@ def _blocks_of_array(
 ) -> Iterator[tuple[int, Block]]:
     mapping = _mapping(array)
     for start, stop in _block_bounds(array, block_rows):
-        rows = _checked(np.asarray(array[start:stop]), name, column, f"{name}[{start}:{stop}]")
+        rows = _checked(array[start:stop], name, column, f"{name}[{start}:{stop}]")
         if len(rows) != stop - start:
             raise DatasetInputError(f"array {name!r} gave {len(rows)} samples for {start}:{stop}")
         yield start, {name: rows}
@@ -215,7 +264,7 @@ def _blocks_of_array(
 
 def _block_bounds(array: Any, block_rows: int) -> Iterator[tuple[int, int]]:
     """Cut an array into blocks of whole chunks of its own: none is read twice."""
-    length = int(array.shape[0])
+    length = _length(array, "")
     chunks = getattr(array, "chunks", None) or (1,)
     own = chunks[0] if isinstance(chunks, Sequence) and len(chunks) else 1
     if isinstance(own, int):
@@ -237,7 +286,7 @@ def _blocks_of_batches(
     batches: Batches, columns: Mapping[str, Column], block_rows: int
 ) -> Iterator[tuple[int, Block]]:
     """Join small batches and cut large ones."""
-    start = n_held = n_seen = 0
+    start = n_held = held_bytes = n_seen = 0
     held: list[Block] = []
     for number, batch in enumerate(batches):
         rows = _batch(batch, columns, number)
@@ -248,13 +297,17 @@ def _blocks_of_batches(
                 f"the stream of batches gave {n_seen} samples by batch {number}, but its stated "
                 f"length is {batches.length}; state the true length"
             )
-        for cut in range(0, n_rows, block_rows):
-            piece = {name: array[cut : cut + block_rows] for name, array in rows.items()}
+        # Samples of ragged arrays may have become larger than the first ones.
+        n_bytes = sum(array.nbytes for array in rows.values())
+        step = max(1, min(block_rows, BLOCK_BYTES * n_rows // max(1, n_bytes)))
+        for cut in range(0, n_rows, step):
+            piece = {name: array[cut : cut + step] for name, array in rows.items()}
             held.append(piece)
             n_held += len(next(iter(piece.values())))
-            if n_held >= block_rows:
+            held_bytes += sum(array.nbytes for array in piece.values())
+            if n_held >= block_rows or held_bytes >= BLOCK_BYTES:
                 yield start, _joined(held)
-                start, n_held, held = start + n_held, 0, []
+                start, n_held, held_bytes, held = start + n_held, 0, 0, []
     if held:
         yield start, _joined(held)
     if n_seen != batches.length:
@@ -271,7 +324,7 @@ def _batch(batch: Any, columns: Mapping[str, Column], number: int) -> Block:
             f"batch {number} has {sorted(map(str, named))}, the first one {sorted(columns)}"
         )
     rows = {
-        name: _checked(np.asarray(named[name]), name, column, f"batch {number}")
+        name: _checked(named[name], name, column, f"batch {number}")
         for name, column in columns.items()
     }
     lengths = {name: len(array) for name, array in rows.items()}
@@ -280,20 +333,30 @@ def _batch(batch: Any, columns: Mapping[str, Column], number: int) -> Block:
     return rows
 
 
-def _checked(rows: NDArray[Any], name: str, column: Column, where: str) -> NDArray[Any]:
-    found = Column(rows.dtype.newbyteorder("<").str, rows.shape[1:])
+def _checked(given: Any, name: str, column: Column, where: str) -> Any:
+    rows = as_rows(name, given, is_ragged=column.n_axes > 0)
+    if isinstance(rows, RaggedArray) and not len(rows.values):
+        rows = RaggedArray(rows.values.astype(column.dtype), rows.shapes)  # empty lists have none
+    dtype = rows.dtype.newbyteorder("<").str
+    if isinstance(rows, RaggedArray):
+        found = Column(dtype, (), rows.n_axes)
+    else:
+        found = Column(dtype, rows.shape[1:])
     if found != column:
+        if found.n_axes and not column.n_axes:
+            raise DatasetInputError(
+                f"array {name!r}, {where}: samples differ in shape, and the first ones had the "
+                f"shape {list(column.shape)}; if they may differ, write ragged=[{name!r}]"
+            )
         raise DatasetInputError(
-            f"array {name!r}, {where}: samples are {found.dtype}{list(found.shape)}, but the array "
-            f"began or was declared as {column.dtype}{list(column.shape)}"
+            f"array {name!r}, {where}: samples are {found}, but the array began or was declared as "
+            f"{column}"
         )
     return rows
 
 
 def _joined(blocks: Sequence[Block]) -> Block:
-    if len(blocks) == 1:
-        return blocks[0]
-    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+    return {name: join_rows([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def _mapping(array: object) -> mmap.mmap | None:

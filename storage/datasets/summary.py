@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.storage.datasets.manifest import ArraySpec
+from dagsel.storage.datasets.ragged import RaggedArray
 
 _MOST_CLASSES = 1000
 
@@ -27,13 +28,13 @@ def summaries(
     >>> row["mean"], row["min"], row["max"], row["classes"]
     (2.0, 1.0, 3.0, 3)
     """
-    tallies = {name: _Tally() for name in schema}
+    tallies = {name: _Tally(spec.shape) for name, spec in schema.items()}
     for shard in shards:
         for name, tally in tallies.items():
             tally.add(shard[name])
     return [
-        {"array": name, "dtype": str(spec.numpy_dtype), "shape": spec.shape, **tallies[name].row}
-        for name, spec in schema.items()
+        {"array": name, "dtype": str(spec.numpy_dtype), "shape": tally.shape, **tally.row}
+        for (name, spec), tally in zip(schema.items(), tallies.values(), strict=True)
     ]
 
 
@@ -61,13 +62,18 @@ class SplitInMemory:
 class _Tally:
     """The sums of an array's values."""
 
-    def __init__(self) -> None:
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape: tuple[int | str, ...] = shape
+        self._extremes: NDArray[np.int64] | None = None  # of a ragged array's shapes
         self.n = self.n_missing = 0
         self.total = self.squares = 0.0
         self.low, self.high = math.inf, -math.inf
         self.values: set[Any] | None = set()
 
-    def add(self, array: NDArray[Any]) -> None:
+    def add(self, array: NDArray[Any] | RaggedArray) -> None:
+        if isinstance(array, RaggedArray):
+            self._measure(array.shapes)
+            array = array.values
         if self.values is not None and array.dtype.kind in "biuSU":
             self.values |= set(np.unique(array).tolist())
             self.values = self.values if len(self.values) <= _MOST_CLASSES else None
@@ -83,6 +89,11 @@ class _Tally:
             self.total += float(known.sum())
             self.squares += float((known**2).sum())
             self.low, self.high = min(self.low, known.min()), max(self.high, known.max())
+
+    def _measure(self, shapes: NDArray[np.int64]) -> None:
+        every = shapes if self._extremes is None else np.concatenate([self._extremes, shapes])
+        self._extremes = np.stack([every.min(axis=0), every.max(axis=0)])
+        self.shape = tuple(f"{least} to {most}" for least, most in self._extremes.T.tolist())
 
     @property
     def row(self) -> dict[str, Any]:

@@ -44,10 +44,10 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
     try:
         body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *stale]}
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())
-        write_shards(folder, plan)
+        manifest = write_shards(folder, plan)
         if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
             raise DatasetExistsError(f"another write to {folder.url} has begun meanwhile")
-        folder.replace(MANIFEST, plan.manifest.to_json())
+        folder.replace(MANIFEST, manifest.to_json())
     except BaseException as error:
         if not _is_current(folder, new):
             _undo(folder, new, mark, was_empty=not stale)
@@ -63,7 +63,7 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
         for name in stale:
             folder.remove_own(name, OWN_FILE)
         folder.remove_file(UNFINISHED)
-    return plan.manifest
+    return manifest
 
 
 def existing_data(folder: Folder, *, overwrite: bool) -> tuple[tuple[str, ...], bytes | None]:

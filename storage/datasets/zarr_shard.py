@@ -168,7 +168,7 @@ def _array_metadata(dtype: str, shape: tuple[int, ...], n_samples: int, chunk: i
             shape=(n_samples, *shape),
             dtype=dtype,
             chunks=(chunk, *shape),
-            shards=(math.ceil(n_samples / chunk) * chunk, *shape),
+            shards=(max(1, math.ceil(n_samples / chunk)) * chunk, *shape),
             compressors=[Crc32cCodec()],
             filters=None,
         )

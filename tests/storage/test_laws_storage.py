@@ -27,7 +27,7 @@ from dagsel.storage.datasets import pair
 from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.permutation import Shuffle, _hash
 from dagsel.storage.datasets.plan import plan_write
-from dagsel.storage.datasets.shuffled_write import _read_at, _write_at
+from dagsel.storage.datasets.scratch import read_at, write_at
 from dagsel.storage.datasets.sources import _block_bounds
 from dagsel.storage.datasets.transaction import _free_bytes
 from dagsel.storage.datasets.zarr_shard import ShardFormat
@@ -266,8 +266,8 @@ def test_what_a_file_system_writes_and_reads_in_pieces_is_whole(
     with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", write)
         patch.setattr(os, "preadv", read)
-        _write_at(file.fileno(), rows, offset)
-        _read_at(file.fileno(), found, offset)
+        write_at(file.fileno(), rows, offset)
+        read_at(file.fileno(), found, offset)
         assert os.pread(file.fileno(), 999, 0) == bytes(offset) + rows.tobytes()
     assert np.array_equal(found, rows)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.ragged import RaggedArray
 
 
 def as_array(name: str, value: Any) -> Any:
@@ -26,9 +28,13 @@ def as_array(name: str, value: Any) -> Any:
             raise DatasetInputError(f"{name} cannot become an array: {error}") from None
     if hasattr(value, "toarray"):
         raise DatasetInputError(f"{name} is a sparse matrix; give {name}.toarray()")
+    if isinstance(value, RaggedArray):
+        return value
     array = value.to_numpy() if hasattr(value, "to_numpy") else value
     if isinstance(value, list):
         array = of_list(name, value)
+        if isinstance(array, RaggedArray):
+            return array
     if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
         raise DatasetInputError(
             f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}"
@@ -48,14 +54,27 @@ def as_array(name: str, value: Any) -> Any:
     )
 
 
-def of_list(name: str, values: list[Any] | tuple[Any, ...]) -> NDArray[Any]:
-    """Return an array of samples; raise a `DatasetInputError` if they are not of one shape."""
+def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:
+    """Return samples as an array; as a ragged one if they are not of one shape.
+
+    Raises
+    ------
+    DatasetInputError
+        If they are neither; names the sample.
+
+    Examples
+    --------
+    >>> of_list("ids", [[1, 2], [3]])
+    <RaggedArray int64[*]: 2 samples, 3 values>
+    """
     try:
         return np.asarray(values)
     except ValueError:
-        shapes = [np.shape(value) for value in values]
-        row = next((at for at, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        pass
+    try:
+        return RaggedArray.of(values)
+    except ValueError as error:
         raise DatasetInputError(
-            f"{name} is no regular array: sample {row} has shape {shapes[row]}, and sample 0 "
-            f"{shapes[0]}; cut or pad them to one shape"
+            f"{name} is neither an array nor a ragged one: {error}; give all samples one dtype and "
+            "one number of axes"
         ) from None

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import fsspec
-from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
@@ -78,7 +77,7 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
             found = {value for values in tables for value in values}
             classes.known[name] = sorted(value for value in found if value is not None)
 
-    def batches() -> Iterator[dict[str, NDArray[Any]]]:
+    def batches() -> Iterator[dict[str, Any]]:
         for where, table in groups(needed):
             get = getter(table)
             arrow.default_memory_pool().release_unused()  # of the groups before

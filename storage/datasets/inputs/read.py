@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.arrays import as_array, of_list
@@ -127,11 +129,17 @@ def _again(source: Sharded, columns: Columns | None, classes: Classes, what: str
     return Batches(batches, len(source))
 
 
+def _holds_arrays(value: Any) -> bool:
+    """Whether an array of objects has arrays or lists as its samples."""
+    is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+    return is_objects and len(value) > 0 and isinstance(value[0], np.ndarray | list | tuple)
+
+
 def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
     return {
-        name: of_list(name, value)
-        if isinstance(value, list | tuple)
+        name: of_list(name, list(value))
+        if isinstance(value, list | tuple) or _holds_arrays(value)
         else as_array(name, value)
         if hasattr(value, "detach")
         else value

@@ -12,6 +12,7 @@ from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.tables import Columns, chosen_columns
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 
 SAMPLES = 256  # that are joined in a block
@@ -37,11 +38,11 @@ def read_samples(source: Any, columns: Columns | None, classes: Classes, what: s
             found = {_named(source[at], what, at)[wanted[name][0]] for at in range(length)}
             classes.known[name] = sorted(value for value in found if isinstance(value, str))
 
-    def batches() -> Iterator[dict[str, NDArray[Any]]]:
+    def batches() -> Iterator[dict[str, Any]]:
         for start in range(0, length, SAMPLES):
             places = range(start, min(start + SAMPLES, length))
             items = [_named(source[at], what, at) for at in places]
-            block = {}
+            block: dict[str, Any] = {}
             for name, (of,) in wanted.items():
                 values = [item.get(of) for item in items]
                 if name in labels:
@@ -68,10 +69,12 @@ def _named(item: Any, what: str, at: int) -> dict[str, Any]:
     return {"x": item}
 
 
-def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any]:
+def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any] | RaggedArray:
     arrays = [_sample_array(value) for value in values]
+    first = next((array for array in arrays if array.size), arrays[0])  # empty lists have no dtype
     for at, array in enumerate(arrays):
-        if (array.shape, array.dtype.kind) != (arrays[0].shape, arrays[0].dtype.kind):
+        is_alike = array.dtype.kind == first.dtype.kind or not array.size
+        if array.ndim != first.ndim or not is_alike:
             raise DatasetInputError(
                 f"{what}: {name!r} of sample {start + at} is {array.dtype}{list(array.shape)}, and "
                 f"of sample {start} {arrays[0].dtype}{list(arrays[0].shape)}; make them alike"
@@ -80,7 +83,8 @@ def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any
             raise DatasetInputError(
                 f"{what}: {name!r} of sample {start + at} is {shown(values[at])}; make it numbers"
             )
-    return np.stack(arrays)
+    is_regular = all(array.shape == first.shape for array in arrays)
+    return np.stack(arrays) if is_regular else RaggedArray.of(arrays)
 
 
 def _sample_array(value: Any) -> NDArray[Any]:

@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.inputs.arrays import of_list
 from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.ragged import RaggedArray
 
 #: Which columns become which arrays: one column, or several that become one array of numbers.
 Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
@@ -60,7 +62,7 @@ def chosen_columns(
 
 def make_array(
     name: str, of: list[str], get: Callable[[str], NDArray[Any]], classes: Classes, where: str
-) -> NDArray[Any]:
+) -> NDArray[Any] | RaggedArray:
     """Make an array of one column or several."""
     if len(of) == 1:
         values = get(of[0])
@@ -70,14 +72,18 @@ def make_array(
             return classes.encode(name, values, where)
         return _numbers(of[0], values, where)
     parts = [_numbers(column, get(column), where) for column in of]
-    flat = [column for column, part in zip(of, parts, strict=True) if part.ndim != 1]
-    if flat:
-        raise DatasetInputError(f"{where}: column {flat[0]!r} holds arrays; make it one of its own")
-    dtype = np.result_type(*parts)
+    columns: list[NDArray[Any]] = []
+    for column, part in zip(of, parts, strict=True):
+        if isinstance(part, RaggedArray) or part.ndim != 1:
+            raise DatasetInputError(
+                f"{where}: column {column!r} holds arrays; make it one of its own"
+            )
+        columns.append(part)
+    dtype = np.result_type(*columns)
     # Features are what a model of float32 takes; float64 would be cast on each worker.
     wanted = np.dtype(np.float32) if dtype.kind in "biuf" else dtype
-    joined = np.empty((len(parts[0]), len(parts)), wanted)
-    for at, part in enumerate(parts):
+    joined = np.empty((len(columns[0]), len(columns)), wanted)
+    for at, part in enumerate(columns):
         joined[:, at] = part
     return joined
 
@@ -88,7 +94,7 @@ def _is_text(values: NDArray[Any]) -> bool:
     return values.dtype == object and any(isinstance(value, str) for value in values)
 
 
-def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any]:
+def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any] | RaggedArray:
     if values.dtype.kind in "UT" or (values.dtype == object and _is_text(values)):
         raise DatasetInputError(
             f"{where}: column {column!r} is text; give it an array of its own, whose classes "
@@ -102,13 +108,8 @@ def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any]:
         pass
     kinds = [type(value).__name__ for value in values]
     row = next((at for at, kind in enumerate(kinds) if kind != kinds[0]), 0)
-    lengths = [np.shape(value) for value in values]
-    uneven = next((at for at, shape in enumerate(lengths) if shape != lengths[0]), None)
-    if kinds[row] == kinds[0] and uneven is not None:
-        raise DatasetInputError(
-            f"{where}: column {column!r} has lengths that differ: {lengths[0]} in row 0 and "
-            f"{lengths[uneven]} in row {uneven}; cut or pad them to one length"
-        )
+    if kinds[row] == kinds[0]:
+        return of_list(f"{where}: column {column!r}", list(values))
     raise DatasetInputError(
         f"{where}: column {column!r} mixes {kinds[0]} in row 0 with {kinds[row]} in row {row}; "
         "make them numbers"
