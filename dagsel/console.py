@@ -144,7 +144,7 @@ def is_watched() -> bool:
 
 
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
-    """Shows how many bytes of a total are done.
+    """Shows how many bytes are done, of a total if one is known.
 
     Examples
     --------
@@ -154,7 +154,7 @@ class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
     60
     """
 
-    def __init__(self, total: int, description: str) -> None:
+    def __init__(self, total: int | None, description: str) -> None:
         self.total, self.description, self.done = total, description, 0
         self._shown_from = time.monotonic() + _PATIENCE_S if is_watched() else float("inf")
         self._bar: Any = None

@@ -21,11 +21,7 @@ from dagsel.execution.timing import TimingPlan, time_gangs
 from dagsel.history.result import Run
 from dagsel.planning.scaling import Fit, Scaling, learn
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets.dataset import (
-    profile_names,
-    read_profile,
-    write_profile,
-)
+from dagsel.storage.datasets.profiles import profile_names, read_profile, write_profile
 from dagsel.storage.files import Url
 from dagsel.workloads.base import Config, Workload, checks
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import multiprocessing
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +22,10 @@ from dagsel.errors import (
     DatasetFormatError,
     DatasetInputError,
     DatasetNotFoundError,
-    SearchError,
     ShardCorruptError,
 )
 from dagsel.storage.datasets import transaction
-from dagsel.storage.datasets.inputs.tables import Columns
+from dagsel.storage.datasets.inputs.reading import Columns
 from dagsel.storage.datasets.manifest import (
     MANIFEST,
     SPLITS,
@@ -38,14 +36,13 @@ from dagsel.storage.datasets.manifest import (
 )
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.ragged import RaggedArray, join_rows
+from dagsel.storage.datasets.spool import scratch_folder
 from dagsel.storage.datasets.summary import SplitInMemory, summaries
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat, group_metadata
 from dagsel.storage.files import Folder, Url
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_ARCHITECTURE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +105,21 @@ class ShardedDataset:
         validation: Any = 0.2,
         columns: Columns | None = None,
         ragged: Sequence[str] = (),
+        split: Any = None,
+        stratify: Any = None,
+        groups: Any = None,
+        workers: int = 0,
+        on_error: str = "raise",
         seed: int = 0,
         storage_options: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> ShardedDataset:
         """Shuffle arrays, divide them into shards and store them, all or nothing.
 
-        Memory holds about 200 MB whatever the size of the input. Inputs that are not in memory are
-        read once, in order, and need scratch space of their own size (beside the data if that is a
-        local folder, else where `tempfile` puts it).
+        Memory holds about 200 MB whatever the size of the input, and `split`, `stratify` and
+        `groups` up to 30 bytes a sample. Inputs that are not in memory are read in order, and need
+        scratch space of their own size (beside the data if that is a local folder, else where
+        `tempfile` puts it); streams without a length twice that.
 
         Parameters
         ----------
@@ -140,6 +143,22 @@ class ShardedDataset:
         ragged
             Names of arrays whose samples may differ in shape though the first ones do not, such as
             token lists. Where the first ones differ, nobody has to say so (`RaggedArray`).
+        split
+            Name of a column or an array that says of each sample whether it is for ``"train"`` or
+            ``"validation"`` (also ``"valid"``, ``"val"``), or these words themselves. Samples that
+            say ``"test"`` are left out. The column is not stored.
+        stratify
+            Name of a column of classes, or their values: each class has the same share of its
+            samples in the validation part, within one sample.
+        groups
+            Name of a column, or its values: samples with one value, such as those of a patient,
+            are in one part. The share is as near to `validation` as groups allow.
+        workers
+            Processes that decode the samples of a data set of PyTorch or Hugging Face, or of
+            another with a length; 0 for none.
+        on_error
+            What becomes of images and samples that cannot be decoded: ``"raise"``, or ``"skip"``,
+            which leaves them out and logs how many they were, and the first ones.
         seed
             Of the shuffle.
         storage_options
@@ -163,8 +182,21 @@ class ShardedDataset:
             )
         folder = url if isinstance(url, Folder) else Folder(url, storage_options)
         overwrite = flag("overwrite", overwrite, error=DatasetInputError)
-        how = {"n_shards": n_shards, "validation": validation, "seed": seed, "columns": columns}
-        plan = partial(plan_write, arrays, ragged=ragged, **how)
+        plan = partial(
+            plan_write,
+            arrays,
+            n_shards=n_shards,
+            validation=validation,
+            columns=columns,
+            ragged=ragged,
+            split=split,
+            stratify=stratify,
+            groups=groups,
+            workers=workers,
+            on_error=on_error,
+            seed=seed,
+            scratch=scratch_folder(folder),
+        )
         manifest = transaction.write(folder, plan, overwrite=overwrite)
         return cls(folder, manifest)
 
@@ -442,40 +474,3 @@ def _zarr_length(metadata: bytes | None) -> int | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return length if isinstance(length, int) else None
-
-
-def write_profile(data: ShardedDataset, architecture: str, text: bytes) -> None:
-    """Store a scaling profile with the data, in place of an earlier one.
-
-    Profiles are in the folder of the shards. A data set that is written again has none.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> arrays = {"x": np.zeros(10)}
-    >>> data = ShardedDataset.write("memory://profiled.zarr", arrays, n_shards=1, overwrite=True)
-    >>> write_profile(data, "resnet-50", b"{}")
-    >>> read_profile(data, "resnet-50"), read_profile(data, "vgg-16"), profile_names(data)
-    (b'{}', None, ['resnet-50'])
-    """
-    data.folder.replace(_profile_key(data, architecture), text)
-
-
-def read_profile(data: ShardedDataset, architecture: str) -> bytes | None:
-    """Read a scaling profile; None if there is none."""
-    return data.folder.read(_profile_key(data, architecture))
-
-
-def profile_names(data: ShardedDataset) -> list[str]:
-    """List the architectures that have a scaling profile."""
-    found = data.folder.names(f"{data.manifest.folder}/profiles")
-    return [name.removesuffix(".json") for name in found if name.endswith(".json")]
-
-
-def _profile_key(data: ShardedDataset, architecture: Any) -> str:
-    if not isinstance(architecture, str) or not _ARCHITECTURE.fullmatch(architecture):
-        raise SearchError(
-            f"{architecture!r} cannot be an architecture's name: use letters, digits, '_', '-' and "
-            "'.', at most 100, not beginning with '-' or '.'"
-        )
-    return f"{data.manifest.folder}/profiles/{architecture}.json"

@@ -1,4 +1,4 @@
-"""The plan of a write. Pure, except that a first batch may be read."""
+"""The plan of a write: reads what it needs to know, and no more."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import numpy as np
-
-from dagsel.checks import whole
+from dagsel.checks import choice, whole
 from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.dividing import Rule, is_share
+from dagsel.storage.datasets.division import Places
 from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.labels import Labels
 from dagsel.storage.datasets.inputs.read import read
-from dagsel.storage.datasets.inputs.tables import Columns
+from dagsel.storage.datasets.inputs.reading import Columns, Reading
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
     SPLITS,
@@ -25,7 +26,8 @@ from dagsel.storage.datasets.manifest import (
     shard_sizes,
 )
 from dagsel.storage.datasets.permutation import Shuffle
-from dagsel.storage.datasets.sources import Column, Source, check_input
+from dagsel.storage.datasets.sources import Batches, Column, Source, check_input
+from dagsel.storage.datasets.spool import must_be_spooled, spool
 
 #: The shards of an input, in the order of its samples' destinations: split, index, samples.
 Shards: TypeAlias = tuple[tuple[Split, int, int], ...]
@@ -36,7 +38,7 @@ class InputPlan:
     """One input, where its samples go, and the shards in the order of these destinations."""
 
     source: Source
-    shuffle: Shuffle
+    shuffle: Places
     shards: Shards
 
 
@@ -57,21 +59,51 @@ def plan_write(
     seed: int,
     columns: Columns | None = None,
     ragged: Sequence[str] = (),
+    split: Any = None,
+    stratify: Any = None,
+    groups: Any = None,
+    workers: int = 0,
+    on_error: str = "raise",
+    scratch: str | None = None,
 ) -> WritePlan:
-    """Check all arguments of a write and plan it, or raise a `DatasetInputError`."""
+    """Check all arguments of a write and plan it, or raise a `DatasetInputError`.
+
+    A stream whose length, classes or division are known only at its end is read to that end, into
+    files in the folder `scratch`.
+    """
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
+    rule = Rule.of(validation, split=split, stratify=stratify, groups=groups)
+    reading = Reading(
+        columns=columns,
+        by=rule.name if rule else None,
+        keeps_by=split is None,
+        workers=whole("workers", workers, least=0, error=DatasetInputError),
+        skips=choice("on_error", on_error, ("raise", "skip"), error=DatasetInputError) == "skip",
+    )
     classes = Classes()
     ragged = _names("ragged", ragged)
-    source = check_input(read(arrays, columns, classes), ragged=ragged)
-    if isinstance(validation, (float, int, np.number)) and not isinstance(validation, bool):
-        n_validation = _n_validation(source.length, float(validation), n_shards)
-        n_train = source.length - n_validation
+    source, labels = _read(arrays, reading, classes, "arrays", rule, ragged, scratch)
+    if is_share(validation):
+        shuffle: Places
+        if rule is not None and labels is not None:
+            if rule.kind != "split":
+                _n_validation(source.length, float(validation), n_shards)
+            shuffle = rule.divide(labels, source.length, float(validation), seed)
+            n_train, n_validation = len(shuffle.train), len(shuffle.validation)
+        else:
+            n_validation = _n_validation(source.length, float(validation), n_shards)
+            n_train = source.length - n_validation
+            shuffle = Shuffle(source.length, seed)
         shards = _shards("train", n_train, n_shards) + _shards("validation", n_validation, n_shards)
-        inputs: tuple[InputPlan, ...] = (InputPlan(source, Shuffle(source.length, seed), shards),)
+        inputs: tuple[InputPlan, ...] = (InputPlan(source, shuffle, shards),)
     else:
         known = Classes(classes.known, is_fixed=True)
-        other = _validation_input(source, read(validation, columns, known, "validation"))
+        there = set(validation if isinstance(validation, Mapping) else source.columns)
+        uneven = [name for name, column in source.columns.items() if column.n_axes]
+        uneven = [name for name in uneven if name in there]
+        found, _ = _read(validation, reading, known, "validation", None, uneven, scratch)
+        other = _validation_input(source, found)
         n_train, n_validation = source.length, other.length
         inputs = tuple(
             InputPlan(
@@ -99,6 +131,30 @@ def plan_write(
     return WritePlan(manifest, inputs)
 
 
+def _read(
+    arrays: Any,
+    reading: Reading,
+    classes: Classes,
+    what: str,
+    rule: Rule | None,
+    ragged: Sequence[str],
+    scratch: str | None,
+) -> tuple[Source, Labels | None]:
+    """Read an input as far as it must be known, and the labels by which it is divided."""
+    made = read(arrays, reading, classes, what)
+    labels = None
+    if rule is not None and rule.name is None:
+        labels = rule.given_labels()
+    elif rule is not None and made.values is not None:
+        labels = Labels.of(rule.what, made.values())
+    found = made.arrays
+    if isinstance(found, Batches) and must_be_spooled(found):
+        from_stream = Labels(rule.what) if rule and made.values is None and rule.name else None
+        found = spool(found, classes, from_stream, ragged, scratch, what)
+        labels = labels or from_stream
+    return check_input(found, what, ragged), labels
+
+
 def _shards(split: Split, n_samples: int, n_shards: int) -> Shards:
     return tuple((split, index, n) for index, n in enumerate(shard_sizes(n_samples, n_shards)))
 
@@ -119,10 +175,7 @@ def _n_validation(n_samples: int, fraction: float, n_shards: int) -> int:
     return n_validation
 
 
-def _validation_input(source: Source, validation: Any) -> Source:
-    ragged = [name for name, column in source.columns.items() if column.n_axes]
-    names = set(validation if isinstance(validation, Mapping) else source.columns)
-    other = check_input(validation, "validation", [name for name in ragged if name in names])
+def _validation_input(source: Source, other: Source) -> Source:
     if set(other.columns) != set(source.columns):
         raise DatasetInputError(
             f"validation has arrays {sorted(other.columns)}, training {sorted(source.columns)}; "

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.console import ProgressBar
+from dagsel.storage.datasets.division import Places
 from dagsel.storage.datasets.manifest import SHAPE_DTYPE, ArraySpec, Manifest, Split
-from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.plan import Shards
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.scratch import (
@@ -103,7 +103,7 @@ class RaggedInMemory:
     """A ragged array in memory, read by run."""
 
     array: RaggedArray
-    shuffle: Shuffle
+    shuffle: Places
     edges: NDArray[np.int64]
 
     def shapes(self, run: int) -> NDArray[np.int64]:
@@ -123,7 +123,7 @@ class RaggedScratch(contextlib.AbstractContextManager["RaggedScratch"]):
     """Nameless files that hold a ragged array's samples by run; parameters as `Scratch`."""
 
     def __init__(
-        self, spec: ArraySpec, shuffle: Shuffle, edges: NDArray[np.int64], directory: str | None
+        self, spec: ArraySpec, shuffle: Places, edges: NDArray[np.int64], directory: str | None
     ) -> None:
         self._spec, self._shuffle, self._edges = spec, shuffle, edges
         of_shapes = replace(spec, dtype=SHAPE_DTYPE, shape=(spec.n_axes,), n_axes=0)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.storage.datasets.division import Places
 from dagsel.storage.datasets.manifest import ArraySpec
-from dagsel.storage.datasets.permutation import Shuffle
 
 #: Bytes of a run, which is loaded whole.
 RUN_BYTES = 32 << 20
@@ -34,7 +34,7 @@ class Scratch(contextlib.AbstractContextManager["Scratch"]):
     """
 
     def __init__(
-        self, spec: ArraySpec, shuffle: Shuffle, edges: NDArray[np.int64], directory: str | None
+        self, spec: ArraySpec, shuffle: Places, edges: NDArray[np.int64], directory: str | None
     ) -> None:
         self._spec, self._shuffle, self._edges = spec, shuffle, edges
         self._n_filled = np.zeros(len(edges) - 1, np.int64)
@@ -71,7 +71,7 @@ def by_run(
         yield int(run), piece
 
 
-def final_order(shuffle: Shuffle, first: int, last: int) -> NDArray[np.int64]:
+def final_order(shuffle: Places, first: int, last: int) -> NDArray[np.int64]:
     """Return which of a run's samples, in the order of the input, comes at which place."""
     # In the order of the input means by rising source.
     order: NDArray[np.int64] = np.argsort(np.argsort(shuffle.sources(np.arange(first, last))))

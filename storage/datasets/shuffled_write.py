@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.console import ProgressBar
+from dagsel.storage.datasets.division import Places
 from dagsel.storage.datasets.manifest import SPLITS, ArraySpec, Manifest, Split
-from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.plan import InputPlan, Shards, WritePlan
 from dagsel.storage.datasets.ragged_write import RaggedInMemory, RaggedScratch, RaggedWriter
 from dagsel.storage.datasets.scratch import RUN_BYTES, Scratch
@@ -135,8 +135,12 @@ def _readers(
     for start, block in entry.source.blocks(names, stream):
         n_rows = len(next(iter(block.values())))
         places = entry.shuffle.destinations(np.arange(start, start + n_rows))
+        kept = np.flatnonzero(places >= 0)
+        if not len(kept):
+            continue
         for name, rows in block.items():
-            scratches[name].scatter(places, rows)
+            is_whole = len(kept) == n_rows
+            scratches[name].scatter(places[kept], rows if is_whole else rows[kept])
     return scratches
 
 
@@ -145,7 +149,7 @@ class _InMemory:
     """An array in memory, read by run."""
 
     array: NDArray[Any]
-    shuffle: Shuffle
+    shuffle: Places
     edges: NDArray[np.int64]
 
     def run(self, run: int) -> NDArray[Any]:

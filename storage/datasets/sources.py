@@ -25,7 +25,7 @@ Block: TypeAlias = "Mapping[str, Any]"
 
 
 class Batches:
-    """A stream of batches with a known total length. It is read once.
+    """A stream of batches. It is read once.
 
     Parameters
     ----------
@@ -33,7 +33,8 @@ class Batches:
         Yields batches: mappings of names to arrays of equal length. If the stream is one array of a
         data set, it yields arrays.
     length
-        Samples in all batches together.
+        Samples in all batches together. A stream without it is first read to its end, into scratch
+        files: that takes room for its samples once more.
 
     Examples
     --------
@@ -47,8 +48,10 @@ class Batches:
     (20, (8, 2))
     """
 
-    def __init__(self, iterable: Iterable[Any], length: int) -> None:
-        self.length = whole("length of Batches", length, error=DatasetInputError)
+    def __init__(self, iterable: Iterable[Any], length: int | None = None) -> None:
+        self.length = (
+            None if length is None else whole("length of Batches", length, error=DatasetInputError)
+        )
         if not isinstance(iterable, Iterable):
             raise DatasetInputError(
                 f"Batches go over an iterable of batches, got {shown(iterable)}; write "
@@ -152,7 +155,7 @@ def _source(arrays: Arrays, what: str, ragged: Collection[str]) -> Source:
             name: _column(as_rows(name, rows, is_ragged=name in ragged), name)
             for name, rows in first.items()
         }
-        return Source(arrays.length, columns, [(tuple(columns), arrays)])
+        return Source(arrays.length or 0, columns, [(tuple(columns), arrays)])
     if not isinstance(arrays, Mapping):
         raise DatasetInputError(
             f"{what} is a {type(arrays).__name__}; pass a mapping of names to arrays, or Batches"
@@ -162,6 +165,11 @@ def _source(arrays: Arrays, what: str, ragged: Collection[str]) -> Source:
     for name, array in arrays.items():
         is_ragged = name in ragged
         if isinstance(array, Batches):
+            if array.length is None:
+                raise DatasetInputError(
+                    f"array {name!r} is a stream without a length; state it, Batches(..., "
+                    "length=...), or pass Batches of mappings, which have all arrays"
+                )
             first = as_rows(name, array.peek(), is_ragged=is_ragged)
             columns[name], lengths[name] = _column(first, name), array.length
             streams.append(((name,), array))
@@ -189,9 +197,7 @@ def as_rows(name: str, values: Any, *, is_ragged: bool = False) -> Any:
 
 def is_in_memory(array: object) -> bool:
     """Whether an input is an array in memory, not one mapped from a file."""
-    if isinstance(array, RaggedArray):
-        array = array.values
-    return isinstance(array, np.ndarray) and _mapping(array) is None
+    return isinstance(array, np.ndarray | RaggedArray) and _mapping(array) is None
 
 
 def _of_objects(name: str) -> str:
@@ -292,7 +298,7 @@ def _blocks_of_batches(
         rows = _batch(batch, columns, number)
         n_rows = len(next(iter(rows.values())))
         n_seen += n_rows
-        if n_seen > batches.length:
+        if batches.length is not None and n_seen > batches.length:
             raise DatasetInputError(
                 f"the stream of batches gave {n_seen} samples by batch {number}, but its stated "
                 f"length is {batches.length}; state the true length"
@@ -310,7 +316,7 @@ def _blocks_of_batches(
                 start, n_held, held_bytes, held = start + n_held, 0, 0, []
     if held:
         yield start, _joined(held)
-    if n_seen != batches.length:
+    if batches.length not in (None, n_seen):
         raise DatasetInputError(
             f"the stream of batches ended after {n_seen} samples, but its stated length is "
             f"{batches.length}; state the true length"
@@ -361,6 +367,7 @@ def _joined(blocks: Sequence[Block]) -> Block:
 
 def _mapping(array: object) -> mmap.mmap | None:
     """Find the file mapping that an array is a view of, if its pages may be dropped."""
+    array = array.values if isinstance(array, RaggedArray) else array
     while isinstance(array, np.ndarray):
         if isinstance(array, np.memmap):
             # The changed pages of a copy-on-write mapping exist nowhere else.

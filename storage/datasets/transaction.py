@@ -39,8 +39,8 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: bool) -> Manifest:
     """Plan a write for a new folder name and perform it; see `ShardedDataset.write`."""
     new = f"data-{uuid.uuid4().hex[:16]}"
-    plan = plan_write(new)
     stale, mark = existing_data(folder, overwrite=overwrite)
+    plan = plan_write(new)
     try:
         body = {"format": FORMAT, "version": VERSION, "unfinished": [new, *stale]}
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())

@@ -25,7 +25,7 @@ from dagsel.errors import (
 )
 from dagsel.profiling import Profile
 from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
-from dagsel.storage.datasets.dataset import write_profile
+from dagsel.storage.datasets.profiles import write_profile
 from dagsel.storage.files import Folder
 
 RUNS = Path(searches.__file__).parent

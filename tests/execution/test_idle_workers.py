@@ -31,7 +31,7 @@ from dagsel.messages import UnitRecord
 from dagsel.planning.small_population import RESTART_S
 from dagsel.profiling import Profile, architecture_of
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets.dataset import write_profile
+from dagsel.storage.datasets.profiles import write_profile
 from dagsel.testing.synthetic import CountingWorkload, SyntheticWorkload
 from tests.conftest import Optimize
 from tests.driver.scripted import Scripted

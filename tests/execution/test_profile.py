@@ -32,7 +32,7 @@ from dagsel.flows import JobQueue, Marble
 from dagsel.planning.scaling import Scaling
 from dagsel.profiling import Profile, architecture_of, stored_scaling
 from dagsel.storage import ShardedDataset
-from dagsel.storage.datasets.dataset import write_profile
+from dagsel.storage.datasets.profiles import write_profile
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.base import Trained
 from dagsel.workloads.gang.gang import Gang

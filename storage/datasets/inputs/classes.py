@@ -17,15 +17,11 @@ class Classes:
 
     known: dict[str, list[str]] = field(default_factory=dict)
     is_fixed: bool = False  # of validation data: no further class may come
+    _numbers: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def encode(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
         """Return the number of each value; raise a `DatasetInputError` for one that has none."""
-        missing = [at for at, value in enumerate(values) if not isinstance(value, str)]
-        if missing:
-            raise DatasetInputError(
-                f"{where}: row {missing[0]} of {name!r} is {values[missing[0]]!r}, and others are "
-                "text; fill it in, or leave the row out"
-            )
+        _check_text(name, values, where)
         numbers = {value: number for number, value in enumerate(self.known[name])}
         unseen = sorted(set(values) - numbers.keys())
         if unseen:
@@ -35,3 +31,32 @@ class Classes:
                 "data lacks; put such samples there, or leave them out"
             )
         return np.array([numbers[value] for value in values], np.int64)
+
+    def learn(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
+        """Return a number for each value, in the order in which they come first; see `settle`."""
+        _check_text(name, values, where)
+        numbers = self._numbers.setdefault(name, {})
+        return np.array([numbers.setdefault(str(v), len(numbers)) for v in values], np.int64)
+
+    def settle(self, name: str) -> NDArray[np.int64]:
+        """Order what was learnt; return the number in that order of each number of `learn`.
+
+        Examples
+        --------
+        >>> classes = Classes()
+        >>> numbers = classes.learn("y", np.array(["dog", "cat", "dog"]), "here")
+        >>> classes.settle("y")[numbers].tolist(), classes.known
+        ([1, 0, 1], {'y': ['cat', 'dog']})
+        """
+        self.known[name] = sorted(self._numbers[name])
+        place = {value: number for number, value in enumerate(self.known[name])}
+        return np.array([place[value] for value in self._numbers[name]], np.int64)
+
+
+def _check_text(name: str, values: NDArray[Any], where: str) -> None:
+    missing = [at for at, value in enumerate(values) if not isinstance(value, str)]
+    if missing:
+        raise DatasetInputError(
+            f"{where}: row {missing[0]} of {name!r} is {values[missing[0]]!r}, and others are "
+            "text; fill it in, or leave the row out"
+        )

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped
 from dagsel.storage.datasets.inputs.samples import SAMPLES
 from dagsel.storage.datasets.sources import Batches
 
-_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: An image as an array, or why it is none.
+Image: TypeAlias = "NDArray[np.uint8] | DatasetInputError"
+
+IMAGES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+_PARTS = {"train", "validation", "valid", "val", "test"}
 
 
 @dataclass(frozen=True)
@@ -48,53 +56,115 @@ class ImageFolder:
     size: tuple[int, int] | None = None
     mode: str = "RGB"
 
-    def arrays(self, classes: Classes) -> Batches:
+    def arrays(self, reading: Reading, classes: Classes) -> Input:
         """Return a stream of decoded images, and note their classes."""
-        try:
-            from PIL import Image, UnidentifiedImageError
-        except ImportError as error:
-            raise DatasetInputError(f"images need Pillow: pip install pillow ({error})") from None
         root = Path(self.path)
+        reading.no_columns("images in folders have two arrays, x and y, and no columns=")
+        if reading.workers:
+            raise DatasetInputError("images are decoded in threads already; leave workers= out")
+        key = reading.key(["x", "y"], str(root))
+        if key == "x":
+            raise DatasetInputError(f"{root}: images cannot say how they are divided; give 'y'")
+        files = self._files(root)
+        if not classes.is_fixed:
+            classes.known["y"] = sorted({name for _, name in files})
+        decode = decoder(self.size, self.mode)
+        skipped = Skipped(reading.skips, str(root))
+
+        def batches() -> Iterator[dict[str, NDArray[Any]]]:
+            alike, n_read = Alike(f"ImageFolder({str(root)!r}, size=(width, height))"), 0
+            for block in in_threads(lambda each: decode(each[0], str(each[0])), files):
+                images, names = list[NDArray[np.uint8]](), list[str]()
+                for (file, name), image in block:
+                    if isinstance(image, DatasetInputError):
+                        skipped.add(image)
+                        continue
+                    images.append(alike.checked(image, str(file)))
+                    names.append(name)
+                if images:
+                    n_read += len(images)
+                    told = np.array(names, dtype=object)
+                    numbers = classes.encode("y", told, str(root))
+                    by = {KEY: told} if key and reading.skips else {}
+                    yield {"x": np.stack(images), "y": numbers, **by}
+            skipped.tell(n_read)
+
+        if reading.skips:
+            return Input(Batches(batches()))
+        return Input(
+            Batches(batches(), len(files)),
+            lambda: [np.array([name for _, name in files], dtype=object)],
+        )
+
+    def _files(self, root: Path) -> list[tuple[Path, str]]:
+        """Return the images with their classes."""
         folders = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+        names = {folder.name for folder in folders}
+        if "train" in names and names <= _PARTS:
+            (other, *_) = sorted(names - {"train", "test"}) or ["validation"]
+            raise DatasetInputError(
+                f"the folders in {root} are no classes, but {', '.join(sorted(names))}; write "
+                f"ImageFolder({str(root / 'train')!r}) with "
+                f"validation=ImageFolder({str(root / other)!r})"
+            )
         files = [
             (file, folder.name)
             for folder in folders
             for file in sorted(folder.rglob("*"))
-            if file.suffix.lower() in _SUFFIXES
+            if file.suffix.lower() in IMAGES
         ]
         if not files:
             raise DatasetInputError(
-                f"{root} has no folders with images and no Parquet files; images are looked for in "
-                f"{root}/CLASS/*.png"
+                f"{root} has no folders with images, no Parquet files and no tar files; images are "
+                f"looked for in {root}/CLASS/*.png"
             )
-        if not classes.is_fixed:
-            classes.known["y"] = sorted({name for _, name in files})
+        return files
 
-        def decoded(file: Path) -> NDArray[np.uint8]:
-            try:
-                with Image.open(file) as image:
-                    made = image.convert(self.mode)
-                    if self.size is not None:
-                        made = made.resize(self.size)
-                    return np.asarray(made, dtype=np.uint8)
-            except (OSError, UnidentifiedImageError, ValueError) as error:
-                raise DatasetInputError(f"{file} cannot be decoded: {error}") from None
 
-        def batches() -> Iterator[dict[str, NDArray[Any]]]:
-            first: tuple[int, ...] | None = None
-            left = iter(files)
-            with ThreadPoolExecutor(os.cpu_count()) as pool:
-                while block := list(islice(left, SAMPLES)):
-                    images = list(pool.map(decoded, [file for file, _ in block]))
-                    for (file, _), image in zip(block, images, strict=True):
-                        first = first or image.shape
-                        if image.shape != first:
-                            raise DatasetInputError(
-                                f"{file} is {image.shape[1]} × {image.shape[0]}, and {files[0][0]} "
-                                f"{first[1]} × {first[0]}; give "
-                                f"ImageFolder({str(root)!r}, size=(width, height))"
-                            )
-                    names = np.array([name for _, name in block], dtype=object)
-                    yield {"x": np.stack(images), "y": classes.encode("y", names, str(root))}
+def decoder(
+    size: tuple[int, int] | None, mode: str
+) -> Callable[[str | os.PathLike[str] | BinaryIO, str], Image]:
+    """Return a function that decodes an image, or returns the error that names it."""
+    try:
+        from PIL import Image as Pillow
+    except ImportError as error:
+        raise DatasetInputError(f"images need Pillow: pip install pillow ({error})") from None
 
-        return Batches(batches(), len(files))
+    def decode(file: Any, where: str) -> Image:
+        try:
+            with Pillow.open(file) as image:
+                made = image.convert(mode)
+                if size is not None:
+                    made = made.resize(size)
+                return np.asarray(made, dtype=np.uint8)
+        except Exception as error:  # noqa: BLE001  # decoders of damaged files raise many kinds
+            return DatasetInputError(f"{where} cannot be decoded: {error}")
+
+    return decode
+
+
+def in_threads(decode: Callable[[T], R], items: Iterable[T]) -> Iterator[list[tuple[T, R]]]:
+    """Decode items block by block, in order."""
+    left = iter(items)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        while block := list(islice(left, SAMPLES)):
+            yield list(zip(block, pool.map(decode, block), strict=True))
+
+
+@dataclass
+class Alike:
+    """Checks that images have the size of the first one; `cure` is what makes them so."""
+
+    cure: str
+    first: tuple[str, tuple[int, ...]] | None = None
+
+    def checked(self, image: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
+        """Return an image, or raise a `DatasetInputError` if it has another size."""
+        self.first = self.first or (where, image.shape)
+        name, shape = self.first
+        if image.shape != shape:
+            raise DatasetInputError(
+                f"{where} is {image.shape[1]} × {image.shape[0]}, and {name} {shape[1]} × "
+                f"{shape[0]}; give {self.cure}"
+            )
+        return image

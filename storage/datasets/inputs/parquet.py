@@ -10,7 +10,8 @@ import fsspec
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
-from dagsel.storage.datasets.inputs.tables import Columns, chosen_columns, getter, make_array
+from dagsel.storage.datasets.inputs.reading import Input, Reading
+from dagsel.storage.datasets.inputs.tables import getter, make_array
 from dagsel.storage.datasets.sources import Batches
 
 
@@ -28,7 +29,7 @@ def parquet_files(path: str) -> list[str]:
     return [fs.unstrip_protocol(name) for name in found]
 
 
-def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes) -> Batches:
+def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> Input:
     """Stream the row groups of Parquet files."""
     try:
         import pyarrow as arrow
@@ -59,7 +60,8 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
                 f"{name} has a schema of its own: {differs!r} is {other.get(differs)}, and in "
                 f"{files[0]} {first.field(differs).type if differs in first.names else 'missing'}"
             )
-    wanted = chosen_columns(columns, first.names, files[0])
+    wanted = reading.chosen(first.names, files[0])
+    key = reading.key(first.names, files[0])
     needed = list(dict.fromkeys(column for of in wanted.values() for column in of))
 
     def groups(only: list[str]) -> Iterator[tuple[str, Any]]:
@@ -83,7 +85,10 @@ def read_parquet(files: Sequence[str], columns: Columns | None, classes: Classes
             arrow.default_memory_pool().release_unused()  # of the groups before
             yield {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
 
-    return Batches(batches(), length)
+    def values() -> Iterator[Any]:
+        return (getter(table)(str(key)) for _, table in groups([str(key)]))
+
+    return Input(Batches(batches(), length), values)
 
 
 def _is_arrow_text(kind: Any) -> bool:

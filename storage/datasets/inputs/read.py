@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -14,28 +14,25 @@ from dagsel.storage.datasets.inputs.arrays import as_array, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import parquet_files, read_parquet
-from dagsel.storage.datasets.inputs.samples import read_samples
-from dagsel.storage.datasets.inputs.tables import (
-    Columns,
-    chosen_columns,
-    getter,
-    make_array,
-    table_columns,
-)
-from dagsel.storage.datasets.sources import Arrays, Batches
+from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column
+from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
+from dagsel.storage.datasets.inputs.tables import getter, make_array, table_columns
+from dagsel.storage.datasets.sources import Batches
+
+_ROWS = 1 << 20  # whose values are looked at together
 
 
-def read(source: Any, columns: Columns | None, classes: Classes, what: str = "arrays") -> Arrays:
+def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") -> Input:
     """Return what `ShardedDataset.write` was given as arrays.
 
     Parameters
     ----------
     source
-        Arrays by name, of which lists and tensors become arrays; `Batches`, as they are; a table; a
-        path of Parquet files or of images in folders; a data set with a length whose items are
-        samples; one that was written before.
-    columns
-        Which of its columns become which arrays; None for all of them.
+        Arrays by name, of which lists and tensors become arrays; `Batches`; a table; a path of
+        Parquet files or of images in folders; a data set or a stream whose items are samples; one
+        that was written before.
+    reading
+        What is read of it.
     classes
         Gets the classes of text columns.
     what
@@ -51,50 +48,66 @@ def read(source: Any, columns: Columns | None, classes: Classes, what: str = "ar
     >>> import pandas as pd
     >>> table = pd.DataFrame({"a": [1.0, 2.0], "b": [3.0, 4.0], "kind": ["cat", "ant"]})
     >>> classes = Classes()
-    >>> arrays = read(table, {"x": ["a", "b"], "y": "kind"}, classes)
+    >>> arrays = read(table, Reading(columns={"x": ["a", "b"], "y": "kind"}), classes).arrays
     >>> arrays["x"].tolist(), arrays["y"].tolist(), classes.known
     ([[1.0, 3.0], [2.0, 4.0]], [1, 0], {'y': ['ant', 'cat']})
     """
-    if isinstance(source, Batches | Mapping):
-        if columns is not None:
-            raise DatasetInputError(
-                f"columns= chooses columns of a table or of files, and {what} has arrays by name"
-            )
-        return source if isinstance(source, Batches) else _plain(source)
     if isinstance(source, str | os.PathLike):
         path = os.fspath(source)
         if parquet := parquet_files(path):
-            return read_parquet(parquet, columns, classes)
+            reading.nothing_to_decode(what)
+            return read_parquet(parquet, reading, classes)
         source = ImageFolder(path)
     if isinstance(source, ImageFolder):
-        if columns is not None:
-            raise DatasetInputError("images in folders have two arrays, x and y, and no columns=")
-        return source.arrays(classes)
+        return source.arrays(reading, classes)
+    if _is_samples(source, what):
+        return read_samples(source, reading, classes, what)
+    reading.nothing_to_decode(what)
     if isinstance(source, Sharded):
-        return _again(source, columns, classes, what)
-    names = table_columns(source)
-    if names is not None:
-        wanted = chosen_columns(columns, names, what)
-        get = getter(source)
-        return {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
-    if hasattr(source, "__len__") and hasattr(source, "__getitem__"):
-        if hasattr(source, "dtype") or isinstance(source, bytes):
+        return _again(source, reading, classes, what)
+    if isinstance(source, Batches | Mapping):
+        reading.no_columns(
+            f"columns= chooses columns of a table or of files, and {what} has arrays by name"
+        )
+        if isinstance(source, Batches):
+            return _batches(source, reading, what)
+        return _arrays(source, reading, what)
+    wanted = reading.chosen(names := table_columns(source) or [], what)
+    key, get = reading.key(names, what), getter(source)
+    arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
+    return Input(arrays, lambda: [get(str(key))])
+
+
+def _is_samples(source: Any, what: str) -> bool:
+    """Whether a source has samples; raise a `DatasetInputError` if it has nothing we know."""
+    kind = type(source).__name__
+    if kind in ("DatasetDict", "IterableDatasetDict"):
+        raise DatasetInputError(
+            f"{what} is a {kind} of {', '.join(map(repr, source))}; give one of them, and "
+            'validation=... of another: write(url, data["train"], validation=data["test"])'
+        )
+    if isinstance(source, Batches | Mapping | Sharded) or table_columns(source) is not None:
+        return False
+    if any(base.__name__ == "DataLoader" for base in type(source).__mro__):
+        raise DatasetInputError(
+            f"{what} is a DataLoader, which makes batches; give its dataset: loader.dataset"
+        )
+    if hasattr(source, "dtype") or isinstance(source, bytes):
+        raise DatasetInputError(
+            f'{what} is a {kind}; pass a mapping of names to arrays, such as {{"x": {what}}}'
+        )
+    if isinstance(source, list | tuple) and 0 < len(source) < 5:
+        lengths = {len(part) if hasattr(part, "shape") else 0 for part in source}
+        if len(lengths) == 1 and min(lengths) > len(source):
             raise DatasetInputError(
-                f"{what} is a {type(source).__name__}; pass a mapping of names to arrays, such as "
-                f'{{"x": {what}}}'
+                f"{what} is a {kind} of {len(source)} arrays; pass a mapping of names to arrays, "
+                'such as {"x": ..., "y": ...}'
             )
-        if isinstance(source, list | tuple) and 0 < len(source) < 5:
-            lengths = {len(part) if hasattr(part, "shape") else 0 for part in source}
-            if len(lengths) == 1 and min(lengths) > len(source):
-                raise DatasetInputError(
-                    f"{what} is a {type(source).__name__} of {len(source)} arrays; pass a mapping "
-                    'of names to arrays, such as {"x": ..., "y": ...}'
-                )
-        return read_samples(source, columns, classes, what)
+    if is_stream(source) or (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        return True
     raise DatasetInputError(
-        f"{what} is a {type(source).__name__}, {shown(source)}; pass a mapping of names to arrays, "
-        "a table, a path of Parquet files or images, a data set with a length, or "
-        "Batches(iterable, length=...)"
+        f"{what} is a {kind}, {shown(source)}; pass a mapping of names to arrays, a table, a path "
+        "of Parquet files or images, a data set, or a stream of samples"
     )
 
 
@@ -115,18 +128,26 @@ class Sharded(Protocol):
         ...
 
 
-def _again(source: Sharded, columns: Columns | None, classes: Classes, what: str) -> Batches:
+def _again(source: Sharded, reading: Reading, classes: Classes, what: str) -> Input:
     """Stream a data set's shards, to be divided anew."""
-    wanted = chosen_columns(columns, [spec.name for spec in source.manifest.arrays], what)
+    names = [spec.name for spec in source.manifest.arrays]
+    wanted, key = reading.chosen(names, what), str(reading.key(names, what))
     if any(len(of) > 1 for of in wanted.values()):
         raise DatasetInputError(f"{what}: an array is made of one array of a data set")
     for name, (of,) in wanted.items():
         if of in source.manifest.classes:
             classes.known[name] = list(source.manifest.classes[of])
     reads = (source.shard, source.validation_shard)
-    shards = (read(index) for read in reads for index in range(source.n_shards))
-    batches = ({name: shard[of] for name, (of,) in wanted.items()} for shard in shards)
-    return Batches(batches, len(source))
+
+    def shards() -> Iterator[Mapping[str, Any]]:
+        return (read(index) for read in reads for index in range(source.n_shards))
+
+    def values() -> Iterator[Any]:
+        told = np.array(source.manifest.classes.get(key, []), object)
+        return (told[shard[key]] if len(told) else shard[key] for shard in shards())
+
+    batches = ({name: shard[of] for name, (of,) in wanted.items()} for shard in shards())
+    return Input(Batches(batches, len(source)), values)
 
 
 def _holds_arrays(value: Any) -> bool:
@@ -135,13 +156,40 @@ def _holds_arrays(value: Any) -> bool:
     return is_objects and len(value) > 0 and isinstance(value[0], np.ndarray | list | tuple)
 
 
-def _plain(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _batches(source: Batches, reading: Reading, what: str) -> Input:
+    """Return batches, with the column by which samples are divided as their `KEY`."""
+    first, by = source.peek(), reading.by
+    if by is None or not isinstance(first, Mapping):
+        return Input(source)
+    check_column(by, list(first), what)
+    keyed = (
+        {**{name: rows for name, rows in batch.items() if reading.keeps(name)}, KEY: batch.get(by)}
+        for batch in source
+    )
+    return Input(Batches(keyed, source.length))
+
+
+def _arrays(source: Mapping[str, Any], reading: Reading, what: str) -> Input:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
-    return {
+    arrays = {
         name: of_list(name, list(value))
         if isinstance(value, list | tuple) or _holds_arrays(value)
         else as_array(name, value)
         if hasattr(value, "detach")
         else value
-        for name, value in arrays.items()
+        for name, value in source.items()
     }
+    if reading.by is None:
+        return Input(arrays)
+    check_column(reading.by, list(arrays), what)
+    told: Any = arrays[reading.by]
+    if isinstance(told, Batches):
+        raise DatasetInputError(
+            f"{what}: {reading.by!r} is a stream, and says how samples are divided; give it as an "
+            "array"
+        )
+
+    def values() -> Iterator[Any]:
+        return (np.asarray(told[at : at + _ROWS]) for at in range(0, int(told.shape[0]), _ROWS))
+
+    return Input({name: arrays[name] for name in arrays if reading.keeps(name)}, values)

@@ -1,8 +1,9 @@
-"""Data sets whose items are samples: of PyTorch, of Hugging Face, lists."""
+"""Data sets whose items are samples: of PyTorch, of Hugging Face, lists, and streams of samples."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -11,66 +12,74 @@ from numpy.typing import NDArray
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
-from dagsel.storage.datasets.inputs.tables import Columns, chosen_columns
+from dagsel.storage.datasets.inputs.decoding import as_numbers, samples, stream_samples
+from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 
 SAMPLES = 256  # that are joined in a block
 
 
-def read_samples(source: Any, columns: Columns | None, classes: Classes, what: str) -> Batches:
-    """Stream a data set whose items are samples: of PyTorch, of Hugging Face, a list."""
-    length = len(source)
-    if not length:
-        raise DatasetInputError(f"{what} is empty")
-    first = _named(source[0], what, 0)
-    wanted = chosen_columns(columns, list(first), what)
+def is_stream(source: Any) -> bool:
+    """Whether samples can only be had one after the other: an iterator, an ``IterableDataset``."""
+    has_places = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    named_so = any(kind.__name__ == "IterableDataset" for kind in type(source).__mro__)
+    return hasattr(source, "__iter__") and (named_so or not has_places)
+
+
+def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> Input:
+    """Stream samples one by one; parts that are text are given as objects."""
+    skipped = Skipped(reading.skips, what)
+    if is_stream(source):
+        reading.nothing_to_decode(what)
+        length, read = None, stream_samples(source, what)
+    else:
+        length, read = len(source), samples(source, reading.workers, what)
+
+    def whole() -> Iterator[dict[str, Any]]:
+        n_read = 0
+        for parts in read:
+            if isinstance(parts, DatasetInputError):
+                skipped.add(parts)
+            else:
+                n_read += 1
+                yield parts
+        skipped.tell(n_read)
+
+    left = whole()
+    first = next(left, None)
+    if first is None:
+        raise DatasetInputError(f"{what} is empty" if not skipped.n else skipped.shown[0])
+    names = list(first)
+    wanted = reading.chosen(names, what)
+    key = reading.key(names, what)
     if any(len(of) > 1 for of in wanted.values()):
         raise DatasetInputError(f"{what}: an array is made of one part of a sample, not of several")
-    labels = [name for name, (of,) in wanted.items() if isinstance(first[of], str)]
     features: Any = getattr(source, "features", None)  # of Hugging Face: their numbers have names
     for name, (of,) in wanted.items() if isinstance(features, Mapping) else ():
-        names = getattr(features.get(of), "names", None)
-        if names is not None and not classes.is_fixed:
-            classes.known[name] = list(names)
-    if labels and not classes.is_fixed:
-        for name in labels:
-            found = {_named(source[at], what, at)[wanted[name][0]] for at in range(length)}
-            classes.known[name] = sorted(value for value in found if isinstance(value, str))
+        told = getattr(features.get(of), "names", None)
+        if told is not None and not classes.is_fixed:
+            classes.known[name] = list(told)
 
     def batches() -> Iterator[dict[str, Any]]:
-        for start in range(0, length, SAMPLES):
-            places = range(start, min(start + SAMPLES, length))
-            items = [_named(source[at], what, at) for at in places]
+        start, every = 0, chain([first], left)
+        while items := list(islice(every, SAMPLES)):
             block: dict[str, Any] = {}
             for name, (of,) in wanted.items():
                 values = [item.get(of) for item in items]
-                if name in labels:
-                    told = np.array(values, dtype=object)
-                    block[name] = classes.encode(name, told, f"{what}, samples from {start} on")
-                else:
-                    block[name] = _stacked(values, name, what, start)
+                is_text = isinstance(first[of], str)
+                make = _objects if is_text else _stacked
+                block[name] = make(values, name, what, start)
+            if key is not None:
+                block[KEY] = _objects([_plain(item.get(key)) for item in items])
             yield block
+            start += len(items)
 
-    return Batches(batches(), length)
-
-
-def _named(item: Any, what: str, at: int) -> dict[str, Any]:
-    """Return the parts of a sample by name: x and y of a pair."""
-    if isinstance(item, Mapping):
-        return dict(item)
-    is_row = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
-    if isinstance(item, tuple | list) and not is_row:  # a list of numbers is one array
-        if len(item) == 2:
-            return dict(zip(("x", "y"), item, strict=True))
-        return {f"x{number}": part for number, part in enumerate(item)}
-    if item is None:
-        raise DatasetInputError(f"{what}: sample {at} is None")
-    return {"x": item}
+    return Input(Batches(batches(), None if reading.skips else length))
 
 
 def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any] | RaggedArray:
-    arrays = [_sample_array(value) for value in values]
+    arrays = [np.asarray(as_numbers(value)) for value in values]
     first = next((array for array in arrays if array.size), arrays[0])  # empty lists have no dtype
     for at, array in enumerate(arrays):
         is_alike = array.dtype.kind == first.dtype.kind or not array.size
@@ -87,7 +96,13 @@ def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any
     return np.stack(arrays) if is_regular else RaggedArray.of(arrays)
 
 
-def _sample_array(value: Any) -> NDArray[Any]:
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    return np.asarray(value)
+def _objects(values: list[Any], *_: object) -> NDArray[Any]:
+    objects = np.empty(len(values), object)
+    for at, value in enumerate(values):
+        objects[at] = value
+    return objects
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of an array or a tensor that holds one."""
+    return value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +12,6 @@ from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.arrays import of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.ragged import RaggedArray
-
-#: Which columns become which arrays: one column, or several that become one array of numbers.
-Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
 
 
 def table_columns(source: Any) -> list[str] | None:
@@ -41,23 +38,6 @@ def getter(source: Any) -> Callable[[str], NDArray[Any]]:
         return np.asarray(array)
 
     return get
-
-
-def chosen_columns(
-    columns: Columns | None, names: Sequence[str], what: str
-) -> dict[str, list[str]]:
-    """Return of which columns each array is made."""
-    if columns is None:
-        columns = list(names)
-    if isinstance(columns, str):
-        raise DatasetInputError(f'columns= is {columns!r}; write {{"x": ..., "y": {columns!r}}}')
-    pairs = columns.items() if isinstance(columns, Mapping) else ((name, name) for name in columns)
-    found = {name: [of] if isinstance(of, str) else list(of) for name, of in pairs}
-    missing = [name for of in found.values() for name in of if name not in names]
-    if missing:
-        shown_names = ", ".join(map(repr, list(names)[:20])) + (", ..." if len(names) > 20 else "")
-        raise DatasetInputError(f"{what}: there is no column {missing[0]!r}, but {shown_names}")
-    return found
 
 
 def make_array(

@@ -1,0 +1,151 @@
+"""How an input is read, and what has been read: what each reader is told and returns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+
+from dagsel.errors import DatasetInputError
+from dagsel.storage.datasets.sources import Arrays
+
+logger = logging.getLogger("dagsel")
+
+#: Which columns become which arrays: one column, or several that become one array of numbers.
+Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
+#: Of a column that says how samples are divided, among the arrays of a batch.
+KEY = "__key__"
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What is read of an input.
+
+    Parameters
+    ----------
+    columns
+        Which columns become which arrays; None for all of them.
+    by
+        The column or array that says how the samples are divided, if one does.
+    keeps_by
+        Whether that one is stored too where all columns are.
+    workers
+        Processes that decode samples; 0 for this one.
+    skips
+        Whether samples that cannot be decoded are left out.
+    """
+
+    columns: Columns | None = None
+    by: str | None = None
+    keeps_by: bool = True
+    workers: int = 0
+    skips: bool = False
+
+    def keeps(self, name: str) -> bool:
+        """Whether a column is stored where all are."""
+        return self.keeps_by or name != self.by
+
+    def chosen(self, names: Sequence[str], what: str) -> dict[str, list[str]]:
+        """Return of which columns each array is made."""
+        columns = self.columns
+        if columns is None:
+            columns = [name for name in names if self.keeps(name)]
+        if isinstance(columns, str):
+            raise DatasetInputError(
+                f'columns= is {columns!r}; write {{"x": ..., "y": {columns!r}}}'
+            )
+        pairs = (
+            columns.items() if isinstance(columns, Mapping) else ((name, name) for name in columns)
+        )
+        found = {name: [of] if isinstance(of, str) else list(of) for name, of in pairs}
+        for name in (name for of in found.values() for name in of):
+            check_column(name, names, what)
+        return found
+
+    def key(self, names: Sequence[str], what: str) -> str | None:
+        """Return the column by which samples are divided, named as itself or as its array."""
+        if self.by is None:
+            return None
+        of = self.chosen(names, what).get(self.by, [])
+        column = of[0] if len(of) == 1 else self.by
+        check_column(column, names, what)
+        return column
+
+    def no_columns(self, why: str) -> None:
+        """Raise a `DatasetInputError` if columns are chosen where there are none."""
+        if self.columns is not None:
+            raise DatasetInputError(why)
+
+    def nothing_to_decode(self, what: str) -> None:
+        """Raise a `DatasetInputError` for options of what is decoded sample by sample."""
+        if self.workers:
+            raise DatasetInputError(
+                f"workers= decode the samples of a data set that has a length, and {what} is a "
+                "table, arrays, files or a stream; leave it out"
+            )
+        if self.skips:
+            raise DatasetInputError(
+                f'on_error="skip" is for images, tar files and data sets of samples, and {what} is '
+                "nothing of these; leave it out"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What has been read.
+
+    Parameters
+    ----------
+    arrays
+        The arrays. Batches that have columns of text (as objects), a `KEY`, or no length must be
+        spooled.
+    values
+        Returns the values of the column by which samples are divided, block by block; None if the
+        batches have them as `KEY`.
+    """
+
+    arrays: Arrays
+    values: Callable[[], Iterable[NDArray[Any]]] | None = None
+
+
+@dataclass
+class Skipped:
+    """Samples that could not be decoded."""
+
+    is_allowed: bool
+    what: str
+    shown: list[str] = field(default_factory=list)
+    n: int = 0
+
+    def add(self, error: DatasetInputError) -> None:
+        """Count a sample, or raise the error if none may be skipped."""
+        if not self.is_allowed:
+            raise error
+        self.n += 1
+        if self.n <= _SHOWN:
+            self.shown.append(str(error))
+
+    def tell(self, n_read: int) -> None:
+        """Log how many there were, and the first ones."""
+        if self.n:
+            more = f"; and {self.n - _SHOWN:,} more" if self.n > _SHOWN else ""
+            logger.warning(
+                "%s: %s of %s samples cannot be decoded and are left out: %s%s",
+                self.what,
+                f"{self.n:,}",
+                f"{n_read + self.n:,}",
+                "; ".join(self.shown),
+                more,
+            )
+
+
+def check_column(name: str, names: Sequence[str], what: str) -> None:
+    """Raise a `DatasetInputError` if there is no such column."""
+    if name not in names:
+        shown_names = ", ".join(map(repr, list(names)[:20])) + (", ..." if len(names) > 20 else "")
+        raise DatasetInputError(f"{what}: there is no column {name!r}, but {shown_names}")
