@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    import dagsel.collate as collate
     import dagsel.metrics as metrics
     from dagsel.giving_up import abandon as abandon
     from dagsel.going_on import replay as replay
@@ -46,6 +47,7 @@ _HOMES = {
 }
 _MODULES = (
     "codec",
+    "collate",
     "errors",
     "flow",
     "flows",
@@ -64,6 +66,7 @@ __all__ = [
     "Workers",
     "Workload",
     "abandon",
+    "collate",
     "load",
     "metrics",
     "optimize",

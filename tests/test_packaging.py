@@ -51,6 +51,7 @@ def test_what_is_exported() -> None:
         "Workers",
         "Workload",
         "abandon",
+        "collate",
         "load",
         "metrics",
         "optimize",

@@ -220,7 +220,8 @@ class Workload(Protocol):
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         """Make what a worker keeps of a shard for all trials.
 
-        `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``.
+        `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``, or a
+        `dagsel.storage.RaggedArray`.
         """
         ...
 
@@ -273,10 +274,13 @@ class DataOutline:
         Samples in each training shard.
     arrays
         Dtype and shape of a sample, by array.
+    ragged
+        Arrays whose samples differ in shape; theirs is empty here.
     """
 
     n_train: tuple[int, ...]
     arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
+    ragged: frozenset[str] = frozenset()
 
 
 @runtime_checkable
@@ -291,7 +295,8 @@ class ChecksData(Protocol):
 def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
     """Return a function that raises an error if nothing can be trained with a configuration."""
     arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
-    data = DataOutline(manifest.sizes("train"), arrays)
+    ragged = frozenset(spec.name for spec in manifest.arrays if spec.is_ragged)
+    data = DataOutline(manifest.sizes("train"), arrays, ragged)
 
     def check(config: Config) -> None:
         workload.validate(config)

@@ -12,7 +12,7 @@ from faulty import FaultyWorkload
 
 from dagsel.flow import Flow
 from dagsel.flows import ASHA, RandomSearch, RoundRobin
-from dagsel.storage import ShardedDataset
+from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.testing.synthetic import CountingWorkload
 from dagsel.workloads.base import Config
 
@@ -73,8 +73,10 @@ class Job:
         chance = np.random.default_rng(self.seed)
         y = chance.integers(0, 3, 400)
         x = chance.normal(size=(400, 8)).astype(np.float32) + y[:, None].astype(np.float32)
-        url = f"{self.folder}/data.zarr"
-        return ShardedDataset.write(url, {"x": x, "y": y.astype(np.int64)}, n_shards=N_SHARDS)
+        sizes = chance.integers(0, 7, 400)
+        ids = RaggedArray.of([chance.integers(1, 9, size=size) for size in sizes])
+        arrays = {"x": x, "ids": ids, "y": y.astype(np.int64)}
+        return ShardedDataset.write(f"{self.folder}/data.zarr", arrays, n_shards=N_SHARDS)
 
 
 def unit_seconds(pace: float, config: Config) -> float:

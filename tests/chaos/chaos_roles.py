@@ -109,7 +109,8 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
         number = trial.number
         # A paused trial's state that was corrupted is not read, or made anew, before it goes on.
         with contextlib.suppress(CheckpointError):
-            blob, _ = RunDir(job.run_dir).states.load(number, trial.last_step or 0, N_SHARDS - 1)
+            epoch = 0 if trial.last_step is None else trial.last_step + 1
+            blob, _ = RunDir(job.run_dir).states.load(number, epoch, N_SHARDS - 1)
             aside = job.kept / f"{number}.{os.getpid()}.tmp"
             aside.write_bytes(blob)
             aside.rename(job.kept / f"{number}")

@@ -22,17 +22,44 @@ def make_torch_workload() -> dagsel.TorchWorkload:
         batch_size=32,
         lr_scheduler=build_schedule,
         metrics={"accuracy": dagsel.metrics.accuracy},
+        collate=dagsel.collate.pad(ids=0),
+        augment=augment,
+        input_fn=inputs,
     )
+
+
+def augment(sample: dict[str, torch.Tensor], config: Config) -> dict[str, torch.Tensor]:
+    """Add noise, and drop some of the tokens."""
+    kept = torch.rand(len(sample["ids"])) > 0.2
+    return {**sample, "x": sample["x"] + 0.1 * torch.randn(8), "ids": sample["ids"][kept]}
+
+
+def inputs(batch: dict[str, torch.Tensor], config: Config) -> Any:
+    return {"x": batch["x"], "ids": batch["ids"], "mask": batch["ids_mask"]}, batch["y"]
+
+
+class Model(torch.nn.Module):
+    """Numbers and token lists in, three classes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(9, 4)
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(12, 16),
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Dropout(0.3),
+            torch.nn.Linear(16, 3),
+        )
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        seen = (self.table(ids) * mask[..., None]).sum(1)
+        output: torch.Tensor = self.layers(torch.cat([x, seen], 1))
+        return output
 
 
 def build_model(config: Config) -> torch.nn.Module:
-    return torch.nn.Sequential(
-        torch.nn.Linear(8, 16),
-        torch.nn.BatchNorm1d(16),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.3),
-        torch.nn.Linear(16, 3),
-    )
+    return Model()
 
 
 def build_optimizer(parameters: Any, config: Config) -> torch.optim.Optimizer:
@@ -50,10 +77,7 @@ def plain_pytorch(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     data = ShardedDataset.open(f"{job.folder}/data.zarr")
-    shards = [
-        {name: torch.from_numpy(array) for name, array in data.shard(index).items()}
-        for index in range(N_SHARDS)
-    ]
+    shards = [data.shard(index) for index in range(N_SHARDS)]
     seed = int(np.random.SeedSequence([job.seed, trial]).generate_state(1)[0])
     try:
         torch.manual_seed(seed)
@@ -62,13 +86,33 @@ def plain_pytorch(
         schedule = build_schedule(optimizer, config)
         for epoch, order in enumerate(visits, start=1):
             for index in order:
-                x, y = shards[index]["x"], shards[index]["y"]
-                order_of = np.random.default_rng([job.seed, trial, epoch, index])
-                for batch in torch.from_numpy(order_of.permutation(len(x))).split(32):
+                key = [job.seed, trial, epoch, index]
+                n_samples = len(shards[index]["y"])
+                seeds = np.random.default_rng([*key, 2]).integers(2**63, size=n_samples).tolist()
+                places = np.random.default_rng(key).permutation(n_samples)
+                for batch in torch.from_numpy(places).split(32):
+                    samples = [changed(shards[index], k, seeds[k]) for k in batch.tolist()]
                     optimizer.zero_grad()
-                    torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+                    output, target = scored(model, samples)
+                    torch.nn.functional.cross_entropy(output, target).backward()
                     optimizer.step()
             schedule.step()
     finally:
         torch.set_num_threads(threads)
     return model.state_dict()
+
+
+def changed(shard: Mapping[str, Any], place: int, seed: int) -> dict[str, torch.Tensor]:
+    """Change a sample as `augment` does, with random numbers of its own."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return augment({name: torch.as_tensor(rows[place]) for name, rows in shard.items()}, {})
+
+
+def scored(model: torch.nn.Module, samples: list[dict[str, torch.Tensor]]) -> Any:
+    """Pad the samples by hand; return the model's output, and the targets."""
+    ids = torch.nn.utils.rnn.pad_sequence([s["ids"] for s in samples], batch_first=True)
+    lengths = torch.tensor([len(s["ids"]) for s in samples])
+    mask = torch.arange(ids.shape[1]) < lengths[:, None]
+    x, y = (torch.stack([s[name] for s in samples]) for name in ("x", "y"))
+    return model(x, ids, mask), y

@@ -16,6 +16,7 @@ from dagsel.flow import Direction, Losses
 from dagsel.state import State, reading_state
 from dagsel.workloads.base import (
     Config,
+    DataOutline,
     Evaluated,
     Metrics,
     Trained,
@@ -141,6 +142,14 @@ class SklearnWorkload(PoolsMetrics):
             )
         if "score" in self.metrics and not hasattr(estimator, "score"):
             raise WorkloadError(f"{name} has no score; give metrics, and an estimator to clone")
+
+    def validate_data(self, config: Config, data: DataOutline) -> None:
+        """Raise a `WorkloadError` if an estimator cannot be given the data set's arrays."""
+        if data.ragged:
+            raise WorkloadError(
+                f"the samples of {sorted(data.ragged)[0]!r} differ in shape, and estimators take "
+                "arrays: cut or pad them to one length before ShardedDataset.write"
+            )
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Shard:
         """Flatten the samples of a shard to two dimensions."""

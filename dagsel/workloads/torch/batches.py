@@ -3,80 +3,168 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 
-from dagsel.workloads.base import Config, Visit
+from dagsel.errors import WorkloadError
+from dagsel.workloads.base import Config, DataOutline, Visit
 from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.torch.augment import Augment, Augmentation
 from dagsel.workloads.torch.ddp import GangBatches
 from dagsel.workloads.torch.device import (
-    Tensors,
+    Accelerator,
+    Shard,
     copy_rows,
     gather_rows,
+    pin,
     send_ahead,
     transfer_device,
 )
 from dagsel.workloads.torch.loop import ShardBatches
+from dagsel.workloads.torch.ragged import RaggedTensor, by_size
 
-InputFn: TypeAlias = Callable[[Tensors, Any], tuple[Any, Any]]
+InputFn: TypeAlias = Callable[[dict[str, Any], Any], tuple[Any, Any]]
+Collate: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Making:
+    """What is made of a batch's arrays before the model gets them; see `TorchWorkload`."""
+
+    input_fn: InputFn | None = None
+    collate: Collate | None = None
+    augment: Augment | None = None
+    bucket_by: str | None = None
+
+    def check(self, data: DataOutline) -> None:
+        """Raise a `WorkloadError` if batches of a data set cannot become tensors."""
+        ragged, names = [name for name in data.arrays if name in data.ragged], list(data.arrays)
+        if ragged and self.collate is None and self.input_fn is None:
+            fills = ", ".join(f"{name}=0" for name in ragged)
+            raise WorkloadError(
+                f"the samples of {' and '.join(map(repr, ragged))} differ in shape: give the "
+                f"workload collate=dagsel.collate.pad({fills})"
+            )
+        if self.bucket_by is not None and self.bucket_by not in ragged:
+            what = "samples of one shape" if self.bucket_by in names else "no array of the data set"
+            others = ", ".join(ragged) or "none"
+            raise WorkloadError(
+                f"bucket_by is {self.bucket_by!r}, {what}; arrays whose samples differ in shape: "
+                f"{others}"
+            )
+
+    def collated(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `collate` makes of a batch."""
+        if self.collate is None:
+            return dict(batch)
+        made = self.collate(batch)
+        if not isinstance(made, Mapping):
+            raise WorkloadError(
+                f"collate returns a {type(made).__name__}: return a mapping of names to tensors; "
+                "dagsel.collate.samples takes functions of a list of samples"
+            )
+        return dict(made)
+
+    def pair(self, batch: dict[str, Any], config: Config) -> tuple[Any, Any]:
+        """Return what the model gets, and the targets."""
+        if self.input_fn is not None:
+            return self.input_fn(batch, config)
+        first, last = next(iter(batch.values())), next(reversed(batch.values()))
+        return first, last if last is not first else last.clone()
 
 
 def training_batches(
-    shard: Tensors,
-    config: Config,
-    visit: Visit,
-    *,
-    input_fn: InputFn | None,
-    gang: Gang | None,
-    **options: Any,
+    shard: Shard, config: Config, visit: Visit, *, making: Making, gang: Gang | None, **options: Any
 ) -> ShardBatches:
     """Return the batches of a visit; `options` are those of `ShardBatches`."""
-    first, last = next(iter(shard.values())), next(reversed(shard.values()))
-    order = torch.from_numpy(visit.order(len(first))).to(first.device)
+    first: Any = next(iter(shard.values()))
+    last: Any = next(reversed(shard.values()))
+    order = visit.order(len(first))
+    if making.bucket_by is not None:
+        order = by_size(order, _sizes(shard, making.bucket_by), options["batch_size"], visit)
+    device = transfer_device(shard)
+    change = None
+    if making.augment is not None:
+        change = Augmentation(making.augment, config, visit, len(first))
+    gather = partial(_gathered, shard, making, change=change)
+    is_plain = making.collate is None and change is None and not _is_ragged(shard)
 
     def make(index: torch.Tensor) -> tuple[Any, Any]:
-        if input_fn is None:
+        if not is_plain:
+            return pair(gather(index))
+        if making.input_fn is None:
             return first.index_select(0, index), last.index_select(0, index)
-        return pair({name: array.index_select(0, index) for name, array in shard.items()})
+        return pair({name: rows.index_select(0, index) for name, rows in shard.items()})
 
-    def pair(batch: Tensors) -> tuple[Any, Any]:
-        inputs, targets = _pair(batch, config, input_fn)
+    def pair(batch: dict[str, Any]) -> tuple[Any, Any]:
+        inputs, targets = making.pair(batch, config)
         its.is_empty &= isinstance(inputs, torch.Tensor) and not inputs.numel()
         return inputs, targets
 
+    # What is made sample by sample needs the places as numbers.
+    places = torch.from_numpy(order).to(first.device if is_plain else "cpu")
     batches = (
-        ShardBatches(order, make, **options)
+        ShardBatches(places, make, **options)
         if gang is None
-        else GangBatches(order, make, gang=gang, **options)
+        else GangBatches(places, make, gang=gang, **options)
     )
     its = weakref.proxy(batches)  # they hold `make`, and with it they would hold themselves
-    batches.is_empty = input_fn is not None
-    device = transfer_device(shard)
+    batches.is_empty = making.input_fn is not None
     if device is not None:
-        batches.feed = lambda parts: (
-            pair(batch) for batch in send_ahead(partial(gather_rows, shard, device), parts, device)
-        )
+        rows = partial(gather_rows, shard, device) if is_plain else _pinned(gather, device)
+        batches.feed = lambda parts: map(pair, send_ahead(rows, parts, device))
     return batches
 
 
 def evaluation_batches(
-    shard: Tensors, config: Config, size: int, input_fn: InputFn | None
+    shard: Shard, config: Config, size: int, making: Making
 ) -> Iterator[tuple[int, Any, Any]]:
     """Yield the number of samples, inputs and targets of each batch, in order."""
     # Copies, as in training: a model that works in place must not change the shard.
     n_samples, device = len(next(iter(shard.values()))), transfer_device(shard)
-    parts = [slice(start, start + size) for start in range(0, n_samples, size)]
-    copy = partial(copy_rows, shard, device)
+    parts = [slice(start, min(start + size, n_samples)) for start in range(0, n_samples, size)]
+    is_plain = making.collate is None and not _is_ragged(shard)
+
+    def copy(part: slice) -> dict[str, Any]:
+        if is_plain:
+            return copy_rows(shard, device, part)
+        rows = _gathered(shard, making, torch.arange(part.start, part.stop))
+        return rows if device is None else pin(rows, device)
+
     sent = map(copy, parts) if device is None else send_ahead(copy, parts, device)
     for part, batch in zip(parts, sent, strict=True):
-        yield min(size, n_samples - part.start), *_pair(batch, config, input_fn)
+        yield part.stop - part.start, *making.pair(batch, config)
 
 
-def _pair(batch: Tensors, config: Config, input_fn: InputFn | None) -> tuple[Any, Any]:
-    if input_fn is not None:
-        return input_fn(batch, config)
-    first, last = next(iter(batch.values())), next(reversed(batch.values()))
-    return first, last if last is not first else last.clone()
+def _gathered(
+    shard: Shard, making: Making, index: torch.Tensor, change: Augmentation | None = None
+) -> dict[str, Any]:
+    """Return the samples at some places, changed and collated."""
+    places: Sequence[int] = index.tolist()
+    batch = {
+        name: rows.rows(places)
+        if isinstance(rows, RaggedTensor)
+        else rows.index_select(0, index.to(rows.device))
+        for name, rows in shard.items()
+    }
+    return making.collated(batch if change is None else change(batch, places))
+
+
+def _pinned(
+    gather: Callable[[torch.Tensor], dict[str, Any]], device: Accelerator
+) -> Callable[[torch.Tensor], dict[str, Any]]:
+    return lambda index: pin(gather(index), device)
+
+
+def _is_ragged(shard: Shard) -> bool:
+    return any(isinstance(rows, RaggedTensor) for rows in shard.values())
+
+
+def _sizes(shard: Shard, name: str) -> Any:
+    rows = shard[name]
+    assert isinstance(rows, RaggedTensor), "checked before anything trains"
+    return rows.sizes()

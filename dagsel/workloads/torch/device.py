@@ -15,7 +15,10 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
+from dagsel.workloads.torch.ragged import RaggedTensor
+
 Tensors: TypeAlias = dict[str, torch.Tensor]
+Shard: TypeAlias = dict[str, Any]  # of tensors, and of `RaggedTensor`
 _BATCHES_AHEAD = 2  # one on its way while another waits; more only takes memory
 
 
@@ -33,7 +36,7 @@ class MemoryUse:
             self.taken += n_bytes if fits else 0
             return fits
 
-    def release_with(self, tensor: torch.Tensor) -> None:
+    def release_with(self, tensor: torch.Tensor | RaggedTensor) -> None:
         """Release the bytes of a tensor when it is gone."""
         weakref.finalize(tensor, self.release, tensor.nbytes).atexit = False
 
@@ -167,7 +170,7 @@ def place(
     return "device" if taken + n_bytes <= allowed and n_bytes <= free else "pinned"
 
 
-def place_shard(arrays: Tensors, device: Accelerator | None, budget: int | float) -> Tensors:
+def place_shard(arrays: Shard, device: Accelerator | None, budget: int | float) -> Shard:
     """Copy a shard to the device's memory, or to pinned memory of the host."""
     if device is None:
         return arrays
@@ -175,20 +178,31 @@ def place_shard(arrays: Tensors, device: Accelerator | None, budget: int | float
     n_bytes = sum(array.nbytes for array in arrays.values())
     if device.memory_use.claim(n_bytes, free=free, total=total, budget=budget):
         try:
-            placed = {name: array.to(device.device, copy=True) for name, array in arrays.items()}
+            there = functools.partial(torch.Tensor.to, device=device.device, copy=True)
+            placed = {name: _mapped(there, array) for name, array in arrays.items()}
         except torch.OutOfMemoryError:  # somebody else was faster, or no gap is large enough
             device.memory_use.release(n_bytes)
         else:
             for array in placed.values():
                 device.memory_use.release_with(array)
             return placed
-    return {name: device.pinned(array).copy_(array) for name, array in arrays.items()}
+    pinned = functools.partial(_pinned, device)
+    return {name: _mapped(pinned, array) for name, array in arrays.items()}
 
 
-def transfer_device(shard: Tensors) -> Accelerator | None:
+def _mapped(function: Callable[[torch.Tensor], torch.Tensor], array: Any) -> Any:
+    return array.map(function) if isinstance(array, RaggedTensor) else function(array)
+
+
+def _pinned(device: Accelerator, tensor: torch.Tensor) -> torch.Tensor:
+    return device.pinned(tensor).copy_(tensor)
+
+
+def transfer_device(shard: Shard) -> Accelerator | None:
     """Return the device that batches of a shard must be sent to; None if they are on it."""
     device, first = accelerator(), next(iter(shard.values()))
-    return device if device is not None and device.is_pinned(first) else None
+    tensor = first.values if isinstance(first, RaggedTensor) else first
+    return device if device is not None and device.is_pinned(tensor) else None
 
 
 def send_ahead(
@@ -230,6 +244,11 @@ def to_host(tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     return copies
 
 
+def pin(batch: Tensors, device: Accelerator) -> Tensors:
+    """Copy a batch into pinned memory."""
+    return {name: _pinned(device, rows) for name, rows in batch.items()}
+
+
 def gather_rows(shard: Tensors, device: Accelerator, index: torch.Tensor) -> Tensors:
     """Copy some rows of a shard into pinned memory."""
     return {
@@ -246,7 +265,8 @@ def copy_rows(shard: Tensors, device: Accelerator | None, rows: slice) -> Tensor
     return {name: device.pinned(part).copy_(part) for name, part in parts.items()}
 
 
-def device_of(shard: Tensors) -> torch.device:
+def device_of(shard: Shard) -> torch.device:
     """Return the device on which a shard is trained."""
     device = transfer_device(shard)  # the shard itself may be on the host
-    return next(iter(shard.values())).device if device is None else device.device
+    held: torch.device = next(iter(shard.values())).device
+    return held if device is None else device.device

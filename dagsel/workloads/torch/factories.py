@@ -29,12 +29,14 @@ _CALLS = {
         "lambda optimizer, config: torch.optim.lr_scheduler.StepLR(optimizer, 1)",
     ),
     "input_fn": ("batch, config", 'lambda batch, config: (batch["x"], batch["y"])'),
+    "collate": ("batch", "dagsel.collate.pad(ids=0)"),
+    "augment": ("sample, config", "augment, with def augment(sample, config): ..."),
     "train_fn": (
         "model, optimizer, batches, config",
         "train, with def train(model, optimizer, batches, config): ...",
     ),
 }
-_OPTIONAL = {"lr_scheduler", "input_fn", "train_fn"}
+_OPTIONAL = {"lr_scheduler", "input_fn", "collate", "augment", "train_fn"}
 
 
 @short_traceback

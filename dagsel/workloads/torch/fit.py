@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dagsel.errors import WorkloadError
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import DataOutline
 
 logger = logging.getLogger("dagsel")
@@ -59,10 +59,10 @@ class Casting:
         self._dtype = self._dtype or dtype_of(module)
         return module
 
-    def cast(self, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def cast(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays, some of them as float32."""
-        names = self._names({name: np.asarray(array).dtype for name, array in arrays.items()})
-        return {n: np.asarray(a, np.float32) if n in names else a for n, a in arrays.items()}
+        names = self._names({name: array.dtype for name, array in arrays.items()})
+        return {n: _as_float32(a) if n in names else a for n, a in arrays.items()}
 
     def say(self, data: DataOutline) -> None:
         """Log once which arrays of a data set are cast."""
@@ -81,6 +81,12 @@ class Casting:
         first, last = next(iter(dtypes)), [*dtypes][-1]
         needed = [first, last] if last != first and _refuses_float64(self.loss) else [first]
         return tuple(name for name in needed if dtypes[name] == np.float64)
+
+
+def _as_float32(array: Any) -> Any:
+    if isinstance(array, RaggedArray):
+        return RaggedArray(array.values.astype(np.float32), array.shapes)
+    return np.asarray(array, np.float32)
 
 
 def _refuses_float64(loss: Any) -> bool:

@@ -203,6 +203,19 @@ def _numbers(values: list[Any]) -> list[float]:
     return [float(value) for value in values]
 
 
+def apply(model: torch.nn.Module, inputs: Any) -> Any:
+    """Call a model: with named inputs if they are a mapping, one by one if they are a tuple.
+
+    Examples
+    --------
+    >>> apply(torch.nn.Bilinear(2, 2, 1), (torch.ones(3, 2), torch.ones(3, 2))).shape
+    torch.Size([3, 1])
+    """
+    if type(inputs) is tuple:  # a packed sequence is a tuple too, and one input
+        return model(*inputs)
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
 def standard_loop(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -215,7 +228,7 @@ def standard_loop(
     zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
     for inputs, targets in batches:
         zero_grad(set_to_none=True)
-        loss = loss_of(model(inputs), targets)
+        loss = loss_of(apply(model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         step()
         log(loss)
@@ -252,7 +265,7 @@ def _accumulate(
     for n_left, (share, inputs, targets) in zip(range(len(pieces))[::-1], pieces, strict=True):
         waits = n_left and isinstance(model, DistributedDataParallel)
         with model.no_sync() if waits else nullcontext():  # type: ignore[operator]
-            loss = loss_of(model(inputs), targets) * share
+            loss = loss_of(apply(model, inputs), targets) * share
             loss.backward()  # type: ignore[no-untyped-call]
         losses.append(loss.detach())
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -301,7 +314,7 @@ def mean_metrics(
     values: dict[str, list[Any]] = {name: [] for name in metrics}
     sizes: list[int] = []
     for size, inputs, targets in parts:
-        output = model(inputs)
+        output = apply(model, inputs)
         sizes.append(size)
         for name, metric in metrics.items():
             values[name].append(metric(output, targets))

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 
+from dagsel.errors import WorkloadError
+from dagsel.state import State, reading_state
+from dagsel.workloads.base import Config
+from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch.build import equal
-from dagsel.workloads.torch.state import module_tree
+from dagsel.workloads.torch.state import StateReader, module_tree, pack
 
 
 def n_steps(schedule: Any) -> int:
@@ -22,6 +26,51 @@ def n_steps(schedule: Any) -> int:
     if "last_epoch" in schedule:
         return int(schedule["last_epoch"])
     return max(map(n_steps, schedule.get("_schedulers", ())), default=0)
+
+
+class Reconfigures:
+    """The part of a workload of PyTorch that makes a trial go on with another configuration."""
+
+    def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
+        raise NotImplementedError
+
+    def _build_optimizer(
+        self, module: torch.nn.Module, config: Config
+    ) -> tuple[torch.optim.Optimizer, Any]:
+        raise NotImplementedError
+
+    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
+        """Make a state continue with another configuration.
+
+        Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
+        get the values that differ in the new configuration; the rate is the schedule's, from its
+        new base after as many steps as it has made.
+
+        Raises
+        ------
+        WorkloadError
+            If the new configuration makes another model or another optimizer.
+        """
+        reader = StateReader(state)
+        tree = {part: reader.decode(part, reader.view) for part in reader.tree}
+        with reading_state():
+            steps = n_steps(tree["schedule"] or {})
+        with preserved_streams(torch=True):
+            before, after = self._outline(config, steps), self._outline(new_config, steps)
+            if before.kind != after.kind:
+                changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
+                alone = {k: self._outline({**config, k: new_config[k]}, 0).kind for k in changed}
+                keys = [k for k in changed if alone[k] != before.kind] or changed
+                raise WorkloadError(
+                    f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
+                    f"{difference(before.kind, after.kind)}"
+                )
+        meta = {name: value for name, value in reader.meta.items() if name != "tree"}
+        return pack(merge(tree, before.settings, after.settings), meta)
+
+    def _outline(self, config: Config, steps: int) -> Outline:
+        module = self._build(config, seed=0, large=True)
+        return outline(module, *self._build_optimizer(module, config), steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.torch.device import Accelerator
-from dagsel.workloads.torch.loop import ShardBatches
+from dagsel.workloads.torch.loop import ShardBatches, apply
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
@@ -172,7 +172,7 @@ def recorded_loop(
     n_alike = 0
 
     def step(inputs: Any, targets: Any) -> torch.Tensor:
-        loss = loss_of(model(inputs), targets)
+        loss = loss_of(apply(model, inputs), targets)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return loss.detach()

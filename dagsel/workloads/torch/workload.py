@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.checks import whole
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
-from dagsel.state import State, reading_state
+from dagsel.state import State
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -30,7 +30,7 @@ from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch import factories
-from dagsel.workloads.torch.batches import evaluation_batches, training_batches
+from dagsel.workloads.torch.batches import Making, evaluation_batches, training_batches
 from dagsel.workloads.torch.build import (
     LARGE,
     build_unfilled,
@@ -39,7 +39,7 @@ from dagsel.workloads.torch.build import (
     check_schedule,
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
-from dagsel.workloads.torch.device import Accelerator, Tensors, accelerator, device_of, place_shard
+from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, check_batches, check_dtypes
 from dagsel.workloads.torch.loop import (
     Cursor,
@@ -50,7 +50,8 @@ from dagsel.workloads.torch.loop import (
     track_steps,
 )
 from dagsel.workloads.torch.models import GivesModules
-from dagsel.workloads.torch.reconfigure import Outline, difference, merge, n_steps, outline
+from dagsel.workloads.torch.ragged import RaggedTensor
+from dagsel.workloads.torch.reconfigure import Reconfigures
 from dagsel.workloads.torch.speed import (
     Precision,
     can_record,
@@ -68,11 +69,10 @@ from dagsel.workloads.torch.state import (
     load_module,
     load_optimizer,
     load_schedule,
-    pack,
 )
 
 
-class TorchWorkload(GivesModules, PoolsMetrics):
+class TorchWorkload(GivesModules, Reconfigures, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -100,10 +100,21 @@ class TorchWorkload(GivesModules, PoolsMetrics):
         ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
-        By default the first array is the input and the last one the target. If the input is float64
-        and the model of the first configuration float32, workers cast it to float32 once, and log
-        it; targets too if `loss` is PyTorch's own and refuses them. With an `input_fn` nothing is
-        cast.
+        By default the first array is the input and the last one the target. Inputs may be a mapping
+        or a tuple: the model is called as ``model(**inputs)`` or ``model(*inputs)``. If the input
+        is float64 and the model of the first configuration float32, workers cast it to float32
+        once, and log it; targets too if `loss` is PyTorch's own and refuses them. With an
+        `input_fn` nothing is cast.
+    collate
+        ``collate(batch)`` makes tensors of arrays whose samples differ in shape, before `input_fn`:
+        each is a list of tensors in the batch. `dagsel.collate.pad` fills them up.
+    augment
+        ``augment(sample, config)`` changes a sample, tensors by name, in training alone. What it
+        draws from Python's, NumPy's or PyTorch's streams depends on the run's seed, the trial, the
+        epoch and the sample, so a replay sees the same. Called before `collate`.
+    bucket_by
+        Name of an array whose samples differ in shape: a training batch has samples of similar
+        size. Each is still taken once an epoch.
     train_fn
         ``train_fn(model, optimizer, batches, config)`` is your own training loop over
         ``for inputs, targets in batches:``; ``batches.log(loss)`` reports a loss. The iterator
@@ -187,7 +198,10 @@ class TorchWorkload(GivesModules, PoolsMetrics):
         batch_size: int | Callable[[Any], int],
         metrics: Metrics | None = None,
         lr_scheduler: Callable[[Any, Any], Any] | None = None,
-        input_fn: Callable[[dict[str, torch.Tensor], Any], tuple[Any, Any]] | None = None,
+        input_fn: Callable[[dict[str, Any], Any], tuple[Any, Any]] | None = None,
+        collate: Callable[[Any], Mapping[str, Any]] | None = None,
+        augment: Callable[[dict[str, torch.Tensor], Any], Mapping[str, Any]] | None = None,
+        bucket_by: str | None = None,
         train_fn: Callable[[Any, Any, ShardBatches, Any], object] | None = None,
         lr_scheduler_interval: Literal["epoch", "step"] = "epoch",
         drop_last: bool = False,
@@ -202,7 +216,9 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
+        self.collate, self.augment = collate, augment
         factories.check_functions(**vars(self))
+        self._making = Making(input_fn, collate, augment, bucket_by)
         self._metrics = metric_functions(metrics)
         if "loss" in self._metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
@@ -260,17 +276,23 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         check_dtypes(data)
+        self._making.check(data)
         if self.input_fn is None:
             self._casting.say(data)
         if self.drop_last:
             check_batches(self._batch_size(config), data)
 
-    def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Tensors:
+    def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         if self.input_fn is None:
             arrays = self._casting.cast(arrays)
         try:
-            shard = {name: as_torch(np.asarray(array)) for name, array in arrays.items()}
+            shard: Shard = {
+                name: RaggedTensor.of(array, as_torch)
+                if isinstance(array, RaggedArray)
+                else as_torch(np.asarray(array))
+                for name, array in arrays.items()
+            }
         except TypeError as error:
             raise WorkloadError(f"the data cannot become tensors: {error}") from error
         return place_shard(shard, accelerator(), self.device_memory)
@@ -285,7 +307,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     def train(
         self,
         state: State,
-        shard: Tensors,
+        shard: Shard,
         config: Config,
         *,
         visit: Visit,
@@ -301,7 +323,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     def train_gang(
         self,
         state: State | None,
-        shard: Tensors,
+        shard: Shard,
         config: Config,
         *,
         visit: Visit,
@@ -317,7 +339,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
     def _train(
         self,
         state: State,
-        shard: Tensors,
+        shard: Shard,
         config: Config,
         visit: Visit,
         should_stop: Callable[[], bool],
@@ -330,7 +352,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
                 shard,
                 config,
                 visit,
-                input_fn=self.input_fn,
+                making=self._making,
                 gang=gang,
                 batch_size=self._batch_size(config),
                 drop_last=self.drop_last,
@@ -377,7 +399,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
             losses=batches.losses,
         )
 
-    def evaluate(self, state: State, shard: Tensors, config: Config) -> Evaluated:
+    def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
         reader = StateReader(state)
         with preserved_streams(torch=True), torch.inference_mode():
@@ -385,7 +407,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
                 module = self._equipped(reader, config, shard).eval()
             reader.set_streams(device_of(shard))
             pool, means = self._parted()
-            parts = evaluation_batches(shard, config, self.eval_batch_size, self.input_fn)
+            parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
             with multiplying(self.precision, device_of(shard)):
                 n_samples, found = mean_metrics(module, parts, {"loss": self.loss, **means}, pool)
         return Evaluated(n_samples, found, None if pool is None else pool.pack())
@@ -394,35 +416,6 @@ class TorchWorkload(GivesModules, PoolsMetrics):
         """Make the trained module of a state, on the CPU and in evaluation mode."""
         with preserved_streams(torch=True):
             return self._restore(StateReader(state), config, torch.device("cpu")).eval()
-
-    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Make a state continue with another configuration.
-
-        Weights, moments, random streams and step counts stay. Optimizer and learning-rate schedule
-        get the values that differ in the new configuration; the rate is the schedule's, from its
-        new base after as many steps as it has made.
-
-        Raises
-        ------
-        WorkloadError
-            If the new configuration makes another model or another optimizer.
-        """
-        reader = StateReader(state)
-        tree = {part: reader.decode(part, reader.view) for part in reader.tree}
-        with reading_state():
-            steps = n_steps(tree["schedule"] or {})
-        with preserved_streams(torch=True):
-            before, after = self._outline(config, steps), self._outline(new_config, steps)
-            if before.kind != after.kind:
-                changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
-                alone = {k: self._outline({**config, k: new_config[k]}, 0).kind for k in changed}
-                keys = [k for k in changed if alone[k] != before.kind] or changed
-                raise WorkloadError(
-                    f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
-                    f"{difference(before.kind, after.kind)}"
-                )
-        meta = {name: value for name, value in reader.meta.items() if name != "tree"}
-        return pack(merge(tree, before.settings, after.settings), meta)
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
@@ -449,10 +442,6 @@ class TorchWorkload(GivesModules, PoolsMetrics):
             return optimizer, None
         return optimizer, check_schedule(self.lr_scheduler(optimizer, config))
 
-    def _outline(self, config: Config, steps: int) -> Outline:
-        module = self._build(config, seed=0, large=True)
-        return outline(module, *self._build_optimizer(module, config), steps)
-
     def _restore(
         self, reader: StateReader, config: Config, device: torch.device
     ) -> torch.nn.Module:
@@ -463,7 +452,7 @@ class TorchWorkload(GivesModules, PoolsMetrics):
         load_module(reader, module)
         return module
 
-    def _equipped(self, reader: StateReader, config: Config, shard: Tensors) -> torch.nn.Module:
+    def _equipped(self, reader: StateReader, config: Config, shard: Shard) -> torch.nn.Module:
         module = self._restore(reader, config, device_of(shard))
         equip(
             module, precision=self.precision, compile=self.compile, channels_last=self.channels_last

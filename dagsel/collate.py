@@ -1,0 +1,117 @@
+"""Makes tensors of batches whose samples differ in shape; for `TorchWorkload`'s ``collate``.
+
+A function of your own gets the arrays of a batch by name, each a tensor, or a list of tensors if
+the array is ragged, and returns such a mapping, with tensors alone. It is called for training and
+for scores, before ``input_fn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagsel.errors import WorkloadError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Pad", "Samples", "pad", "samples"]
+
+
+def pad(**fill: float) -> Pad:
+    """Fill up ragged arrays to the largest sample of their batch.
+
+    Parameters
+    ----------
+    **fill
+        What to fill each array with. Each gets a mask of its own shape, true where a sample has
+        values: ``ids`` gets ``ids_mask``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> batch = {"ids": [torch.tensor([5, 7]), torch.tensor([3])], "y": torch.tensor([1, 0])}
+    >>> padded = pad(ids=0)(batch)
+    >>> {name: values.tolist() for name, values in padded.items()}
+    {'ids': [[5, 7], [3, 0]], 'ids_mask': [[True, True], [True, False]], 'y': [1, 0]}
+    """
+    return Pad(fill)
+
+
+def samples(function: Callable[[Any], Mapping[str, Any]]) -> Samples:
+    """Use a function of a list of samples, such as a collator of transformers.
+
+    Parameters
+    ----------
+    function
+        Gets a list of mappings of names to tensors, one a sample, and returns one mapping.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from torch.utils.data import default_collate
+    >>> batch = samples(default_collate)({"x": torch.ones(2, 3), "y": torch.zeros(2)})
+    >>> {name: tuple(values.shape) for name, values in batch.items()}
+    {'x': (2, 3), 'y': (2,)}
+    """
+    return Samples(function)
+
+
+@dataclass(frozen=True)
+class Pad:
+    """See `pad`."""
+
+    fill: Mapping[str, float]
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with tensors alone; masks stand between the first array and the last."""
+        missing = [name for name in self.fill if name not in batch]
+        ragged = [name for name, rows in batch.items() if isinstance(rows, list)]
+        unfilled = [name for name in ragged if name not in self.fill]
+        if missing or unfilled:
+            wrong = f"names {missing[0]!r}" if missing else f"leaves {unfilled[0]!r} out"
+            written = ", ".join(f"{name}=0" for name in ragged)
+            raise WorkloadError(
+                f"collate=dagsel.collate.pad(...) {wrong}, and of the arrays {', '.join(batch)} "
+                f"those of unequal length are {', '.join(ragged) or 'none'}: write pad({written})"
+            )
+        rows = dict(batch)
+        masks = {}
+        for name, fill in self.fill.items():
+            rows[name], masks[f"{name}_mask"] = _padded(batch[name], fill)
+        (first, of_first), *others = rows.items()
+        return {first: of_first, **masks, **dict(others)}
+
+
+@dataclass(frozen=True)
+class Samples:
+    """See `samples`."""
+
+    function: Callable[[Any], Mapping[str, Any]]
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the function makes of the batch's samples."""
+        names = list(batch)
+        made = self.function(
+            [dict(zip(names, parts, strict=True)) for parts in zip(*batch.values(), strict=True)]
+        )
+        if not isinstance(made, Mapping):
+            raise WorkloadError(
+                f"the function of dagsel.collate.samples returns a {type(made).__name__}: return "
+                "a mapping of names to tensors"
+            )
+        return dict(made)
+
+
+def _padded(rows: Sequence[torch.Tensor], fill: float) -> tuple[torch.Tensor, torch.Tensor]:
+    import torch
+
+    largest = [max(sizes) for sizes in zip(*(row.shape for row in rows), strict=True)]
+    shape, device = (len(rows), *largest), rows[0].device
+    padded = torch.full(shape, fill, dtype=rows[0].dtype, device=device)
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    for at, row in enumerate(rows):
+        place: Any = (at, *map(slice, row.shape))
+        padded[place], mask[place] = row, True
+    return padded, mask
