@@ -1,15 +1,16 @@
 """Sharded data sets and the states of trials, at any URL that fsspec knows.
 
-`ShardedDataset` is the data, `Batches` and `ImageFolder` are what it may be written from, and
-`RaggedArray` is an array whose samples differ in shape. A
-`RunDir` holds a run: its `Journal` and the states of its trials (`CheckpointStore`). Importing this
-package loads neither torch nor Dask.
+`ShardedDataset` is the data; `Batches`, `ImageFolder` and `WebDataset` are what it may be written
+from, and `RaggedArray` is an array whose samples differ in shape. A `RunDir` holds a run: its
+`Journal` and the states of its trials (`CheckpointStore`). Importing this package loads neither
+torch nor Dask.
 """
 
 from __future__ import annotations
 
 from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
 from dagsel.storage.datasets.inputs.images import ImageFolder
+from dagsel.storage.datasets.inputs.webdataset import WebDataset
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 from dagsel.storage.runs.checkpoints import CheckpointStore
@@ -25,4 +26,5 @@ __all__ = [
     "RunDir",
     "ShardSize",
     "ShardedDataset",
+    "WebDataset",
 ]

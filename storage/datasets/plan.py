@@ -73,6 +73,7 @@ def plan_write(
     """
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
+    ragged = _names("ragged", ragged)
     rule = Rule.of(validation, split=split, stratify=stratify, groups=groups)
     reading = Reading(
         columns=columns,
@@ -80,9 +81,9 @@ def plan_write(
         keeps_by=split is None,
         workers=whole("workers", workers, least=0, error=DatasetInputError),
         skips=choice("on_error", on_error, ("raise", "skip"), error=DatasetInputError) == "skip",
+        ragged=ragged,
     )
     classes = Classes()
-    ragged = _names("ragged", ragged)
     source, labels = _read(arrays, reading, classes, "arrays", rule, ragged, scratch)
     if is_share(validation):
         shuffle: Places

@@ -4,5 +4,6 @@
 - `reading`: how, and what has been read; `labels`: the column that divides samples;
   `decoding`: samples in processes of their own.
 - `tables`: of pandas, polars and Arrow; `parquet`: files of them.
-- `samples`: data sets of PyTorch and the like, streams of samples; `images`: pictures in folders.
+- `samples`: data sets of PyTorch and the like, streams of samples; `images`: pictures in folders;
+  `webdataset`: tar files; `paths`: what paths with braces and asterisks name.
 """

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, TypeVar
+from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
-from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped
-from dagsel.storage.datasets.inputs.samples import SAMPLES
+from dagsel.storage.datasets.inputs.reading import (
+    KEY,
+    Input,
+    Reading,
+    Skipped,
+    as_objects,
+    blocks,
+    in_threads,
+)
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 #: An image as an array, or why it is none.
 Image: TypeAlias = "NDArray[np.uint8] | DatasetInputError"
@@ -70,24 +73,31 @@ class ImageFolder:
             classes.known["y"] = sorted({name for _, name in files})
         decode = decoder(self.size, self.mode)
         skipped = Skipped(reading.skips, str(root))
+        alike = Alike(f"ImageFolder({str(root)!r}, size=(width, height))")
 
-        def batches() -> Iterator[dict[str, NDArray[Any]]]:
-            alike, n_read = Alike(f"ImageFolder({str(root)!r}, size=(width, height))"), 0
-            for block in in_threads(lambda each: decode(each[0], str(each[0])), files):
-                images, names = list[NDArray[np.uint8]](), list[str]()
-                for (file, name), image in block:
-                    if isinstance(image, DatasetInputError):
-                        skipped.add(image)
-                        continue
-                    images.append(alike.checked(image, str(file)))
-                    names.append(name)
-                if images:
-                    n_read += len(images)
-                    told = np.array(names, dtype=object)
-                    numbers = classes.encode("y", told, str(root))
-                    by = {KEY: told} if key and reading.skips else {}
-                    yield {"x": np.stack(images), "y": numbers, **by}
+        def good() -> Iterator[dict[str, Any]]:
+            n_read = 0
+            for (file, name), image in in_threads(
+                lambda each: decode(each[0], str(each[0])), files
+            ):
+                if isinstance(image, DatasetInputError):
+                    skipped.add(image)
+                    continue
+                if "x" not in reading.ragged:
+                    alike.check(image, str(file), "x")
+                n_read += 1
+                yield {"x": image, "y": name}
             skipped.tell(n_read)
+
+        def batches() -> Iterator[dict[str, Any]]:
+            for block in blocks(good()):
+                told = as_objects([sample["y"] for sample in block])
+                images = [sample["x"] for sample in block]
+                made: dict[str, Any] = {"y": classes.encode("y", told, str(root))}
+                if key and reading.skips:
+                    made[KEY] = told
+                is_ragged = "x" in reading.ragged
+                yield {"x": RaggedArray.of(images) if is_ragged else np.stack(images), **made}
 
         if reading.skips:
             return Input(Batches(batches()))
@@ -143,28 +153,18 @@ def decoder(
     return decode
 
 
-def in_threads(decode: Callable[[T], R], items: Iterable[T]) -> Iterator[list[tuple[T, R]]]:
-    """Decode items block by block, in order."""
-    left = iter(items)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        while block := list(islice(left, SAMPLES)):
-            yield list(zip(block, pool.map(decode, block), strict=True))
-
-
 @dataclass
 class Alike:
     """Checks that images have the size of the first one; `cure` is what makes them so."""
 
     cure: str
-    first: tuple[str, tuple[int, ...]] | None = None
+    first: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
-    def checked(self, image: NDArray[np.uint8], where: str) -> NDArray[np.uint8]:
-        """Return an image, or raise a `DatasetInputError` if it has another size."""
-        self.first = self.first or (where, image.shape)
-        name, shape = self.first
+    def check(self, image: NDArray[np.uint8], where: str, array: str) -> None:
+        """Raise a `DatasetInputError` if an image has another size."""
+        name, shape = self.first.setdefault(array, (where, image.shape))
         if image.shape != shape:
             raise DatasetInputError(
                 f"{where} is {image.shape[1]} × {image.shape[0]}, and {name} {shape[1]} × "
-                f"{shape[0]}; give {self.cure}"
+                f"{shape[0]}; give {self.cure}, or keep their sizes by ragged=[{array!r}]"
             )
-        return image

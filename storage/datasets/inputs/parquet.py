@@ -15,20 +15,6 @@ from dagsel.storage.datasets.inputs.tables import getter, make_array
 from dagsel.storage.datasets.sources import Batches
 
 
-def parquet_files(path: str) -> list[str]:
-    """List the Parquet files at a path or URL: one, or all of a folder."""
-    fs, place = fsspec.core.url_to_fs(path)
-    if path.endswith((".parquet", ".pq")) and not fs.isdir(place):
-        found = [place]
-    elif fs.isdir(place):
-        found = sorted(name for name in fs.find(place) if name.endswith((".parquet", ".pq")))
-    else:
-        if not fs.exists(place):
-            raise DatasetInputError(f"nothing is at {path}")
-        return []
-    return [fs.unstrip_protocol(name) for name in found]
-
-
 def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> Input:
     """Stream the row groups of Parquet files."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,10 +12,12 @@ from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.arrays import as_array, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
-from dagsel.storage.datasets.inputs.parquet import parquet_files, read_parquet
+from dagsel.storage.datasets.inputs.parquet import read_parquet
+from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files
 from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column
 from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
 from dagsel.storage.datasets.inputs.tables import getter, make_array, table_columns
+from dagsel.storage.datasets.inputs.webdataset import WebDataset
 from dagsel.storage.datasets.sources import Batches
 
 _ROWS = 1 << 20  # whose values are looked at together
@@ -28,9 +29,9 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     Parameters
     ----------
     source
-        Arrays by name, of which lists and tensors become arrays; `Batches`; a table; a path of
-        Parquet files or of images in folders; a data set or a stream whose items are samples; one
-        that was written before.
+        Arrays by name, of which lists and tensors become arrays; `Batches`; a table; paths of
+        Parquet files, tar files or images in folders; a data set or a stream whose items are
+        samples; one that was written before.
     reading
         What is read of it.
     classes
@@ -52,13 +53,12 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     >>> arrays["x"].tolist(), arrays["y"].tolist(), classes.known
     ([[1.0, 3.0], [2.0, 4.0]], [1, 0], {'y': ['ant', 'cat']})
     """
-    if isinstance(source, str | os.PathLike):
-        path = os.fspath(source)
-        if parquet := parquet_files(path):
+    if are_paths(source):
+        if parquet := find_files(source, PARQUET):
             reading.nothing_to_decode(what)
             return read_parquet(parquet, reading, classes)
-        source = ImageFolder(path)
-    if isinstance(source, ImageFolder):
+        source = WebDataset(source) if find_files(source, TAR) else ImageFolder(source)
+    if isinstance(source, ImageFolder | WebDataset):
         return source.arrays(reading, classes)
     if _is_samples(source, what):
         return read_samples(source, reading, classes, what)

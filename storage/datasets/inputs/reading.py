@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
@@ -19,7 +23,13 @@ Columns: TypeAlias = "Mapping[str, str | Sequence[str]] | Sequence[str]"
 #: Of a column that says how samples are divided, among the arrays of a batch.
 KEY = "__key__"
 
+SAMPLES = 256  # that are joined in a block at most
+_BLOCK_BYTES = 8 << 20
 _SHOWN = 3
+
+S = TypeVar("S")
+R = TypeVar("R")
+T = TypeVar("T", bound="Mapping[str, Any]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +48,8 @@ class Reading:
         Processes that decode samples; 0 for this one.
     skips
         Whether samples that cannot be decoded are left out.
+    ragged
+        Arrays whose samples may differ in shape.
     """
 
     columns: Columns | None = None
@@ -45,6 +57,7 @@ class Reading:
     keeps_by: bool = True
     workers: int = 0
     skips: bool = False
+    ragged: Sequence[str] = ()
 
     def keeps(self, name: str) -> bool:
         """Whether a column is stored where all are."""
@@ -142,6 +155,49 @@ class Skipped:
                 "; ".join(self.shown),
                 more,
             )
+
+
+def blocks(items: Iterable[T]) -> Iterator[list[T]]:
+    """Join samples to blocks of a few megabytes; each is a mapping of arrays, texts and numbers."""
+    held, n_bytes = list[T](), 0
+    for item in items:
+        held.append(item)
+        n_bytes += sum(_bytes_of(value) for value in item.values())
+        if len(held) == SAMPLES or n_bytes >= _BLOCK_BYTES:
+            yield held
+            held, n_bytes = [], 0
+    if held:
+        yield held
+
+
+def _bytes_of(value: Any) -> int:
+    if hasattr(value, "nbytes"):
+        return int(value.nbytes)
+    if hasattr(value, "getbands"):  # an image of Pillow
+        return int(np.prod(value.size)) * len(value.getbands())
+    return 8 * len(value) if isinstance(value, list | tuple) else 8
+
+
+def in_threads(decode: Callable[[S], R], items: Iterable[S]) -> Iterator[tuple[S, R]]:
+    """Decode items in threads, a few ahead, in order."""
+    n_threads = os.cpu_count() or 1
+    with ThreadPoolExecutor(n_threads) as pool:
+        waiting: deque[tuple[S, Future[R]]] = deque()
+        for item in items:
+            waiting.append((item, pool.submit(decode, item)))
+            if len(waiting) > 4 * n_threads:
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
+
+
+def as_objects(values: Sequence[Any]) -> NDArray[Any]:
+    """Return an array of objects, whatever they are."""
+    objects = np.empty(len(values), object)
+    for at, value in enumerate(values):
+        objects[at] = value
+    return objects
 
 
 def check_column(name: str, names: Sequence[str], what: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,9 @@ from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.decoding import as_numbers, samples, stream_samples
-from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped
+from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, Skipped, as_objects, blocks
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
-
-SAMPLES = 256  # that are joined in a block
 
 
 def is_stream(source: Any) -> bool:
@@ -62,23 +60,23 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
             classes.known[name] = list(told)
 
     def batches() -> Iterator[dict[str, Any]]:
-        start, every = 0, chain([first], left)
-        while items := list(islice(every, SAMPLES)):
+        start = 0
+        for items in blocks(chain([first], left)):
             block: dict[str, Any] = {}
             for name, (of,) in wanted.items():
                 values = [item.get(of) for item in items]
                 is_text = isinstance(first[of], str)
-                make = _objects if is_text else _stacked
-                block[name] = make(values, name, what, start)
+                block[name] = as_objects(values) if is_text else stacked(values, name, what, start)
             if key is not None:
-                block[KEY] = _objects([_plain(item.get(key)) for item in items])
+                block[KEY] = as_objects([_plain(item.get(key)) for item in items])
             yield block
             start += len(items)
 
     return Input(Batches(batches(), None if reading.skips else length))
 
 
-def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any] | RaggedArray:
+def stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any] | RaggedArray:
+    """Join parts of samples to an array; raise a `DatasetInputError` if they are not alike."""
     arrays = [np.asarray(as_numbers(value)) for value in values]
     first = next((array for array in arrays if array.size), arrays[0])  # empty lists have no dtype
     for at, array in enumerate(arrays):
@@ -94,13 +92,6 @@ def _stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any
             )
     is_regular = all(array.shape == first.shape for array in arrays)
     return np.stack(arrays) if is_regular else RaggedArray.of(arrays)
-
-
-def _objects(values: list[Any], *_: object) -> NDArray[Any]:
-    objects = np.empty(len(values), object)
-    for at, value in enumerate(values):
-        objects[at] = value
-    return objects
 
 
 def _plain(value: Any) -> Any:
