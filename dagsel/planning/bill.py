@@ -13,9 +13,10 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bill:
     """What the workers of a run have cost so far; each event makes a new bill.
 
@@ -88,11 +89,11 @@ class Bill:
 
     def worker_seconds(self, now: float) -> float:
         """Return what is billed until a time, if nothing changes after the last event."""
-        return self._until(now).node_seconds * self.node_size
+        return self._node_seconds(now) * self.node_size
 
     def money(self, now: float) -> float | None:
         """Return what that costs, each worker at its own price; None without prices."""
-        return self._until(now).paid if self.prices else None
+        return self._paid(now) if self.prices else None
 
     def runs_out_at(self, worker_seconds: float) -> float:
         """Return when so much is billed if nothing changes; infinity for never.
@@ -105,7 +106,7 @@ class Bill:
         """Return when it costs so much, as `runs_out_at`."""
         return self._after(money - self.paid, self._per_second)
 
-    @property
+    @cached_property
     def n_billed(self) -> int:
         """Number of nodes that are billed."""
         return sum(self.billed.values())
@@ -121,7 +122,7 @@ class Bill:
             there = Counter(pool_of(node, "") for node in self.nodes)
         return {pool: max(there[pool], asked[pool]) for pool in {**there, **asked}}
 
-    @property
+    @cached_property
     def _per_second(self) -> float:
         """What a second costs."""
         highest = max(self.prices.values(), default=0.0)
@@ -135,9 +136,15 @@ class Bill:
             return self.at
         return self.at + left / per_second if per_second else math.inf
 
-    def _until(self, now: float) -> Bill:
+    def _node_seconds(self, now: float) -> float:
+        return self.node_seconds + self._passed(now) * self.n_billed
+
+    def _paid(self, now: float) -> float:
+        return self.paid + self._passed(now) * self._per_second if self.prices else 0.0
+
+    def _passed(self, now: float) -> float:
         assert now >= self.at, f"time goes back from {self.at} to {now}"
-        passed = now - self.at
-        paid = self.paid + passed * self._per_second if self.prices else 0.0
-        node_seconds = self.node_seconds + passed * self.n_billed
-        return replace(self, at=now, node_seconds=node_seconds, paid=paid)
+        return now - self.at
+
+    def _until(self, now: float) -> Bill:
+        return replace(self, at=now, node_seconds=self._node_seconds(now), paid=self._paid(now))

@@ -335,15 +335,15 @@ class VirtualEngine:
         n_units, n_loads, n_pieces, n_rests, n_noticed = self._n_read
         lists = (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests, outcome.noticed)
         self._n_read = [len(of) for of in lists]
-        if noticed := outcome.noticed[n_noticed:]:
-            self._n_in_vain += len(noticed)
-            self._leaving.update(noticed)
+        noticed = outcome.noticed[n_noticed:]
+        self._n_in_vain += len(noticed)
+        self._leaving.update(noticed)
         if len(outcome.timeline) > n_units:
             self._n_in_vain = 0
         self._count_workers()
-        for worker in set(noticed) & set(self._there):
-            self._bill = self._bill.notice(worker, at=self.now())
         if noticed:  # another one is asked for at once
+            for worker in set(noticed) & set(self._there):
+                self._bill = self._bill.notice(worker, at=self.now())
             self._resize(self._n_wanted)
         self._heard += [ShardLoaded(*loaded) for loaded in outcome.loaded[n_loads:]]
         for ran in outcome.pieces[n_pieces:]:

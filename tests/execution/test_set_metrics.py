@@ -18,7 +18,7 @@ from dagsel.metrics import over_set
 from dagsel.storage import RunDir, ShardedDataset
 from tests.conftest import Optimize
 
-from .helpers import validation_of
+from .helpers import own_cluster, validation_of
 from .interrupted import interrupt, stopping_after
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -83,6 +83,22 @@ def test_metrics_of_the_whole_set_are_those_of_the_pooled_set(
     check(run, digits)
     assert run.study.best_value == run.best_value
     assert {"auroc", "f1", "confusion[3,5]"} <= set(run.metrics["name"])
+
+
+@pytest.mark.parametrize(("n_workers", "n_shards"), [(1, 1), (3, 5), (4, 16)])
+def test_they_are_the_same_whatever_the_shards_and_workers(
+    n_workers: int,
+    n_shards: int,
+    optimize: Optimize,
+    digits: ShardedDataset,
+    study: optuna.Study,
+    run_dir: str,
+) -> None:
+    data = ShardedDataset.write(f"{run_dir}.zarr", digits, n_shards=n_shards)
+    with own_cluster(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
+        given: dict[str, Any] = {"study": study, "data": data, "workload": workload()}
+        run = optimize(FLOW, space=space, metric="auroc", client=client, **given)
+        check(run, data)
 
 
 def test_a_driver_that_is_stopped_anywhere_goes_on_with_the_same_numbers(
