@@ -34,6 +34,7 @@ from dagsel.execution.process import (
     keep_freed_memory,
 )
 from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets.ragged import join_rows
 from dagsel.workloads.base import Config, Visit, Workload, never
 from dagsel.workloads.gang.gang import gang_workload, join_gang, lead_gang
 
@@ -292,7 +293,7 @@ def _make_ready(
     needed = math.ceil(ready.batch_samples * (n_boundaries + 1))
     if needed > n_samples:
         times = math.ceil(needed / n_samples)
-        repeated = {name: np.concatenate([array] * times) for name, array in arrays.items()}
+        repeated = {name: join_rows([array] * times) for name, array in arrays.items()}
         ready = _train_alone(workload, config, repeated, warmup)
     return ready
 

@@ -327,3 +327,18 @@ def test_a_stream_of_token_lists_is_written_in_bounded_memory(tmp_path: Path) ->
     megabytes, grown = map(int, run.stdout.split())
     assert megabytes > 550
     assert grown < 300
+
+
+def test_a_data_set_that_is_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
+    url = tmp_path / "a.zarr"
+    old = ShardedDataset.write(url, {"ids": tokens()}, n_shards=2)
+    new = ShardedDataset.write(url, {"ids": tokens(60)}, n_shards=2, overwrite=True)
+    assert not (url / old.manifest.folder).exists()
+    assert len(ShardedDataset.open(url)) == len(new) == 60
+
+
+def test_sizes_of_a_shard_are_in_the_manifest(tmp_path: Path) -> None:
+    data = ShardedDataset.write(tmp_path / "a.zarr", {"ids": tokens(), "y": np.ones(N)}, n_shards=3)
+    for index, size in enumerate(data.shard_sizes):
+        parts = (data.shard(index), data.validation_shard(index))
+        assert size.nbytes == sum(rows.nbytes for part in parts for rows in part.values())
