@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +80,8 @@ class Pool:
             metric.reset()
         self._is_new = True
         self._keeps_outputs = len(self._accumulating) < len(metrics)
-        self._outputs: list[NDArray[Any]] = []
-        self._targets: list[NDArray[Any]] = []
+        self._arrays: dict[str, list[NDArray[Any]]] = {}  # of outputs and targets, by their keys
+        self._forms: dict[str, Form] = {}
 
     def add(self, output: Any, target: Any) -> None:
         """Take in a batch's outputs and targets."""
@@ -92,15 +92,16 @@ class Pool:
         for metric in self._accumulating.values():
             metric.update(output, target)
         if self._keeps_outputs:
-            self._outputs.append(_array(output, "the model's output"))
-            self._targets.append(_array(target, "the target"))
+            for what, value in ((_OUTPUT, output), (_TARGET, target)):
+                self._forms[what], arrays = _taken_apart(what, value)
+                for key, array in arrays.items():
+                    self._arrays.setdefault(key, []).append(array)
 
     def pack(self) -> State:
         """Return what is kept."""
-        tensors: dict[str, Tensor] = {}
-        if self._outputs:
-            tensors[_OUTPUT] = Tensor.from_numpy(np.concatenate(self._outputs))
-            tensors[_TARGET] = Tensor.from_numpy(np.concatenate(self._targets))
+        tensors = {
+            key: Tensor.from_numpy(np.concatenate(arrays)) for key, arrays in self._arrays.items()
+        }
         n_pieces: dict[str, int] = {}
         for name, metric in self._accumulating.items():
             for key, value in metric.metric_state.items():
@@ -108,9 +109,9 @@ class Pool:
                 if isinstance(value, list):
                     n_pieces[f"{name}.{key}"] = len(pieces)
                 for number, piece in enumerate(pieces):
-                    array = _array(piece, f"the state {key!r} of metric {name!r}")
+                    array = _array(piece, f"state {key!r} of metric {name!r}")
                     tensors[f"{name}.{key}.{number}"] = Tensor.from_numpy(array)
-        return State.pack(tensors, {"lists": n_pieces})
+        return State.pack(tensors, {"lists": n_pieces, "forms": self._forms})
 
 
 def pooled_values(
@@ -143,10 +144,16 @@ def pooled_values(
     functions = {name: metric for name, metric in metrics.items() if not accumulates(metric)}
     values: dict[str, Any] = {}
     if functions:
-        arrays = [{key: tensor.numpy() for key, tensor in part.tensors.items()} for part in parts]
+        filled = [part for part in parts if part.meta["forms"]]  # a shard may have no samples
+        arrays = [{key: tensor.numpy() for key, tensor in part.tensors.items()} for part in filled]
+        forms = filled[0].meta["forms"]
         output, target = (
-            as_tensor(np.concatenate([array[key] for array in arrays if key in array]))
-            for key in (_OUTPUT, _TARGET)
+            _put_together(
+                what,
+                forms[what],
+                lambda key: as_tensor(np.concatenate([array[key] for array in arrays])),
+            )
+            for what in (_OUTPUT, _TARGET)
         )
         values |= {name: function(output, target) for name, function in functions.items()}
     for name, metric in metrics.items():
@@ -186,6 +193,29 @@ def _accumulated(
     return whole.compute()
 
 
+#: How outputs or targets are made of arrays: one, so many in a tuple, or some with these names.
+Form: TypeAlias = "int | list[str] | None"
+
+
+def _taken_apart(what: str, value: Any) -> tuple[Form, dict[str, NDArray[Any]]]:
+    """Return of which arrays outputs or targets consist: one, those of a tuple or of a mapping."""
+    if isinstance(value, Mapping):
+        names = list(map(str, value))
+        return names, {f"{what}.{name}": _array(value[name], what) for name in value}
+    if isinstance(value, tuple | list):
+        return len(value), {f"{what}.{at}": _array(part, what) for at, part in enumerate(value)}
+    return None, {what: _array(value, what)}
+
+
+def _put_together(what: str, form: Form, get: Callable[[str], Any]) -> Any:
+    """Make outputs or targets of their arrays."""
+    if form is None:
+        return get(what)
+    if isinstance(form, int):
+        return tuple(get(f"{what}.{at}") for at in range(form))
+    return {name: get(f"{what}.{name}") for name in form}
+
+
 def _array(value: Any, what: str) -> NDArray[Any]:
     """Return a tensor or an array as a NumPy array; half precision becomes float32."""
     if hasattr(value, "detach"):
@@ -193,8 +223,8 @@ def _array(value: Any, what: str) -> NDArray[Any]:
         value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
     if not isinstance(value, np.ndarray | np.generic):
         raise WorkloadError(
-            f"a metric over the whole set needs one tensor, and {what} is {shown(value)}; take a "
-            "mean over batches, or an object of torchmetrics that takes it"
+            f"a metric over the whole set needs tensors, one or those of a tuple or a mapping, and "
+            f"the {what} has {shown(value)}; take a mean over batches, or an object of torchmetrics"
         )
     return np.asarray(value)
 

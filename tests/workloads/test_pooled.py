@@ -185,10 +185,34 @@ def test_a_result_that_is_no_number_and_outputs_that_are_no_tensor_are_refused()
     with pytest.raises(WorkloadError, match="metric 'm' must be a number, got 'high'"):
         pooled({"m": over_set(lambda o, t: "high")}, data)
     pool = Pool({"m": over_set(lambda o, t: 0.0)})
-    with pytest.raises(WorkloadError, match="needs one tensor, and the model's output is"):
-        pool.add({"logits": np.ones(2)}, np.ones(2))
+    with pytest.raises(WorkloadError, match="needs tensors, one or .*, and the output has"):
+        pool.add({"logits": {"deeper": np.ones(2)}}, np.ones(2))
+    with pytest.raises(WorkloadError, match="needs tensors, one or .*, and the target has 'cat'"):
+        pool.add(np.ones(1), ("cat",))
     with pytest.raises(ValueError, match="direction must be 'minimize' or 'maximize', got 'up'"):
         over_set(lambda o, t: 0.0, direction="up")  # type: ignore[call-overload]
+
+
+@given(SETS)
+def test_outputs_and_targets_may_be_several_arrays(how: tuple[int, int, int, int]) -> None:
+    seed, n, n_shards, batch = how
+    rng = np.random.default_rng(seed)
+    logits, spare = rng.normal(size=(n, 3)), rng.normal(size=n)
+    target, weight = rng.permutation(np.arange(n) % 3), rng.uniform(0.1, 5.0, size=n)
+    parts = []
+    metric = over_set(
+        lambda o, t: sk.accuracy_score(t[0], o["logits"].argmax(1), sample_weight=t[1])
+    )
+    same = over_set(lambda o, t: float(np.array_equal(o["spare"], spare)))
+    for places in np.array_split(np.arange(n), n_shards):
+        pool = Pool({"weighted": metric, "same": same})
+        for k in range(0, len(places), batch):
+            at = places[k : k + batch]
+            pool.add({"logits": logits[at], "spare": spare[at]}, (target[at], weight[at]))
+        parts.append(State(bytes(pool.pack().buffer)))
+    found = pooled_values({"weighted": metric, "same": same}, parts)
+    wanted = sk.accuracy_score(target, logits.argmax(1), sample_weight=weight)
+    assert found == {"weighted": pytest.approx(wanted, abs=1e-12), "same": 1.0}
 
 
 def test_a_constant_target_is_told_or_not() -> None:
