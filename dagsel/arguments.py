@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from os import PathLike
 from types import SimpleNamespace
@@ -18,13 +18,13 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
-from dagsel.flow import Direction, Flow, Keep, Traits, check_flow
-from dagsel.planning.budget import Budget, to_seconds
-from dagsel.planning.pools import check_workers
+from dagsel.flow import Direction, Flow, Goal, Keep, Traits
+from dagsel.planning.budget import Budget, budget_for, to_seconds
+from dagsel.planning.pools import Workers, check_workers
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.study import BaseSampler, Study, guarded
-from dagsel.study.checks import check_metric
+from dagsel.study.checks import check_metrics
 from dagsel.workloads.base import Workload
 
 #: Arguments that are easily swapped.
@@ -65,6 +65,58 @@ def checked(*may_be_none: str, **given: Any) -> Any:
     })  # fmt: skip
 
 
+def check_flow(flow: Any) -> None:
+    """Raise an error if something is no flow.
+
+    Raises
+    ------
+    SearchError
+        If a member of `Flow` is missing, which is named, or `traits` are no `Traits`.
+
+    Examples
+    --------
+    >>> check_flow("asha")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: flow must be a search procedure such as RandomSearch, got 'asha'
+    """
+    members = ("start", "handle", "state", "traits", "fresh")
+    missing = [name for name in members if not hasattr(flow, name)]
+    if isinstance(flow, type) or {"start", "handle"} <= set(missing):
+        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
+    if missing:
+        raise SearchError(
+            f"{type(flow).__name__} has no {' and no '.join(missing)}: let it inherit "
+            "dagsel.flow.Flow, which declares what every search procedure has"
+        )
+    if not isinstance(flow.traits, Traits):
+        raise SearchError(
+            f"{type(flow).__name__}.traits must be dagsel.flow.Traits, got {flow.traits!r}"
+        )
+
+
+@short_traceback
+def limits_of(
+    traits: Traits,
+    deadline: Any,
+    budget: float | str | None,
+    price: float | str | None,
+    workers: Sequence[Workers] = (),
+) -> tuple[float | None, Budget | None]:
+    """Return deadline and budget of a search: the caller's; where one is missing, the flow's own.
+
+    `price` is that of an hour of a worker, None for the flow's own; or `workers` are pools, each
+    with its price. Raises a `SearchError` if one cannot be read, or they contradict each other.
+
+    Examples
+    --------
+    >>> limits_of(Traits(deadline_s=60.0), None, "2 worker-minutes", None)
+    (60.0, Budget(worker_seconds=120.0, price=None, amount=None))
+    """
+    deadline_s = traits.deadline_s if deadline is None else to_seconds("deadline", deadline)
+    return deadline_s, budget_for(traits.budget, budget, price, workers)
+
+
 @short_traceback
 def check_limits(traits: Traits, deadline_s: float | None, budget: Budget | None) -> None:
     """Raise a `SearchError` if a search is to end before its flow has planned to.
@@ -91,16 +143,59 @@ def check_limits(traits: Traits, deadline_s: float | None, budget: Budget | None
 
 
 @short_traceback
-def check_goal(study: Study, metric: Any, workload: Workload) -> None:
-    """Raise a `SearchError` unless study, metric and workload fit together."""
-    if not isinstance(metric, str):
+def check_goals(study: Study, metric: Any, workload: Workload) -> tuple[Goal, ...]:
+    """Return the metrics of a search, each with its direction.
+
+    Raises a `SearchError` unless study, metrics and workload fit together.
+    """
+    names = [metric] if isinstance(metric, str) else metric
+    is_list = isinstance(names, list | tuple) and len(names) > 0
+    if not is_list or not all(isinstance(name, str) for name in names):
         name = getattr(metric, "__name__", "")
         write = name if name in workload.metrics else list(workload.metrics)[-1]
         raise SearchError(
             f"metric must be the name of one of the workload's metrics "
-            f"({', '.join(workload.metrics)}), got {shown(metric)}; write metric={write!r}"
+            f"({', '.join(workload.metrics)}), or a list of names, got {shown(metric)}; write "
+            f"metric={write!r}"
         )
-    check_metric(guarded(study), metric, workload.metrics)
+    return check_metrics(guarded(study), names, workload.metrics)
+
+
+@short_traceback
+def check_several(goals: Sequence[Goal], flow: Flow, keep: Keep | None, top_k: int) -> Keep:
+    """Return which state of a trial is its model.
+
+    Raises a `SearchError` if a search for several metrics is to rank trials by one.
+
+    Examples
+    --------
+    >>> several = [Goal("f1", "maximize"), Goal("ms", "minimize")]
+    >>> check_several(several, dagsel.flows.RandomSearch(max_epochs=5), None, 1)
+    'last'
+    >>> check_several(several, dagsel.flows.ASHA(max_epochs=9, n_trials=9), None, 1)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: ASHA ranks trials by one metric, and the search is about f1, ms: ...
+    """
+    if len(goals) < 2:
+        return keep or "best"
+    about = f"and the search is about {', '.join(goal.metric for goal in goals)}"
+    if not flow.traits.takes_several:
+        raise SearchError(
+            f"{type(flow).__name__} ranks trials by one metric, {about}: take MOASHA, "
+            "SamplerSearch, RandomSearch or Grid"
+        )
+    if keep == "best":
+        raise SearchError(
+            f"keep='best' is the epoch in which one metric is best, {about}: leave it out, and a "
+            "trial is worth its last epoch"
+        )
+    if top_k != 1:
+        raise SearchError(
+            f"top_k={top_k} ranks models by one metric, {about}: leave it out, and those of the "
+            "Pareto front are kept"
+        )
+    return "last"
 
 
 # ---- what is searched

@@ -15,23 +15,33 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, get_args, runtime_checkable
 
 from dagsel.checks import short_traceback
 from dagsel.codec import LATER, Json, Tagged, from_json, to_json
-from dagsel.errors import SearchError
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import Budget, budget_for, to_seconds
+from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import ClusterCapacity, Plan
-from dagsel.planning.pools import Workers
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
 #: Which of a trial's scored states is its model, and whose value its own.
 Keep: TypeAlias = Literal["best", "last"]
 Outcome: TypeAlias = Literal["complete", "pruned"]
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One of several metrics that a search is about, and whether smaller or larger is better."""
+
+    metric: str
+    direction: Direction
+
+    def loss(self, value: float) -> float:
+        """Return a value that is better when smaller."""
+        return value if self.direction == "minimize" else -value
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,9 @@ class Context:
     prunes_last
         Whether a pruner may end a trial after its last epoch, as in a script of Optuna's; in runs
         of before such a trial was complete.
+    goals
+        The metrics, if the search is about several: `direction` is that of the first one. Empty if
+        it is about one.
     """
 
     n_workers: int
@@ -60,6 +73,7 @@ class Context:
     seconds: float = field(default=0.0, metadata={LATER: True})
     worker_seconds: float = field(default=0.0, metadata={LATER: True})
     prunes_last: bool = field(default=False, metadata={LATER: True})
+    goals: tuple[Goal, ...] = field(default=(), metadata={LATER: True})
 
     def loss(self, value: float) -> float:
         """Return a value that is better when smaller; NaN and infinities become the worst.
@@ -74,6 +88,21 @@ class Context:
         if not math.isfinite(value):
             return math.inf
         return value if self.direction == "minimize" else -value
+
+    def losses(self, report: Reported) -> tuple[float, ...]:
+        """Return the `loss` of each metric that the search is about.
+
+        Examples
+        --------
+        >>> goals = (Goal("f1", "maximize"), Goal("ms", "minimize"))
+        >>> report = Reported(0, 1, 0.9, {"f1": 0.9, "ms": 25.0, "loss": 0.5}, seconds=1.0)
+        >>> Context(n_workers=1, direction="maximize", goals=goals).losses(report)
+        (-0.9, 25.0)
+        """
+        if not self.goals:
+            return (self.loss(report.value),)
+        values = ((goal, report.metrics[goal.metric]) for goal in self.goals)
+        return tuple(goal.loss(v) if math.isfinite(v) else math.inf for goal, v in values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +260,8 @@ class Reported:
     trial, epoch
         Number of the trial; number of the epoch, from 1.
     value, metrics
-        The metric that the search is about, and all validation metrics of the epoch.
+        The metric that the search is about, of several the first one; and all validation metrics of
+        the epoch.
     seconds
         Time since the run began, without the time between a crash and its resume.
     prune
@@ -368,6 +398,9 @@ class Traits:
         with "the flow"; empty if nothing.
     scores_parts
         Whether it has trials scored in the middle of an epoch, and so needs none to end.
+    takes_several
+        Whether it can search for several metrics at once (`Context.goals`): it does not rank trials
+        by `Reported.value`.
     """
 
     max_epochs: int | None = None
@@ -379,6 +412,7 @@ class Traits:
     plan: StagePlan | None = None
     reads_configs: str = ""
     scores_parts: bool = False
+    takes_several: bool = False
 
 
 @runtime_checkable
@@ -433,58 +467,6 @@ class Flow(Protocol):
     @abstractmethod
     def handle(self, event: Event) -> list[Decision]:
         """Return what to do about an event."""
-
-
-def check_flow(flow: Any) -> None:
-    """Raise an error if something is no flow.
-
-    Raises
-    ------
-    SearchError
-        If a member of `Flow` is missing, which is named, or `traits` are no `Traits`.
-
-    Examples
-    --------
-    >>> check_flow("asha")
-    Traceback (most recent call last):
-    ...
-    dagsel.errors.SearchError: flow must be a search procedure such as RandomSearch, got 'asha'
-    """
-    members = ("start", "handle", "state", "traits", "fresh")
-    missing = [name for name in members if not hasattr(flow, name)]
-    if isinstance(flow, type) or {"start", "handle"} <= set(missing):
-        raise SearchError(f"flow must be a search procedure such as RandomSearch, got {flow!r}")
-    if missing:
-        raise SearchError(
-            f"{type(flow).__name__} has no {' and no '.join(missing)}: let it inherit "
-            "dagsel.flow.Flow, which declares what every search procedure has"
-        )
-    if not isinstance(flow.traits, Traits):
-        raise SearchError(
-            f"{type(flow).__name__}.traits must be dagsel.flow.Traits, got {flow.traits!r}"
-        )
-
-
-@short_traceback
-def limits_of(
-    traits: Traits,
-    deadline: Any,
-    budget: float | str | None,
-    price: float | str | None,
-    workers: Sequence[Workers] = (),
-) -> tuple[float | None, Budget | None]:
-    """Return deadline and budget of a search: the caller's; where one is missing, the flow's own.
-
-    `price` is that of an hour of a worker, None for the flow's own; or `workers` are pools, each
-    with its price. Raises a `SearchError` if one cannot be read, or they contradict each other.
-
-    Examples
-    --------
-    >>> limits_of(Traits(deadline_s=60.0), None, "2 worker-minutes", None)
-    (60.0, Budget(worker_seconds=120.0, price=None, amount=None))
-    """
-    deadline_s = traits.deadline_s if deadline is None else to_seconds("deadline", deadline)
-    return deadline_s, budget_for(traits.budget, budget, price, workers)
 
 
 def save_state(flow: Flow) -> Json:

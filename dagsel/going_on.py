@@ -234,10 +234,10 @@ def replay(
     free |= {"budget_money": None, "pools": {}}
     settings = replace(settings, flow=flow_name(script), small_population="hop", **free)
     run = uuid.uuid4().hex[:8]
-    study = open_study(settings.study, settings.direction, None)
+    study = open_study(settings.study, settings.directions, None)
     steps = settings.first_step
     driver = StudyDriver(study, space, settings.metric, settings.seed, (), run, 0, first_step=steps)
-    record = Record(run, settings.n_shards, settings.direction, settings.keep, settings.top_k)
+    record = Record(run, settings.n_shards, *settings.ranks_by)
     trials = tuple(then.trials)
     params = {trial: dict(then.trials[trial].params) for trial in trials}
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)

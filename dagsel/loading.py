@@ -82,7 +82,7 @@ def load(
         if study is not None:
             raise
         logger.warning("the run is opened without its study: %s", error)
-        theirs = open_study(settings.study, settings.direction, None)
+        theirs = open_study(settings.study, settings.directions, None)
     return Run(theirs, settings.metric, record, given.workload, folder)
 
 

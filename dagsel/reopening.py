@@ -44,7 +44,7 @@ def _data_of(settings: Settings, folder: RunDir) -> ShardedDataset:
 
 def study_of(settings: Settings, folder: RunDir, given: Study | str | None) -> Study:
     """Return a run's study: the user's, the one at the user's URL, or the one at the run's."""
-    name = (settings.study, settings.direction)
+    name = (settings.study, settings.directions)
     if isinstance(given, str):
         return open_study(*name, given)
     return given or open_study(*name, settings.home, folder.url)
@@ -59,7 +59,7 @@ def told(record: Record, first_step: int = 0) -> dict[int, Adopted]:
     """Return what the study is to hold of the record's trials, with `Settings.first_step`."""
     found = {}
     for trial in record.trials.values():
-        values = tuple((epoch.epoch, epoch.value) for epoch in trial.epochs)
+        epochs = tuple((e.epoch, *record.values(e.value, e.metrics)) for e in trial.epochs)
         end = (trial.state, trial.reason, trial.traceback)
-        found[trial.number] = Adopted(trial.params, values, trial.value, *end, first_step)
+        found[trial.number] = Adopted(trial.params, epochs, trial.values, *end, first_step)
     return found

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.arguments import check_goal, check_limits, checked
+from dagsel.arguments import check_goals, check_limits, check_several, checked, limits_of
 from dagsel.checks import choice, short_traceback
 from dagsel.errors import (
     SearchError,
 )
 from dagsel.execution.cluster import check_cluster
 from dagsel.execution.pools import check_pools
-from dagsel.flow import Flow, Keep, limits_of
+from dagsel.flow import Flow, Keep
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings, flow_config, flow_name
@@ -46,7 +46,7 @@ def optimize(
     *,
     space: Space,
     flow: Flow,
-    metric: str,
+    metric: str | Sequence[str],
     client: Client | str | None = None,
     cluster: Any = None,
     run_dir: Url | None = None,
@@ -55,7 +55,7 @@ def optimize(
     budget: float | str | None = None,
     price_per_worker_hour: float | str | None = None,
     small_population: Policy = "auto",
-    keep: Keep = "best",
+    keep: Keep | None = None,
     top_k: int = 1,
     replicas: int = 1,
     deterministic: bool = False,
@@ -78,7 +78,7 @@ def optimize(
     Parameters
     ----------
     study
-        An Optuna study with one direction. This process alone writes its trials to it.
+        An Optuna study, with one direction or several. This process alone writes its trials to it.
     workload
         What to train: a `TorchWorkload`, a `SklearnWorkload` or your own.
     data
@@ -92,7 +92,9 @@ def optimize(
     flow
         The search procedure, from `dagsel.flows` or your own.
     metric
-        Name of one of the workload's metrics.
+        Name of one of the workload's metrics. Of a study with several directions a list of names,
+        one for each; then a trial is told with all of them, and `Run.pareto` has what no other
+        trial is better than.
     client
         A Dask client or the address of a scheduler; it stays open. Without client and cluster, one
         worker process a core is started on this machine and closed at the end.
@@ -127,10 +129,11 @@ def optimize(
     keep
         Which of a trial's scored states is its model: ``"best"``, that of the epoch in which the
         metric was best, or ``"last"``. Its value, the study's, and which trial is best follow it.
-        Among trials of ``"last"`` one that was pruned is not better than one that was not.
+        Among trials of ``"last"`` one that was pruned is not better than one that was not. None for
+        ``"best"``; of several metrics the last epoch counts.
     top_k
         How many trials keep their model when the search has ended: those that are best
-        (`Run.models`, `Run.ensemble`, `Run.export`).
+        (`Run.models`, `Run.ensemble`, `Run.export`). Of several metrics those of the Pareto front.
     replicas
         Workers that hold each shard. More than one helps if workers differ in speed or may be lost,
         and takes as many times the memory.
@@ -185,6 +188,7 @@ def optimize(
         "workers",
         "unit_timeout",
         "run_dir",
+        "keep",
         study=study,
         workload=workload,
         space=space,
@@ -210,10 +214,12 @@ def optimize(
     deadline_s, cost = limits_of(*limits)
     check_limits(flow.traits, deadline_s, cost)
     price = cost.price if cost else price_for(price_per_worker_hour, call.workers)
-    check_goal(study, metric, workload)
+    goals = check_goals(study, metric, workload)
+    kept = check_several(goals, flow, given.keep, given.top_k)
     policy = _idle_policy(small_population, given.deterministic, workload)
     run = uuid.uuid4().hex[:8]
     seed = given.seed
+    metric, direction = goals[0].metric, goals[0].direction
     driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
     dataset = given.data_or_pair
@@ -233,7 +239,7 @@ def optimize(
             sampler_seed=driver.sampler_seed,
             n_before=driver.n_before,
             first_step=driver.first_step,
-            direction="maximize" if driver.maximize else "minimize",
+            direction=direction,
             metric=metric,
             seed=seed,
             flow=flow_name(flow),
@@ -242,8 +248,9 @@ def optimize(
             data_digest=dataset.digest,
             n_shards=dataset.n_shards,
             workload=describe(workload),
-            keep=given.keep,
+            keep=kept,
             top_k=given.top_k,
+            goals=goals if len(goals) > 1 else (),
             replicas=given.replicas,
             deterministic=given.deterministic,
             deadline_s=deadline_s,
@@ -256,7 +263,7 @@ def optimize(
             small_population=policy,
         )
         folder.claim(run, settings.to_json())
-        record = Record(run, dataset.n_shards, settings.direction, settings.keep, settings.top_k)
+        record = Record(run, dataset.n_shards, *settings.ranks_by)
         session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
         return session.run(call, lock)
 

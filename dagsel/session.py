@@ -363,10 +363,17 @@ def tidy(record: Record, folder: RunDir) -> None:
             for place in states.list(best.trial, partial=partial):
                 if (place, partial) != kept:
                     states.delete(best.trial, *place, partial=partial)
-    if record.best is not None:
-        winner = record.trials[record.best.trial]
-        about = {**asdict(record.best), "params": winner.params, "config": winner.config}
-        folder.write_best(about | {"others": [asdict(other) for other in record.top[1:]]})
+    if record.top:
+        winners = [(best, record.trials[best.trial]) for best in record.top]
+        about = [{**asdict(b), "params": t.params, "config": t.config} for b, t in winners]
+        if record.goals:
+            metrics = [goal.metric for goal in record.goals]
+            values = [{"values": dict(zip(metrics, t.values, strict=True))} for _, t in winners]
+            fronts = [one | told for one, told in zip(about, values, strict=True)]
+            folder.write_best({"front": fronts})
+        else:
+            others = [asdict(other) for other in record.top[1:]]
+            folder.write_best(about[0] | {"others": others})
     if record.failures:
         logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
         by_reason: dict[str, list[str]] = {}

@@ -10,6 +10,7 @@ from dagsel.flows.hypersched import HyperSched
 from dagsel.flows.job_queue import JobQueue
 from dagsel.flows.marble import Marble
 from dagsel.flows.median_stopping import MedianStopping
+from dagsel.flows.mo_asha import MOASHA
 from dagsel.flows.optuna_pruner import OptunaPruner
 from dagsel.flows.pbt import PBT, Range
 from dagsel.flows.random_search import RandomSearch
@@ -20,6 +21,7 @@ from dagsel.flows.time_sharing import RoundRobin
 
 __all__ = [
     "ASHA",
+    "MOASHA",
     "PBT",
     "SEER",
     "ByConvergence",

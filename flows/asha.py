@@ -4,62 +4,22 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from dagsel.checks import choice
 from dagsel.errors import SearchError
-from dagsel.flow import (
-    Asked,
-    Context,
-    DeadlineReached,
-    Decision,
-    Event,
-    Finish,
-    Flow,
-    Reported,
-    Stop,
-    Train,
-    Traits,
-    TrialFailed,
-    WorkersChanged,
-)
-from dagsel.flows.drawing import Drawing, check_counts, n_places, stop_all
-from dagsel.flows.rungs import check_rungs, prune_at, rung_epochs
+from dagsel.flow import Decision, Reported
+from dagsel.flows.asynchronous_halving import AshaState, AsynchronousHalving, Result
+from dagsel.flows.drawing import check_counts
+from dagsel.flows.rungs import check_rungs, prune_at
 
 Mode: TypeAlias = Literal["promotion", "stopping"]
 Semantics: TypeAlias = Literal["determined", "ray", "syne"]
-Result: TypeAlias = tuple[float, int]  # loss and trial: sorted, it is the rank in a rung
-
-
-@dataclass(slots=True)
-class RungRecord:
-    """What has reached a rung: all of it, and what pauses there; both sorted, the best first."""
-
-    results: list[Result] = field(default_factory=list)
-    paused: list[Result] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class AshaState:
-    """The state of ASHA."""
-
-    drawing: Drawing = field(default_factory=Drawing)
-    n_places: int = 0
-    rungs: list[RungRecord] = field(default_factory=list)  # all but the last
-    new: list[int] = field(default_factory=list)
-    training: dict[int, int] = field(default_factory=dict)  # trial: epochs at its next rung
-    n_complete: int = 0
-
-    @property
-    def room(self) -> int:
-        """Places that are free."""
-        return self.n_places - len(self.training) - self.drawing.n_awaited
 
 
 @dataclass
-class ASHA(Flow):
+class ASHA(AsynchronousHalving):
     """Decide about each trial when it reaches a rung, by what has reached the rung so far.
 
     The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Failed trials
@@ -143,56 +103,11 @@ class ASHA(Flow):
             )
         check_counts(n_trials=self.n_trials, n_concurrent=self.n_concurrent)
 
-    @property
-    def traits(self) -> Traits:
-        """What the search says of itself."""
-        return Traits(self.max_epochs)
-
-    @property
-    def rungs(self) -> tuple[int, ...]:
-        """Epochs of each rung, the lowest first."""
-        return rung_epochs(self.min_epochs, self.max_epochs, self.reduction_factor)
-
-    def start(self, context: Context) -> list[Decision]:
-        """Ask for the first trials."""
-        state = self.state
-        state.drawing.context = context
-        state.n_places = n_places(self.n_concurrent, context.n_workers)
-        state.rungs = [RungRecord() for _ in self.rungs[:-1]]
-        return self._fill()
-
-    def handle(self, event: Event) -> list[Decision]:
-        """Judge what has reached a rung, and fill the places that are free."""
-        state, judged = self.state, list[Decision]()
-        if state.drawing.finished:
-            return []
-        match event:
-            case Asked(trials):
-                state.drawing.receive(event)
-                state.new += trials
-            case Reported(trial, epoch, value) if epoch >= state.training.get(trial, math.inf):
-                epochs = state.training.pop(trial)
-                judged = self._judge(trial, epochs, state.drawing.context.loss(value))
-            case TrialFailed(trial):
-                self._forget(trial)
-            case WorkersChanged(n_workers):
-                state.n_places = n_places(self.n_concurrent, n_workers)
-            case DeadlineReached():
-                state.drawing.finished = True
-                paused = [trial for record in state.rungs for _, trial in record.paused]
-                return stop_all([*state.training, *state.new, *paused])
-            case _:
-                return []
-        return judged + self._fill()
-
-    def _judge(self, trial: int, epochs: int, loss: float) -> list[Decision]:
-        """Decide about a trial that has just reached a rung."""
-        state = self.state
-        if epochs == self.rungs[-1]:
-            state.n_complete += 1
-            return [Stop(trial, f"trained to the last rung, {epochs} epochs", "complete")]
-        rung = self.rungs.index(epochs)
-        record, result = state.rungs[rung], (loss, trial)
+    def judge(self, report: Reported, epochs: int) -> list[Decision]:
+        """Pause a trial at a rung; or let it go on or stop it, by the stopping rule."""
+        rung, trial = self.rungs.index(epochs), report.trial
+        loss = self.state.drawing.context.loss(report.value)
+        record, result = self.state.rungs[rung], (loss, trial)
         if self.mode == "promotion":
             insort(record.results, result)
             insort(record.paused, result)
@@ -202,57 +117,7 @@ class ASHA(Flow):
         if goes_on:
             return [self._train(trial, rung + 1)]
         best = f"1/{self.reduction_factor} of {len(record.results)}"
-        return [prune_at(rung, trial, loss, best, state.drawing.context)]
-
-    def _fill(self) -> list[Decision]:
-        """Fill the free places, or end the search."""
-        state, decisions = self.state, list[Decision]()
-        while state.room > 0 and (train := self._next()):
-            decisions.append(train)
-        decisions += state.drawing.ask(state.room, n_trials=self.n_trials)
-        if state.training or state.drawing.n_awaited:
-            return decisions
-        paused = [rung for rung, record in enumerate(state.rungs) if record.paused]
-        if paused and not state.n_complete:
-            return [*decisions, self._promote(paused[-1])]
-        state.drawing.finished = True
-        return [*decisions, *self._prune_paused(), Finish()]
-
-    def _next(self) -> Train | None:
-        """Promote from the highest rung that has a trial to promote; else start a new one."""
-        state = self.state
-        for rung, record in reversed([*enumerate(state.rungs)]):
-            n_top = len(record.results) // self.reduction_factor
-            if record.paused and bisect_left(record.results, record.paused[0]) < n_top:
-                return self._promote(rung)
-        return self._train(state.new.pop(0), 0) if state.new else None
-
-    def _promote(self, rung: int) -> Train:
-        _, trial = self.state.rungs[rung].paused.pop(0)
-        return self._train(trial, rung + 1)
-
-    def _train(self, trial: int, rung: int) -> Train:
-        """Train a trial from the rung below up to a rung."""
-        done, until = (0, *self.rungs)[rung : rung + 2]
-        self.state.training[trial] = until
-        return Train(trial, until - done)
-
-    def _prune_paused(self) -> Iterator[Stop]:
-        for rung, record in enumerate(self.state.rungs):
-            n = len(record.results)
-            best = f"{max(1, n // self.reduction_factor)} of {n}"
-            for loss, trial in record.paused:
-                yield prune_at(rung, trial, loss, best, self.state.drawing.context)
-            record.paused = []
-
-    def _forget(self, trial: int) -> None:
-        """Forget a trial that failed; at rungs that it has passed its results stay."""
-        state = self.state
-        if state.training.pop(trial, None) is not None:
-            return
-        state.new = [other for other in state.new if other != trial]
-        for record in state.rungs:
-            record.paused = [result for result in record.paused if result[1] != trial]
+        return [prune_at(rung, trial, loss, best, self.state.drawing.context)]
 
 
 def _determined(before: list[Result], new: Result, eta: int) -> bool:

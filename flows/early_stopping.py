@@ -29,7 +29,7 @@ from dagsel.flows.wrapper import Wrapper
 class Patience:
     """How a live trial does."""
 
-    least: float | None = None  # its loss when it last improved; its first one is an improvement
+    least: tuple[float, ...] = ()  # of each metric its loss when that last improved
     n_waited: int = 0  # epochs since then
 
 
@@ -59,7 +59,7 @@ class EarlyStopping(Wrapper):
     patience
         After so many epochs that are no better than the best before them a trial ends.
     min_delta
-        An epoch is better if its metric is, by more than this.
+        An epoch is better if its metric is, by more than this; of several metrics, if one is.
 
     Raises
     ------
@@ -102,8 +102,8 @@ class EarlyStopping(Wrapper):
         match event:
             case Asked(new):
                 trials.update({trial: Patience() for trial in new})
-            case Reported(trial, _, value) if trial in trials:
-                self._learn(trials[trial], self.own.context.loss(value))
+            case Reported(trial) if trial in trials:
+                self._learn(trials[trial], self.own.context.losses(event))
             case TrialFailed(trial):
                 trials.pop(trial, None)
         decisions = self._follow(self.flow.handle(event))
@@ -111,11 +111,13 @@ class EarlyStopping(Wrapper):
             return self._end(event.trial, decisions)
         return decisions
 
-    def _learn(self, trial: Patience, loss: float) -> None:
-        if trial.least is None or loss < trial.least - self.min_delta:
-            trial.least, trial.n_waited = loss, 0
-        else:
-            trial.n_waited += 1
+    def _learn(self, trial: Patience, losses: tuple[float, ...]) -> None:
+        before = trial.least or (math.inf,) * len(losses)
+        pairs = zip(losses, before, strict=True)
+        least = tuple(loss if loss < last - self.min_delta else last for loss, last in pairs)
+        # The first epoch is an improvement, whatever it is.
+        trial.n_waited = 0 if least != trial.least else trial.n_waited + 1
+        trial.least = least
 
     def _is_over(self, number: int, decisions: list[Decision]) -> bool:
         trial = self.own.trials.get(number)

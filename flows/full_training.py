@@ -107,6 +107,7 @@ class FullTraining(Flow):
 
     sampling: ClassVar[Sampling] = "study"
     trials_per_worker: ClassVar[int] = TRIALS_PER_WORKER
+    takes_several: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         counts = {"max_epochs": self.max_epochs, "n_trials": self.n_trials}
@@ -119,7 +120,7 @@ class FullTraining(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, self.sampling)
+        return Traits(self.max_epochs, self.sampling, takes_several=self.takes_several)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""

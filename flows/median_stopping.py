@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import ClassVar
 
 from dagsel.flow import Decision, Event, Reported, Stop
 from dagsel.flows.drawing import check_counts
@@ -60,6 +61,8 @@ class MedianStopping(FullTraining):
     min_trials: int = 3
     n_concurrent: int | None = field(default=None, kw_only=True)
     state: LearningCurves = field(init=False, repr=False, compare=False)
+
+    takes_several: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,7 +43,7 @@ def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Ent
     stored, has_ended = folder.states.extents(), folder.has_best()
     entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
     check_settings(entries, folder.digest(), folder.url)
-    record = Record(run, settings.n_shards, settings.direction, settings.keep, settings.top_k)
+    record = Record(run, settings.n_shards, *settings.ranks_by)
     for number, entry in enumerate(entries):
         try:
             record.add(entry)

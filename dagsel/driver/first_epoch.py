@@ -47,7 +47,7 @@ class FirstEpoch:
         if record.n_sessions > 1:  # the time may have passed while the run lay dead
             return None
         if record.finished:
-            has_result = record.best or record.failures or not record.trials
+            has_result = record.top or record.failures or not record.trials
             return TooLittleTime(self._say_at_end()) if clock.are_over and not has_result else None
         if self._is_said or not self._look():
             return None

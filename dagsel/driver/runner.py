@@ -86,7 +86,7 @@ class Runner:
     states: States  # where states are stored
     journal: EntryLog  # where what happens is written
     record: Record  # what has happened: empty, or what an earlier session has left
-    metric: str  # name of the metric that the search is about
+    metric: str  # name of the metric that the search is about; of several the first one
     seed: int = 0  # seed of the run
     about: str | None = None  # checksum of the run's settings, to stand in the journal
     # Raises an error if nothing can be trained with a configuration.
@@ -118,7 +118,8 @@ class Runner:
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
         clock = self._clock = RunClock(self.engine, *limits)
-        scores = Scores(self.states, self.metric, self.pool)
+        metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
+        scores = Scores(self.states, metrics, self.pool)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
@@ -164,7 +165,7 @@ class Runner:
         engine, clock = self.engine, self._clock
         taken = (engine.capacity, clock.seconds, clock.worker_seconds)
         goal = (engine.n_workers, self.record.direction, self.seed)
-        context = Context(*goal, *taken, prunes_last=self.flow.traits.uses_pruner)
+        context = Context(*goal, *taken, self.flow.traits.uses_pruner, self.record.goals)
         decisions = self.flow.start(context)
         self._take(Turn(None, tuple(decisions), context=context))
         self._do(decisions)
@@ -385,8 +386,7 @@ class Runner:
         self._limits.forget(number)
         match trial.state:
             case "complete":
-                assert trial.value is not None
-                self.study.complete(number, trial.value)
+                self.study.complete(number, *trial.values)
             case "pruned":
                 self.study.prune(number)
             case "failed":
@@ -456,7 +456,8 @@ class Runner:
         if score.why_not:
             self._fail(trial.number, score.why_not)
             return
-        self.study.report(trial.number, epoch, score.value)
+        values = self.record.values(score.value, score.metrics)
+        self.study.report(trial.number, epoch, *values)
         prune = self.flow.traits.uses_pruner and self.study.should_prune(trial.number)
         switches = tuple(trial.switches[trial.n_switches_told :])
         told = (score.value, score.metrics, self._clock.seconds, prune, switches)

@@ -27,7 +27,7 @@ Pool: TypeAlias = Callable[[list[bytes]], dict[str, float]]
 class Score(NamedTuple):
     """What an epoch, or a state of a paused trial, is worth."""
 
-    value: float  # the metric that the search is about
+    value: float  # the metric that the search is about, of several the first one
     metrics: dict[str, float]
     why_not: str = ""  # why the trial fails by it; empty if it does not
 
@@ -37,7 +37,7 @@ class Scores:
     """The scores of a run's trials."""
 
     states: States  # where shards keep what the metrics of the whole set need
-    metric: str  # name of the metric that the search is about
+    metrics: tuple[str, ...]  # names of those that the search is about
     pool: Pool | None = None  # None if there are no metrics of the whole set
 
     def of(
@@ -63,14 +63,14 @@ class Scores:
             except Exception as error:  # noqa: BLE001 - a metric of the user's may raise anything
                 reason = f"{type(error).__name__}: {error} (in a metric of {where})"
                 return Score(math.nan, metrics, reason)
-        if self.metric not in metrics:
-            known = ", ".join(metrics)
-            reason = f"WorkloadError: {self.metric} is no single number, it is {known}"
-            return Score(math.nan, metrics, reason)
-        value = metrics[self.metric]
-        is_nan = math.isnan(value)
-        reason = f"DivergedError: {self.metric} is NaN after {where}" if is_nan else ""
-        return Score(value, metrics, reason)
+        for name in self.metrics:
+            if name not in metrics:
+                known = ", ".join(metrics)
+                reason = f"WorkloadError: {name} is no single number, it is {known}"
+                return Score(math.nan, metrics, reason)
+        diverged = [name for name in self.metrics if math.isnan(metrics[name])]
+        reason = f"DivergedError: {diverged[0]} is NaN after {where}" if diverged else ""
+        return Score(metrics[self.metrics[0]], metrics, reason)
 
     def drop(self, trial: int, number: int, kind: Scoring = "epoch") -> None:
         """Drop what shards have kept of scores that are known."""

@@ -27,6 +27,7 @@ from dagsel.flow import (
     Decision,
     Direction,
     Finish,
+    Goal,
     Keep,
     Outcome,
     Pause,
@@ -62,6 +63,7 @@ from dagsel.messages import (
     UnitRecord,
 )
 from dagsel.planning.capacity import Plan
+from dagsel.planning.pareto import dominates, front
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ class Record:
     # a completed trial is better than one that is not.
     keep: Keep = "best"
     top_k: int = 1  # the states of so many of the best trials stay
+    # The metrics, if the search is about several; then a trial is worth its last state, and those
+    # of the Pareto front stay. `direction` is that of the first one.
+    goals: tuple[Goal, ...] = ()
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
@@ -110,7 +115,8 @@ class Record:
     gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
     worker_seconds: float = 0.0  # what the workers have cost until then, from request to release
     money: float | None = None  # the same in money, if the workers differ in their price
-    top: list[Best] = field(default_factory=list)  # the best trials that have ended, best first
+    # The best trials that have ended, best first; of several metrics the Pareto front.
+    top: list[Best] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
@@ -271,7 +277,7 @@ class Record:
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
-                self.trials[trial].last_value = value
+                self.trials[trial].last_values = self.values(value, metrics)
                 self._score(self.trials[trial], self._end_of(self.trials[trial]))
                 if tally and tally.lacks_loss and math.isfinite(value):
                     self.trials[trial].warn(
@@ -283,7 +289,7 @@ class Record:
                 self.trials[trial].raised = turn.raised
             case Paused() as event:
                 resting = self.trials[event.trial]
-                scored = resting.rest(event, turn.place)
+                scored = resting.rest(event, turn.place, self.values(event.value, event.metrics))
                 if scored is not None:
                     self._score(resting, scored)
             case WorkersChanged(n_workers):
@@ -343,10 +349,16 @@ class Record:
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")
-        # What the search found best is its result, however it ended.
-        is_best = self.keep == "best" and self.leading is trial
-        is_complete = trial.value is not None and (outcome == "complete" or is_best)
+        is_complete = bool(trial.values) and (outcome == "complete" or self._is_best(trial))
         self._end(number, "complete" if is_complete else "pruned", reason)
+
+    def _is_best(self, trial: TrialRecord) -> bool:
+        """Whether no other trial is better; what is best is a result, however it ended."""
+        if self.goals:
+            ended = [self.losses(self.trials[best.trial]) for best in self.top]
+            losses = self.losses(trial)
+            return trial.is_feasible and not any(dominates(other, losses) for other in ended)
+        return self.keep == "best" and self.leading is trial
 
     def _end(
         self,
@@ -366,52 +378,59 @@ class Record:
         place = trial.kept.place
         told = (trial.kept.value, state == "complete", place.is_partial, trial.copied_check)
         best = Best(number, place.epoch, place.position, *told)
-        self.top = sorted([*self.top, best], key=self._rank, reverse=True)[: self.top_k]
+        if self.goals:
+            ended = [b for b in (*self.top, best) if self.trials[b.trial].is_feasible]
+            found = front([self.losses(self.trials[b.trial]) for b in ended])
+            self.top = [ended[i] for i in found]
+        else:
+            self.top = sorted([*self.top, best], key=self._rank, reverse=True)[: self.top_k]
 
     @property
     def best(self) -> Best | None:
-        """The best of the trials that have ended; None if there is none."""
-        return self.top[0] if self.top else None
+        """The best of the trials that have ended; None if there is none, or are several metrics."""
+        return self.top[0] if self.top and not self.goals else None
 
     def _rank(self, best: Best) -> tuple[bool, bool, float, int]:
         # Of equal ones the first drawn, as in Optuna, whichever ended first.
         counts = self.keep == "best" or best.is_complete
         is_feasible = self.trials[best.trial].is_feasible
-        return is_feasible, counts, -self._loss(best.value), -best.trial
+        return is_feasible, counts, -self.loss(best.value), -best.trial
 
-    def _loss(self, value: float) -> float:
+    def loss(self, value: float) -> float:
+        """Return a value of the (first) metric that is better when smaller."""
         return Context(1, self.direction).loss(value)
 
     # ---- what trials are worth
 
     def _end_of(self, trial: TrialRecord) -> Scored:
         epoch = len(trial.epochs)
-        return Scored(trial.last_value, epoch, StatePlace(epoch, self.n_shards - 1))
+        return Scored(trial.last_values, epoch, StatePlace(epoch, self.n_shards - 1))
 
     def _score(self, trial: TrialRecord, scored: Scored, *, afresh: bool = False) -> None:
         """Take in what a state of a trial is worth; `afresh`: those before it do not count."""
-        is_better = trial.kept is None or self._loss(scored.value) < self._loss(trial.kept.value)
+        is_better = trial.kept is None or self.loss(scored.value) < self.loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
             trial.kept = scored
-            place = (not trial.is_feasible, self._loss(scored.value), trial.number)
+            place = (not trial.is_feasible, self.loss(scored.value), trial.number)
             heappush(self._values, place)
 
-    def ranked(self) -> list[TrialRecord]:
-        """List the trials that were scored and did not fail, best first, infeasible ones last."""
-        scored = [t for t in self.trials.values() if t.value is not None and t.state != "failed"]
-        return sorted(scored, key=self._place)
+    def values(self, value: float | None, metrics: Mapping[str, float]) -> tuple[float, ...]:
+        """Return what a search is about of the metrics of a state; empty if it was not scored."""
+        if value is None:
+            return ()
+        return tuple(metrics[goal.metric] for goal in self.goals) or (value,)
 
-    def _place(self, trial: TrialRecord) -> tuple[bool, bool, float, int]:
-        is_behind = self.keep == "last" and trial.state == "pruned"
-        return not trial.is_feasible, is_behind, self._loss(trial.value or 0.0), trial.number
+    def losses(self, trial: TrialRecord) -> tuple[float, ...]:
+        """Return the losses of a scored trial of a search for several metrics."""
+        return tuple(g.loss(value) for g, value in zip(self.goals, trial.values, strict=True))
 
     @property
     def leading(self) -> TrialRecord | None:
-        """The trial that is worth most now, ended or not; None if none is scored."""
-        while self._values:
+        """The trial that is worth most now, ended or not; None if none, and of several metrics."""
+        while self._values and not self.goals:
             _, loss, number = self._values[0]
             trial = self.trials[number]
-            is_worth = trial.value is not None and self._loss(trial.value) == loss
+            is_worth = trial.value is not None and self.loss(trial.value) == loss
             if is_worth and trial.state != "failed":
                 return trial
             heappop(self._values)  # it was worth that

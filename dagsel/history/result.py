@@ -39,7 +39,7 @@ class Result:
     study
         The study, told of every trial.
     metric
-        Name of the metric that the search was about.
+        Name of the metric that the search was about; of several the first one.
     record
         All that was done.
     """
@@ -59,12 +59,43 @@ class Result:
         ------
         NoCompletedTrialError
             If no trial was scored.
+        SearchError
+            If the search was about several metrics.
         """
+        if self.record.goals:
+            raise SearchError(
+                f"the search was about {self._metrics}, and no trial is best in all of them: "
+                "run.pareto() has those that no other one is better than"
+            )
         if self.record.best is None:
             reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
             why = reasons or ("none was scored" if self.record.trials else "none was started")
             raise NoCompletedTrialError(f"no trial has completed ({why})")
         return self.record.best
+
+    def pareto(self) -> pd.DataFrame:
+        """Return the Pareto front of a search for several metrics, as rows of `leaderboard`.
+
+        These are the trials that have ended and that no other one is better than: at least as good
+        in all metrics, and better in one. Trials that break a constraint are left out. They are
+        those of Optuna's ``study.best_trials``, by the first metric, the best first. A trial that a
+        procedure has stopped is among them if no one that had ended was better; it is complete.
+
+        Raises
+        ------
+        SearchError
+            If the search was about one metric.
+        """
+        if not self.record.goals:
+            raise SearchError(
+                f"the search was about one metric, {self.metric}: run.best is its best trial, and "
+                "run.leaderboard() ranks all"
+            )
+        return tables.pareto(self.record)
+
+    @property
+    def _metrics(self) -> str:
+        return " and ".join(goal.metric for goal in self.record.goals) or self.metric
 
     @property
     def best_params(self) -> Mapping[str, Any]:
@@ -137,7 +168,8 @@ class Result:
         """Return the best trials of this run, best first: those that were scored and did not fail.
 
         ``epoch`` is that of the value: after how many epochs the trial was scored with it.
-        ``state`` says how the trial ended.
+        ``state`` says how the trial ended. Of several metrics each has a column, and ``front`` says
+        whether the trial is on the Pareto front.
 
         Parameters
         ----------
@@ -155,6 +187,8 @@ class Result:
         )
         best = self.record.best
         value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
+        if self.record.goals:
+            value = f"{len(self.record.top)} on the Pareto front of {self._metrics}"
         name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
         return f"<{name}: {ended or 'no trial'}; {value}>"
 
@@ -186,12 +220,31 @@ class Run(Result):
     workload: Workload | None
     run_dir: RunDir
 
-    def best_model(self) -> Any:
-        """Make the trained model of the best trial: a module on the CPU, an estimator."""
-        return self._model(self.best)
+    def best_model(self, trial: int | None = None) -> Any:
+        """Make the trained model of the best trial: a module on the CPU, an estimator.
+
+        Parameters
+        ----------
+        trial
+            Number of another trial whose model is kept: one of the Pareto front, or of the `top_k`
+            best.
+
+        Raises
+        ------
+        SearchError
+            If its model is not kept, or the search was about several metrics and no trial is named.
+        """
+        if trial is None:
+            return self._model(self.best)
+        number = whole("trial", trial, least=0)
+        for best in self.record.top:
+            if best.trial == number:
+                return self._model(best)
+        kept = ", ".join(str(best.trial) for best in self.record.top) or "none"
+        raise SearchError(f"the model of trial {number} is not kept; trials with one: {kept}")
 
     def models(self, n: int | None = None) -> list[Any]:
-        """Make the trained models of the best trials, best first.
+        """Make the trained models of the best trials, best first; of several metrics of `pareto`.
 
         Parameters
         ----------
@@ -214,7 +267,7 @@ class Run(Result):
         """
         return self._gives_models("joins").ensemble(self.models(n))
 
-    def export(self, folder: Url, n: int = 1) -> list[str]:
+    def export(self, folder: Url, n: int | None = None) -> list[str]:
         """Write the best models as files that need no dagsel to be read.
 
         Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
@@ -225,7 +278,7 @@ class Run(Result):
         folder
             Folder or fsspec URL to write them to. No model may be there.
         n
-            How many, as for `models`.
+            How many, as for `models`; None for the best one, or all of the Pareto front.
 
         Returns
         -------
@@ -243,11 +296,14 @@ class Run(Result):
         if goal.names():
             raise SearchError(f"{goal.url} is not empty; give another folder to write models to")
         models = dict[str, dict[str, bytes]]()
+        n = 1 if n is None and not self.record.goals else n
+        metrics = [goal.metric for goal in self.record.goals] or [self.metric]
         for rank, best in enumerate(self._kept(n), start=1):
             trial, name = self.record.trials[best.trial], f"{rank}-trial-{best.trial}"
+            values = dict(zip(metrics, trial.values, strict=True))
             about = (
                 f"Trial {best.trial} of study {self.study.study_name} after {best.epoch} epochs: "
-                f"{self.metric} {best.value:.6g}"
+                f"{', '.join(f'{metric} {value:.6g}' for metric, value in values.items())}"
             )
             epochs = {epoch.epoch: dict(epoch.metrics) for epoch in trial.epochs}
             told = {"metric": self.metric, "value": best.value, "epoch": best.epoch}
@@ -262,6 +318,9 @@ class Run(Result):
         return [f"{goal.url}/{name}" for name in models]
 
     def _kept(self, n: int | None) -> list[Best]:
+        if self.record.goals and n is None:
+            by_trial = {best.trial: best for best in self.record.top}
+            return [by_trial[number] for number in self.pareto()["trial"]]
         top = [self.best, *self.record.top[1:]]
         if n is None:
             return top

@@ -13,9 +13,10 @@ from typing import Any, get_type_hints
 
 import dagsel.flows
 import dagsel.flows.baselines
+from dagsel.arguments import check_flow
 from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Direction, Flow, Keep, check_flow
+from dagsel.flow import Direction, Flow, Goal, Keep
 from dagsel.planning.small_population import Policy
 from dagsel.workloads.describe import differences
 
@@ -32,7 +33,7 @@ class Settings:
     sampler: str  # name of its class
     sampler_seed: int
     direction: Direction
-    metric: str
+    metric: str  # of several the first one, and direction that of it
     seed: int
     flow: str  # name of its class
     flow_config: Any  # None if it has no form in JSON
@@ -43,6 +44,8 @@ class Settings:
     replicas: int = 1
     keep: Keep = field(default="last", metadata={LATER: True})
     top_k: int = field(default=1, metadata={LATER: True})
+    # The metrics, if there are several.
+    goals: tuple[Goal, ...] = field(default=(), metadata={LATER: True})
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
     first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
@@ -57,6 +60,16 @@ class Settings:
     budget_money: float | None = field(default=None, metadata={LATER: True})
     small_population: Policy = "auto"
     dagsel: str = version("dagsel")  # that began the run
+
+    @property
+    def directions(self) -> tuple[Direction, ...]:
+        """Those of the study."""
+        return tuple(goal.direction for goal in self.goals) or (self.direction,)
+
+    @property
+    def ranks_by(self) -> tuple[Direction, Keep, int, tuple[Goal, ...]]:
+        """What a `Record` ranks trials by."""
+        return self.direction, self.keep, self.top_k, self.goals
 
     def to_json(self) -> dict[str, Json]:
         """Return the contents of ``run.json``."""

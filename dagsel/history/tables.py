@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,9 @@ import pandas as pd
 
 from dagsel.dispatch.units import Unit
 from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
 from dagsel.messages import UnitRecord
+from dagsel.planning.pareto import layers
 
 
 def metrics(record: Record) -> pd.DataFrame:
@@ -26,14 +29,51 @@ def metrics(record: Record) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["trial", "epoch", "split", "name", "value", "seconds"])
 
 
+def ranked(record: Record) -> list[TrialRecord]:
+    """List the trials that were scored and did not fail, best first, infeasible ones last.
+
+    Of several metrics the front comes first, then the front of the others, and so on; in each of
+    them the first metric decides.
+    """
+    scored = [t for t in record.trials.values() if t.values and t.state != "failed"]
+    if not record.goals:
+        return sorted(scored, key=lambda trial: _place(record, trial))
+    found = list[TrialRecord]()
+    for is_feasible in (True, False):
+        group = [trial for trial in scored if trial.is_feasible == is_feasible]
+        for layer in layers([record.losses(trial) for trial in group]):
+            members = [group[i] for i in layer]
+            found += sorted(members, key=lambda trial: (record.losses(trial), trial.number))
+    return found
+
+
+def _place(record: Record, trial: TrialRecord) -> tuple[bool, bool, float, int]:
+    is_behind = record.keep == "last" and trial.state == "pruned"
+    return not trial.is_feasible, is_behind, record.loss(trial.value or 0.0), trial.number
+
+
+def pareto(record: Record) -> pd.DataFrame:
+    """Return a row for each trial of the Pareto front of several metrics."""
+    trials = [record.trials[best.trial] for best in record.top]
+    front = sorted(trials, key=lambda trial: (record.losses(trial), trial.number))
+    return _board(record, "", front).drop(columns="front")
+
+
 def leaderboard(record: Record, metric: str) -> pd.DataFrame:
     """Return a row for each trial that was scored and did not fail, best first."""
-    columns = ["trial", metric, "epoch", "state"]
+    return _board(record, metric, ranked(record))
+
+
+def _board(record: Record, metric: str, trials: Sequence[TrialRecord]) -> pd.DataFrame:
+    metrics = [goal.metric for goal in record.goals]
+    columns = ["trial", *(metrics or [metric]), "epoch", "state", *(["front"] if metrics else [])]
     rows: list[dict[str, Any]] = []
     is_constrained = not all(trial.is_feasible for trial in record.trials.values())
-    for trial in record.ranked():
+    front = {best.trial for best in record.top}
+    for trial in trials:
         assert trial.kept is not None
-        known = (trial.number, trial.kept.value, trial.kept.epochs, trial.state)
+        known = [trial.number, *trial.values, trial.kept.epochs, trial.state]
+        known += [trial.number in front] if metrics else []
         feasible = {"feasible": trial.is_feasible} if is_constrained else {}
         rows.append({**dict(zip(columns, known, strict=True)), **feasible, **trial.params})
     return pd.DataFrame(rows, columns=None if rows else columns)
@@ -41,10 +81,12 @@ def leaderboard(record: Record, metric: str) -> pd.DataFrame:
 
 def trials(record: Record) -> pd.DataFrame:
     """Return a row for each trial; its parameters are columns, ``param_lr`` for ``lr``."""
-    columns = ["trial", "state", "value", "epochs", "reason", "warning"]
+    metrics = [goal.metric for goal in record.goals]
+    columns = ["trial", "state", *(metrics or ["value"]), "epochs", "reason", "warning"]
     rows: list[dict[str, Any]] = []
     for t in record.trials.values():
-        known = (t.number, t.state, t.value, len(t.epochs), t.reason, t.warning)
+        values = t.values or [None] * (len(metrics) or 1)
+        known = (t.number, t.state, *values, len(t.epochs), t.reason, t.warning)
         params = {f"param_{name}": value for name, value in t.params.items()}
         rows.append(dict(zip(columns, known, strict=True)) | params)
     return pd.DataFrame(rows, columns=None if rows else columns)

@@ -48,10 +48,15 @@ class Adoption:
 class Scored:
     """A state of a trial that was scored: at the end of an epoch, or where the trial was paused."""
 
-    value: float  # the metric that the search is about
+    values: tuple[float, ...]  # of each metric that the search is about
     epochs: float  # how far the trial had trained
     place: StatePlace  # where its state is
     check: int = 0  # the number of the check that has scored it, from 1; 0 at the end of an epoch
+
+    @property
+    def value(self) -> float:
+        """The metric that the search is about, of several the first one."""
+        return self.values[0]
 
 
 @dataclass(slots=True)
@@ -85,7 +90,7 @@ class TrialRecord:
     losses: Losses = field(default_factory=Losses)
     kept: Scored | None = None  # the state that it is worth: the best one, or the last
     # What its state at the end of its last epoch is worth; it may be another trial's since then.
-    last_value: float = math.nan
+    last_values: tuple[float, ...] = (math.nan,)
     n_checks: int = 0  # how often it was scored where it was paused
     is_scored: bool = False  # whether it rests where it was scored
     n_told: int = 0  # how often it was told to train or to rest
@@ -137,8 +142,13 @@ class TrialRecord:
 
     @property
     def value(self) -> float | None:
-        """The metric that the search is about, of the state that is kept."""
+        """The metric that the search is about, of several the first, of the state that is kept."""
         return None if self.kept is None else self.kept.value
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The metrics that the search is about, of the state that is kept; empty if none is."""
+        return () if self.kept is None else self.kept.values
 
     @property
     def copied_check(self) -> int:
@@ -155,16 +165,18 @@ class TrialRecord:
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
 
-    def rest(self, event: Paused, place: StatePlace | None) -> Scored | None:
+    def rest(
+        self, event: Paused, place: StatePlace | None, values: tuple[float, ...]
+    ) -> Scored | None:
         """Take in that it rests, and where its state is; return what that is worth, if known."""
         self.is_held, self.pausing = True, None
-        if event.value is None or place is None:
+        if not values or place is None:
             return None
         self.n_checks += 1
         self.is_scored = True
         if event.epochs == len(self.epochs):
             return None  # that is known from the end of its epoch
-        return Scored(event.value, event.epochs, place, self.n_checks)
+        return Scored(values, event.epochs, place, self.n_checks)
 
     def warn(self, text: str) -> None:
         """Take in that something is odd about it; the first time counts."""
@@ -181,7 +193,7 @@ class TrialRecord:
         changes |= config
         adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
         self.adoptions.append(adoption)
-        self.is_scored, self.last_value = False, origin.last_value
+        self.is_scored, self.last_values = False, origin.last_values
         self.config = {**origin.config, **config}
 
     def spend(self, work: UnitWork) -> None:

@@ -56,8 +56,8 @@ class VirtualEngine:
         What trials do, and what they cost.
     cluster
         What the workers are like.
-    metric
-        Name of the metric.
+    metrics
+        Curves of each metric by its name.
     order
         What the flow was told in another run: it is told the same in the same order, each epoch
         being kept back until those before it are trained.
@@ -69,7 +69,7 @@ class VirtualEngine:
         self,
         curves: Curves,
         cluster: SimulatedCluster,
-        metric: str,
+        metrics: Mapping[str, Curves],
         *,
         order: tuple[Batch, ...] = (),
         seed: int = 0,
@@ -77,7 +77,7 @@ class VirtualEngine:
         self._curves = curves
         self._cluster = cluster
         self._seed = seed
-        self._metric = metric
+        self._metrics = metrics
         self._n_shards = cluster.n_shards
         self._order = deque(order)
         self._can_scale = cluster.max_workers is not None
@@ -412,13 +412,16 @@ class VirtualEngine:
         metrics = {}
         if ran.unit.position == 0:  # as in `_report`
             try:
-                value = self._curves.value(self._configs[trial], self._reached[trial], trial=trial)
+                metrics = self._values(trial, self._reached[trial])
             except TrainingError as error:
                 self._fail(trial, str(error))
                 return
-            metrics = {self._metric: value}
         self._is_news = True
         self._heard.append(_scored(ran, metrics))
+
+    def _values(self, trial: int, epoch: float) -> dict[str, float]:
+        config, curves = self._configs[trial], self._metrics
+        return {name: one.value(config, epoch, trial=trial) for name, one in curves.items()}
 
     def _score(self, ran: Ran) -> None:
         epoch = (ran.unit.trial, ran.unit.epoch)
@@ -449,15 +452,14 @@ class VirtualEngine:
         self._has_reported = True
         scored = self._scored.pop((trial, epoch))
         try:
-            value = self._curves.value(self._configs[trial], epoch, trial=trial)
+            values = self._values(trial, epoch)
         except TrainingError as error:
             self._fail(trial, str(error))
             return
         self._is_news = True
         for ran in scored:
             # One shard tells the value: a mean over all would have other bits.
-            metrics = {self._metric: value} if ran.unit.position == 0 else {}
-            self._heard.append(_scored(ran, metrics))
+            self._heard.append(_scored(ran, values if ran.unit.position == 0 else {}))
 
     def _fail(self, trial: int, reason: str) -> None:
         self._is_news = True

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dagsel.arguments import checked
+from dagsel.arguments import checked, limits_of
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Direction, Flow, limits_of
+from dagsel.flow import Context, Direction, Flow
 from dagsel.history.course import billed_spans
 from dagsel.messages import UnitWork
 from dagsel.planning.brackets import Stage, StagePlan

@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.arguments import checked
-from dagsel.checks import shown
+from dagsel.arguments import check_several, checked, limits_of
+from dagsel.checks import choice, short_traceback, shown
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
-from dagsel.flow import Direction, Flow, Sampling, limits_of
+from dagsel.flow import Direction, Flow, Goal, Sampling
 from dagsel.history.record import Record
 from dagsel.history.result import Result
 from dagsel.planning.bill import Bill
@@ -38,7 +38,7 @@ class SimulatedRun(Result):
     study
         The study, in memory.
     metric
-        Name of the metric.
+        Name of the metric; of several the first one.
     record
         All that was done; times are virtual.
     cluster
@@ -88,14 +88,14 @@ class SimulatedRun(Result):
 
 def simulate(
     flow: Flow,
-    curves: Curves,
+    curves: Curves | Mapping[str, Curves],
     cluster: SimulatedCluster,
     *,
     seed: int = 0,
     space: Space | None = None,
     sampler: BaseSampler | None = None,
-    direction: Direction = "minimize",
-    metric: str = "value",
+    direction: Direction | Sequence[Direction] = "minimize",
+    metric: str | Sequence[str] = "value",
     deadline: float | str | None = None,
     budget: float | str | None = None,
     price_per_worker_hour: float | str | None = None,
@@ -111,7 +111,8 @@ def simulate(
     flow
         The search procedure, from `dagsel.flows` or your own; left as it is.
     curves
-        What trials do and what they cost: a `PowerLaw`, a `Recorded` run or your own.
+        What trials do and what they cost: a `PowerLaw`, a `Recorded` run or your own. For a search
+        for several metrics those of each by its name; the first says what trials cost.
     cluster
         What the workers are like.
     seed
@@ -122,9 +123,9 @@ def simulate(
     sampler
         Sampler of the study, left as it is; by default Optuna's own.
     direction
-        Whether smaller or larger values are better.
+        Whether smaller or larger values are better; of several metrics a list.
     metric
-        Name of the metric.
+        Name of the metric, or a list of names.
     deadline, budget, price_per_worker_hour
         As for `dagsel.optimize`, in virtual time; by default the flow's own, if it has any. Pools
         of the cluster have prices of their own.
@@ -164,20 +165,22 @@ def simulate(
         seed=seed,
         space=space,
         sampler=sampler,
-        direction=direction,
     )
     seed = given.seed
-    check_curves(curves)
+    goals, metrics = _goals(metric, direction, curves)
+    curves = metrics[goals[0].metric]
+    keep = check_several(goals, flow, None, 1)
     check_simulated(cluster)
     flow = flow.fresh()
     limits = (flow.traits, deadline, budget, price_per_worker_hour, cluster.workers)
     deadline_s, cost = limits_of(*limits)
     price = cost.price if cost else price_for(price_per_worker_hour, cluster.workers)
     name = f"simulated-{seed}"
-    driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), direction, metric)
-    record = Record(name, cluster.n_shards, direction)
+    driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), goals)
+    metric, several = goals[0].metric, goals if len(goals) > 1 else ()
+    record = Record(name, cluster.n_shards, goals[0].direction, keep, goals=several)
     journal: list[Mapping[str, Any]] = []
-    engine = VirtualEngine(curves, cluster, metric, order=read_order(order), seed=seed)
+    engine = VirtualEngine(curves, cluster, metrics, order=read_order(order), seed=seed)
     in_money = cluster.workers and cost is not None and cost.amount is not None
     runner = Runner(
         flow,
@@ -207,6 +210,26 @@ def check_curves(curves: Any) -> None:
         )
 
 
+@short_traceback
+def _goals(
+    metric: Any, direction: Any, curves: Any
+) -> tuple[tuple[Goal, ...], Mapping[str, Curves]]:
+    """Return the metrics of a search, and the curves of each by its name."""
+    names = [metric] if isinstance(metric, str) else list(metric)
+    directions: list[Any] = [direction] if isinstance(direction, str) else list(direction)
+    for one in directions:
+        choice("direction", one, get_args(Direction))
+    given = curves if isinstance(curves, Mapping) else dict.fromkeys(names[:1], curves)
+    for one in given.values():
+        check_curves(one)
+    if not names or len(names) != len(directions) or names != list(given):
+        raise SearchError(
+            f"metric names {', '.join(names)}, direction has {len(directions)}, and the curves are "
+            f"of {', '.join(given)}: give each metric a direction and curves, in one order"
+        )
+    return tuple(map(Goal, names, directions)), given
+
+
 def check_simulated(cluster: Any) -> None:
     """Raise a `SearchError` unless a cluster is one in virtual time."""
     if not isinstance(cluster, SimulatedCluster):
@@ -224,8 +247,7 @@ def _driver(
     seed: int,
     space: Space | None,
     sampler: BaseSampler | None,
-    direction: Direction,
-    metric: str,
+    goals: Sequence[Goal],
 ) -> StudyDriver:
     recorded = curves if space is None and isinstance(curves, Recorded) else None
     if recorded is not None:
@@ -235,13 +257,13 @@ def _driver(
             "space is missing; only Recorded curves bring configurations of their own"
         )
     with quiet():
-        study = open_study(name, direction, None)
+        study = open_study(name, [goal.direction for goal in goals], None)
     if sampler is not None:
         study.sampler = sampler
     driver = (StudyDriver if recorded is None else _Walk)(
         study,
         space,
-        metric,
+        goals[0].metric,
         seed,
         run=name,
         sampler_seed=seed if sampler is None else None,

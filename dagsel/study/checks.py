@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import optuna
@@ -18,6 +18,7 @@ from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 
 from dagsel.errors import SearchError
+from dagsel.flow import Direction, Goal
 from dagsel.study.grid import GridWalk
 from dagsel.study.sampler import quiet
 
@@ -37,25 +38,44 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
     return dict(config)
 
 
-def check_metric(study: optuna.Study, metric: str, directions: Mapping[str, str | None]) -> None:
-    """Raise a `SearchError` unless the study has one direction and the metric has the same one."""
-    name = study.study_name
-    if len(study.directions) != 1:
+def directions_of(study: optuna.Study) -> tuple[Direction, ...]:
+    """Return the directions of a study in dagsel's words."""
+    words: dict[StudyDirection, Direction] = {StudyDirection.MAXIMIZE: "maximize"}
+    return tuple(words.get(direction, "minimize") for direction in study.directions)
+
+
+def check_metrics(
+    study: optuna.Study, metrics: Sequence[str], better: Mapping[str, Direction | None]
+) -> tuple[Goal, ...]:
+    """Return what a study is to do with each metric.
+
+    Raises a `SearchError` unless the study has a direction for each, and the metric has the same
+    one. `better` has the directions of all metrics of the workload, None where it is not known.
+    """
+    told, directions = f"study {study.study_name!r}", directions_of(study)
+    for metric in metrics:
+        if metric not in better:
+            known = ", ".join(better)
+            raise SearchError(f"the workload gives no metric {metric!r}; it gives {known}")
+        if metrics.count(metric) > 1:
+            raise SearchError(f"metric names {metric!r} twice; name each metric once")
+    wanted = [better[metric] or "minimize" for metric in metrics]
+    create = f"directions={wanted}" if len(metrics) > 1 else f"direction={wanted[0]!r}"
+    if len(directions) != len(metrics):
+        has = "one direction" if len(directions) == 1 else f"{len(directions)} directions"
+        names = "one" if len(metrics) == 1 else len(metrics)
+        write = f" write metric=[{metrics[0]!r}, ...] with a metric for each direction, or"
         raise SearchError(
-            f"study {name!r} has {len(study.directions)} directions; dagsel searches "
-            "for one metric: create the study with direction=, not directions="
+            f"{told} has {has}, and metric= names {names};{write if len(directions) > 1 else ''} "
+            f"create the study with {create}"
         )
-    if metric not in directions:
-        raise SearchError(
-            f"the workload gives no metric {metric!r}; it gives {', '.join(directions)}"
-        )
-    direction = "maximize" if study.direction == StudyDirection.MAXIMIZE else "minimize"
-    better = directions[metric]
-    if better is not None and better != direction:
-        raise SearchError(
-            f"study {name!r} is to {direction} and {metric!r} is to {better}; "
-            f"create the study with direction={better!r}"
-        )
+    for metric, direction in zip(metrics, directions, strict=True):
+        if better[metric] not in (None, direction):
+            raise SearchError(
+                f"{told} is to {direction} and {metric!r} is to {better[metric]}; create the study "
+                f"with {create}"
+            )
+    return tuple(map(Goal, metrics, directions))
 
 
 def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:

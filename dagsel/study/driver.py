@@ -16,8 +16,8 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.checks import short_traceback
-from dagsel.flow import Sampling, Traits
-from dagsel.study.checks import Space, check_pruner, probe
+from dagsel.flow import Direction, Sampling, Traits
+from dagsel.study.checks import Space, check_pruner, directions_of, probe
 from dagsel.study.draws import Draws
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
@@ -51,7 +51,7 @@ class StudyDriver:
     space
         Optuna's define-by-run function: takes a trial, returns a configuration.
     metric
-        Name of the metric that is reported and told.
+        Name of the metric that is reported and told; of several the first one.
     seed
         Seed of uniform draws.
     callbacks
@@ -108,9 +108,9 @@ class StudyDriver:
         return str(self.study.study_name)
 
     @property
-    def maximize(self) -> bool:
-        """Whether larger values are better."""
-        return bool(self._theirs.direction == optuna.study.StudyDirection.MAXIMIZE)
+    def directions(self) -> tuple[Direction, ...]:
+        """Whether smaller or larger values are better, of each metric."""
+        return directions_of(self._theirs)
 
     # ---- Before the run.
 
@@ -255,11 +255,15 @@ class StudyDriver:
         """Whether a live trial breaks a constraint that its space has set on it."""
         return any(value > 0.0 for value in self._live[number].constraints.values())
 
-    def report(self, number: int, epoch: int, value: float) -> None:
-        """Report a live trial's value after an epoch; a value reported before is replaced."""
-        trial_id, step = self._live[number]._trial_id, self._step(epoch)
-        self._theirs._storage.set_trial_intermediate_value(trial_id, step, float(value))
-        self._view.report(number, epoch, value)
+    def report(self, number: int, epoch: int, *values: float) -> None:
+        """Report a live trial's value after an epoch; a value reported before is replaced.
+
+        Of several metrics the sampler alone hears: Optuna keeps no reports of them.
+        """
+        if len(values) == 1:
+            trial_id, step = self._live[number]._trial_id, self._step(epoch)
+            self._theirs._storage.set_trial_intermediate_value(trial_id, step, float(values[0]))
+        self._view.report(number, epoch, *values)
 
     def should_prune(self, number: int) -> bool:
         """Ask the pruner whether a live trial should stop after its last report."""
@@ -272,12 +276,12 @@ class StudyDriver:
     def _pruner(self) -> BasePruner:
         return self.traits.pruner or self.study.pruner
 
-    def complete(self, number: int, value: float) -> None:
-        """Tell a live trial's final value; with NaN, which Optuna refuses, the trial fails."""
-        if math.isnan(value):
+    def complete(self, number: int, *values: float) -> None:
+        """Tell a live trial's final values; with NaN, which Optuna refuses, the trial fails."""
+        if any(map(math.isnan, values)):
             self.fail(number, f"{self.metric} is NaN")
         else:
-            self._end(number, TrialState.COMPLETE, value)
+            self._end(number, TrialState.COMPLETE, values)
 
     def prune(self, number: int) -> None:
         """Tell that a live trial was stopped early; its value is its last report."""
@@ -305,8 +309,8 @@ class StudyDriver:
             end_as_failed(self._theirs, trial_id, reason)
         self._live.clear()
 
-    def _end(self, number: int, state: TrialState, value: float | None = None) -> None:
-        frozen = self._tell(self._live[number], state, value)
+    def _end(self, number: int, state: TrialState, values: Sequence[float] = ()) -> None:
+        frozen = self._tell(self._live[number], state, values)
         del self._live[number]
         self._view.end(number, failed=state == TrialState.FAIL, system_attrs=frozen.system_attrs)
         self._call_back(frozen)
@@ -328,10 +332,10 @@ class StudyDriver:
                 self.stopped = self.stopped or "a callback has stopped the study"
 
     def _tell(
-        self, trial: FrozenTrial, state: TrialState, value: float | None = None
+        self, trial: FrozenTrial, state: TrialState, values: Sequence[float] = ()
     ) -> FrozenTrial:
         try:
-            return self._theirs.tell(trial.number, value, state=state)
+            return self._theirs.tell(trial.number, list(values) or None, state=state)
         except RuntimeError:
             # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
             # allows only in Study.optimize. The trial has been told by then.
@@ -376,8 +380,8 @@ class StudyDriver:
         for number, adopted in sorted(trials.items()):
             trial = held[number]
             self._view.place(number, trial)
-            for epoch, value in adopted.reports:
-                self._view.report(number, epoch, value)
+            for epoch, *values in adopted.reports:
+                self._view.report(number, epoch, *values)
             if adopted.told == TrialState.RUNNING:
                 self._live[number] = trial
             else:
@@ -390,6 +394,6 @@ class StudyDriver:
         if not trial.state.is_finished():
             if state == TrialState.FAIL:
                 self._note(trial, adopted.reason, adopted.traceback)
-            value = adopted.value if state == TrialState.COMPLETE else None
-            trial = self._tell(trial, state, value)
+            values = adopted.values if state == TrialState.COMPLETE else ()
+            trial = self._tell(trial, state, values)
         self._view.end(number, failed=state == TrialState.FAIL, system_attrs=trial.system_attrs)

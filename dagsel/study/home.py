@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -95,14 +95,17 @@ def _sqlite_file(url: URL) -> Path | None:
 
 
 def open_study(
-    name: str, direction: Direction, home: str | None, run_dir: str | None = None
+    name: str,
+    direction: Direction | Sequence[Direction],
+    home: str | None,
+    run_dir: str | None = None,
 ) -> optuna.Study:
     """Load a study from its storage; create it in memory if it has none.
 
     Parameters
     ----------
     name, direction
-        Those of the study.
+        Those of the study, which may have several directions.
     home
         What `home_of` returned, or a URL of the user's.
     run_dir
@@ -114,7 +117,8 @@ def open_study(
         If the storage is gone, damaged, without the study, or on an unknown host.
     """
     if home is None:
-        return optuna.create_study(study_name=name, direction=direction)
+        directions = [direction] if isinstance(direction, str) else list(direction)
+        return optuna.create_study(study_name=name, directions=directions)
     what = f"study {name!r} {_at(home)}"
     if home.startswith(_NO_URL):
         raise StudyStorageError(f"study {name!r} is in a {home[len(_NO_URL) :]}; {_give(name)}")

@@ -31,9 +31,9 @@ class Adopted:
     params
         What it was drawn with.
     reports
-        Epochs and values, in order.
-    value
-        What it is worth; None if it was never scored.
+        Of each epoch its number and the value of each metric, in order.
+    values
+        What it is worth: of each metric; empty if it was never scored.
     state
         Whether it has ended, and how.
     reason, traceback
@@ -43,8 +43,8 @@ class Adopted:
     """
 
     params: Mapping[str, Any]
-    reports: tuple[tuple[int, float], ...] = ()
-    value: float | None = None
+    reports: tuple[tuple[Any, ...], ...] = ()
+    values: tuple[float, ...] = ()
     state: Literal["running", "complete", "pruned", "failed"] = "running"
     reason: str = ""
     traceback: str = ""
@@ -53,14 +53,14 @@ class Adopted:
     @property
     def steps(self) -> dict[int, float]:
         """What the study is to hold of its reports."""
-        return {self.first_step + epoch - 1: value for epoch, value in self.reports}
+        return {self.first_step + epoch - 1: v[0] for epoch, *v in self.reports if len(v) == 1}
 
     @property
     def told(self) -> TrialState:
         """The trial's state in the study."""
         states = {
             "running": TrialState.RUNNING,
-            "complete": TrialState.PRUNED if self.value is None else TrialState.COMPLETE,
+            "complete": TrialState.COMPLETE if self.values else TrialState.PRUNED,
             "pruned": TrialState.PRUNED,
             "failed": TrialState.FAIL,
         }
@@ -163,10 +163,10 @@ def give_up(study: optuna.Study, run: str, trials: Mapping[int, Adopted]) -> Non
             end_as_failed(study, trial._trial_id, adopted.reason)
         else:  # its driver died before it told the study
             _with_reports(study, trial, adopted)
-            value = adopted.reports[-1][1] if adopted.reports else None  # as Optuna's `tell` does
-            value = adopted.value if adopted.told == TrialState.COMPLETE else value
-            values = None if value is None else [value]
-            study._storage.set_trial_state_values(trial._trial_id, adopted.told, values)
+            values = list(adopted.values)
+            if adopted.told == TrialState.PRUNED:  # as Optuna's `tell` does
+                values = list(adopted.steps.values())[-1:]
+            study._storage.set_trial_state_values(trial._trial_id, adopted.told, values or None)
 
 
 def end_as_failed(study: optuna.Study, trial_id: int, reason: str) -> None:

@@ -78,6 +78,8 @@ class _Storage(InMemoryStorage):
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """Return the best trial of now; the base class would return the best one ever."""
+        if len(self.get_study_directions(study_id)) > 1:
+            return super().get_best_trial(study_id)  # which says that there is none
         complete = self.get_all_trials(study_id, deepcopy=False, states=(TrialState.COMPLETE,))
         if not complete:
             raise ValueError("No trials are completed yet.")
@@ -101,7 +103,8 @@ class SamplerStudy:
     complete with its value of then, whatever its state is. One that has not is shown as running if
     it is live, and else hidden. A failed trial is hidden. A trial that others completed before the
     run, without epochs, is always shown with its value. Values after more than `max_epochs` epochs,
-    at which a trial of this run ends, are not compared.
+    at which a trial of this run ends, are not compared. In a study with several directions all this
+    is meant of lists of values.
     """
 
     def __init__(self, study: optuna.Study, run: str, max_epochs: int | None = None) -> None:
@@ -112,10 +115,11 @@ class SamplerStudy:
         with quiet():
             self._id = self._storage.create_new_study(study.directions, study.study_name)
         self._study = optuna.Study(study.study_name, self._storage, study.sampler, NopPruner())
+        self._is_several = len(study.directions) > 1  # of such runs a study has no reports
         self._bases: list[FrozenTrial] = []
         self._running: set[int] = set()
-        self._finals: dict[int, float] = {}
-        self._reports: dict[int, dict[int, float]] = {}
+        self._finals: dict[int, list[float]] = {}
+        self._reports: dict[int, dict[int, list[float]]] = {}
         self._n_at: Counter[int] = Counter()
         self._n_params = 0
         self._rung: int | None = -1  # no rung, so the first draw shows all trials
@@ -139,11 +143,15 @@ class SamplerStudy:
                 continue
             if trial.state == TrialState.RUNNING:
                 self._running.add(number)
-            elif RUN in trial.user_attrs and trial.state != TrialState.FAIL:
+            elif self._has_reports(trial):
                 for epoch, value in _epochs(trial):
                     self.report(number, epoch, value)
-            elif trial.state == TrialState.COMPLETE and trial.value is not None:
-                self._finals[number] = trial.value
+            elif trial.state == TrialState.COMPLETE and trial.values is not None:
+                self._finals[number] = trial.values
+
+    def _has_reports(self, trial: FrozenTrial) -> bool:
+        is_dagsels = RUN in trial.user_attrs and trial.state != TrialState.FAIL
+        return is_dagsels and not self._is_several
 
     def place(self, number: int, trial: FrozenTrial) -> None:
         """Set what a live trial of this run was drawn with."""
@@ -155,13 +163,13 @@ class SamplerStudy:
         self._changed.add(number)
         self._n_params = max(self._n_params, len(base.params))
 
-    def report(self, number: int, epoch: int, value: float) -> None:
-        """Set a trial's value after an epoch."""
-        if math.isnan(value) or epoch > self._max_epochs:
+    def report(self, number: int, epoch: int, *values: float) -> None:
+        """Set a trial's value of each metric after an epoch."""
+        if any(map(math.isnan, values)) or epoch > self._max_epochs:
             return
         reports = self._reports.setdefault(number, {})
         self._n_at[epoch] += epoch not in reports
-        reports[epoch] = value
+        reports[epoch] = list(values)
         self._changed.add(number)
 
     def end(self, number: int, *, failed: bool, system_attrs: Mapping[str, Any]) -> None:
@@ -235,11 +243,10 @@ class SamplerStudy:
         base = self._bases[number]
         reports = self._reports.get(number, {})
         shown = None if self._rung is None else reports.get(self._rung)
-        value = self._finals.get(number, shown)
         trial = copy.copy(base)
         trial.intermediate_values = {}
-        trial.value = value
-        if value is not None:
+        trial.values = values = self._finals.get(number, shown)
+        if values is not None:
             trial.state = TrialState.COMPLETE
             trial.datetime_complete = base.datetime_complete or base.datetime_start
         else:

@@ -19,6 +19,7 @@ from unittest import SkipTest
 
 import numpy as np
 
+from dagsel.arguments import check_flow
 from dagsel.flow import (
     DECISIONS,
     Clone,
@@ -26,12 +27,12 @@ from dagsel.flow import (
     Decision,
     Direction,
     Flow,
+    Goal,
     Paused,
     Reported,
     Stop,
     Train,
     Traits,
-    check_flow,
     load_state,
     save_state,
 )
@@ -41,6 +42,8 @@ from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.planning.prices import Price
 from dagsel.testing.world import Tape, World, replay
+
+_OTHER: dict[Direction, Direction] = {"minimize": "maximize", "maximize": "minimize"}
 
 
 class FlowSuite:
@@ -54,6 +57,8 @@ class FlowSuite:
     ----------
     direction
         Direction of the runs. One of the laws mirrors it.
+    goals
+        The metrics of the runs, if the flow is to search for several; then these have directions.
     n_workers
         Workers at the start of a run.
     n_points
@@ -73,6 +78,7 @@ class FlowSuite:
     """
 
     direction: Direction = "minimize"
+    goals: tuple[Goal, ...] = ()
     n_workers: int = 2
     n_points: int | None = None
     n_concurrent: int | None = None
@@ -212,13 +218,14 @@ class FlowSuite:
     def test_a_mirrored_metric_changes_nothing(self) -> None:
         """To maximize a metric is to minimize its negative."""
 
-        def mirrored(value: float) -> float:
+        def mirrored(name: str, value: float) -> float:
             return -value
 
         def law(tape: Tape) -> None:
             world = self._play(tape)
-            other: Direction = "maximize" if self.direction == "minimize" else "minimize"
-            context = replace(world.context, direction=other)
+            other = _OTHER[world.context.direction]
+            goals = tuple(Goal(g.metric, _OTHER[g.direction]) for g in world.context.goals)
+            context = replace(world.context, direction=other, goals=goals)
             flow = self.make_flow()
             for step, decisions in replay(flow, context, world.steps, mirrored):
                 assert _bare(decisions) == _bare(step.decisions), (
@@ -236,30 +243,38 @@ class FlowSuite:
         """
         turned = {"nan": math.inf, "inf": -math.inf, "-inf": math.nan}
 
-        def turn(value: float) -> float:
+        def turn(name: str, value: float) -> float:
             return turned.get(str(value), value)
 
         def law(tape: Tape) -> None:
             context = self._context(tape)
-            worst = 1e30 if context.direction == "minimize" else -1e30
+            worst = {"minimize": 1e30, "maximize": -1e30}
+            directions = {goal.metric: goal.direction for goal in context.goals}
+
+            def bounded(name: str, value: float) -> float:
+                bad = worst[directions.get(name, context.direction)]
+                return value if math.isfinite(value) else bad
+
             world = self._play(tape, context=context)
             for step, decisions in replay(self.make_flow(), context, world.steps, turn):
                 assert _bare(decisions) == _bare(step.decisions), (
                     f"NaN, inf and -inf are not treated alike after {step.event}"
                 )
             flow, bad, paused = self.make_flow(), set[int](), set[int]()
-            for step, decisions in replay(
-                flow, context, world.steps, lambda value: value if math.isfinite(value) else worst
-            ):
+            for step, decisions in replay(flow, context, world.steps, bounded):
                 if isinstance(step.event, Reported | Paused) and step.event.value is not None:
-                    (bad.discard if math.isfinite(step.event.value) else bad.add)(step.event.trial)
+                    is_finite = all(map(math.isfinite, step.event.metrics.values()))
+                    (bad.discard if is_finite else bad.add)(step.event.trial)
                 if isinstance(step.event, Paused):
                     paused.add(step.event.trial)
                 if _bare(decisions) != _bare(step.decisions):
                     # Clones of other configurations need other workers, so that others may train.
                     alike = _clones(step.decisions) == _clones(decisions)
                     ours = _favoured(step.decisions, paused, train=alike)
-                    favoured = (ours - _favoured(decisions, paused, train=alike)) & bad
+                    theirs = _favoured(decisions, paused, train=alike)
+                    favoured = (ours - theirs) & bad
+                    if self.goals and theirs - ours <= bad:
+                        break  # which of such trials is the least bad is not said
                     assert not favoured, (
                         f"trials {sorted(favoured)} are not finite, yet preferred to bad ones "
                         f"after {step.event}: {step.decisions} instead of {decisions}"
@@ -286,7 +301,9 @@ class FlowSuite:
         most = (None, self.n_workers, 2 * self.n_workers)[tape.choose(3)]
         startup_s = 0.5 * tape.choose(2)
         capacity = ClusterCapacity(most, startup_s)
-        return Context(self.n_workers, self.direction, tape.choose(256), capacity, startup_s)
+        direction = self.goals[0].direction if self.goals else self.direction
+        told = (self.n_workers, direction, tape.choose(256), capacity, startup_s)
+        return Context(*told, goals=self.goals)
 
     def _play(
         self,
@@ -316,6 +333,7 @@ _TOLD = Traits(
     plan=StagePlan((), ()),
     reads_configs="reads them",
     scores_parts=True,
+    takes_several=True,
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from dagsel.flow import (
     Event,
     Finish,
     Flow,
+    Goal,
     Losses,
     Pause,
     Paused,
@@ -141,7 +142,9 @@ class World:
         movers = [trial for trial in movers if trial.awaited and trial.asked_at < since] or movers
         trial = movers[self.tape.choose(len(movers))]
         before_s, prunes = trial.trained_s, self.flow.traits.uses_pruner
-        event = trial.go_on(self.tape, runs=self._runs(trial), prunes=prunes)
+        event = trial.go_on(
+            self.tape, runs=self._runs(trial), prunes=prunes, goals=self.context.goals
+        )
         self.seconds += trial.trained_s - before_s
         return replace(event, seconds=self.seconds)
 
@@ -206,7 +209,7 @@ class World:
                 trial.awaited, trial.asked_at = decision, len(self.steps)
             case Stop(number, _, outcome):
                 trial = self._find(decision, number)
-                has_value = trial.epochs or trial.value is not None
+                has_value = trial.epochs or trial.metrics is not None
                 assert has_value or outcome == "pruned", f"{decision} has no value"
                 del self.live[number]
                 self.ended[number] = "was stopped"
@@ -216,7 +219,7 @@ class World:
                 assert giver.epochs, f"{decision}: the source has not reported"
                 assert taker.epochs, f"{decision}: the target has not reported"
                 assert not taker.left, f"{decision}: the target has epochs to train"
-                taker.value = None
+                taker.metrics = None
             case Scale(n_workers):
                 assert n_workers >= 1, f"{decision} leaves no worker to train on"
                 self.n_wanted = fewer(n_workers, self.context.capacity)
@@ -240,7 +243,7 @@ def replay(
     flow: Flow,
     context: Context,
     steps: list[Step],
-    change: Callable[[float], float] = lambda value: value,
+    change: Callable[[str, float], float] = lambda name, value: value,
 ) -> Iterator[tuple[Step, tuple[Decision, ...]]]:
     """Replay a run's events, with changed values, to a fresh flow; yield both answers to each."""
     yield steps[0], tuple(flow.start(context))
@@ -248,8 +251,8 @@ def replay(
         assert step.event is not None
         event = step.event
         if isinstance(event, Reported | Paused) and event.value is not None:
-            value = change(event.value)
-            event = replace(event, value=value, metrics={"metric": value})
+            metrics = {name: change(name, value) for name, value in event.metrics.items()}
+            event = replace(event, value=next(iter(metrics.values())), metrics=metrics)
         yield step, tuple(flow.handle(event))
 
 
@@ -300,7 +303,7 @@ class LiveTrial:
     suspended: bool = False
     awaited: Pause | None = None  # not answered yet
     asked_at: int = 0  # after how many events the pause was asked for
-    value: float | None = None  # of its state, if that was evaluated
+    metrics: dict[str, float] | None = None  # of its state, if that was evaluated
     stalled: bool = False  # it paused without a batch: the next time it must train one
 
     @property
@@ -323,7 +326,9 @@ class LiveTrial:
         self.gang, self.priority, self.limit_s = train.gang, train.priority, train.seconds
         self.suspended, self.trained_s, self.n_losses = False, 0.0, 0
 
-    def go_on(self, tape: Tape, *, runs: bool, prunes: bool) -> Paused | Reported:
+    def go_on(
+        self, tape: Tape, *, runs: bool, prunes: bool, goals: Sequence[Goal]
+    ) -> Paused | Reported:
         """Train for a while, if there are workers; return the event, still without a time."""
         room = BATCHES - 1 - self.batches  # batches that do not end the epoch
         missing_s = max(0.0, (self.limit_s or 0.0) - self.trained_s)
@@ -332,13 +337,13 @@ class LiveTrial:
             if not runs or (may_pause and tape.choose(2) == 0):
                 least = 1 if self.stalled else 0
                 self._train(min(least + tape.choose(BATCHES), room) if runs else 0, 0.0, tape)
-                return self._pause(tape)
+                return self._pause(tape, goals)
         elif self.limit_s is not None and not missing_s:
-            return self._pause(tape)
+            return self._pause(tape, goals)
         elif self.limit_s is not None and room and tape.choose(2) == 0:
             self._train(min(1 + tape.choose(BATCHES), room), missing_s, tape)
-            return self._pause(tape)
-        return self._report(tape, prunes=prunes)
+            return self._pause(tape, goals)
+        return self._report(tape, goals, prunes=prunes)
 
     def _train(self, batches: int, least_s: float, tape: Tape) -> None:
         self.stalled = not batches
@@ -346,20 +351,26 @@ class LiveTrial:
             self.batches += batches
             self.n_losses += batches
             self.trained_s += max(least_s, 1.0 + tape.choose(3))
-            self.value = None
+            self.metrics = None
 
-    def _pause(self, tape: Tape) -> Paused:
-        value, trained = None, self.epochs + self.batches / BATCHES
+    def _pause(self, tape: Tape, goals: Sequence[Goal]) -> Paused:
+        metrics, trained = dict[str, float](), self.epochs + self.batches / BATCHES
         if self.awaited and self.awaited.evaluate and trained:
-            self.value = value = tape.value() if self.value is None else self.value
+            self.metrics = metrics = _scored(tape, goals) if self.metrics is None else self.metrics
         self.suspended, self.awaited = True, None
-        metrics = {} if value is None else {"metric": value}
+        value = next(iter(metrics.values()), None)
         losses = tape.losses(self.n_losses)
         return Paused(self.number, trained, 0.0, self.trained_s, losses, value, metrics)
 
-    def _report(self, tape: Tape, *, prunes: bool) -> Reported:
+    def _report(self, tape: Tape, goals: Sequence[Goal], *, prunes: bool) -> Reported:
         self._train(BATCHES - self.batches, 0.0, tape)
         self.epochs, self.batches, self.left = self.epochs + 1, 0, self.left - 1
-        self.value = value = tape.value()
+        self.metrics = metrics = _scored(tape, goals)
         prune = prunes and tape.choose(6) == 5
-        return Reported(self.number, self.epochs, value, {"metric": value}, 0.0, prune)
+        value = next(iter(metrics.values()))
+        return Reported(self.number, self.epochs, value, metrics, 0.0, prune)
+
+
+def _scored(tape: Tape, goals: Sequence[Goal]) -> dict[str, float]:
+    """Choose the metrics of a state."""
+    return {name: tape.value() for name in [goal.metric for goal in goals] or ["metric"]}

@@ -81,4 +81,6 @@ def describe(record: Record, metric: str, units_per_second: float) -> str:
         parts.append(f"{len(record.failures)} failed")
     if record.leading is not None:
         parts.append(f"best {metric} {record.leading.value:.4g}")
+    if record.goals:
+        parts.append(f"{len(record.top)} on the Pareto front")
     return " · ".join([*parts, f"{units_per_second:.1f} units/s"])

@@ -86,6 +86,8 @@ def good(**changes: Any) -> dict[str, Any]:
 
 
 RUNS: list[str] = []
+TWO = optuna.create_study(directions=["maximize", "minimize"])
+THREE = optuna.create_study(directions=["maximize", "minimize", "minimize"])
 
 
 def torch_workload(**changes: Any) -> Any:
@@ -114,8 +116,9 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "study=optuna.Study": (SEARCH, "got the class Study", "study=optuna.create_study("),
     "study=optuna.create_study": (SEARCH, "the function create_study", "optuna.create_study(dir"),
     "study='digits'": (SEARCH, "got 'digits'", "optuna.load_study(study_name='digits', storage="),
-    "study=optuna.create_study(directions=['minimize', 'maximize'])": (
-        SEARCH, "has 2 directions", "create the study with direction="),
+    "study=TWO": (
+        SEARCH, "has 2 directions, and metric= names one; write metric=['value', ...]",
+        "or create the study with direction='maximize'"),
     "study=optuna.create_study()": (SEARCH, "to minimize and 'value' is to max", "direction='max"),
     "workload=Net()": (
         WORK, "workload is Net, a module", "dagsel.TorchWorkload(model=lambda config: Net("),
@@ -152,7 +155,28 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         SEARCH, "is a data set", "data=..., study=..."),
     "metric=None": (SEARCH, "metric must be the name of one of", "write metric='value'"),
     "metric=dagsel.metrics.accuracy": (SEARCH, "got the function accuracy", "write metric='value'"),
-    "metric=['value']": (SEARCH, "got ['value']", "write metric='value'"),
+    "metric=[]": (SEARCH, "got []", "write metric='value'"),
+    "metric=['value', 3]": (SEARCH, "got ['value', 3]", "or a list of names"),
+    "metric={'value', 'loss'}": (SEARCH, "or a list of names, got {", "write metric='value'"),
+    "metric=['value', 'loss']": (
+        SEARCH, "has one direction, and metric= names 2",
+        "create the study with directions=['maximize', 'minimize']"),
+    "study=TWO, metric=['value', 'loss', 'value']": (SEARCH, "'value' twice", "each metric once"),
+    "study=TWO, metric=['loss', 'value']": (
+        SEARCH, "is to maximize and 'loss' is to minimize", "directions=['minimize', 'maximize']"),
+    "study=TWO, metric=['value', 'f1']": (SEARCH, "no metric 'f1'", "it gives loss, value"),
+    "study=THREE, metric=['value', 'loss']": (
+        SEARCH, "has 3 directions, and metric= names 2", "with a metric for each direction"),
+    "study=TWO, metric=['value', 'loss'], flow=ASHA(max_epochs=9, n_trials=9)": (
+        SEARCH, "ASHA ranks trials by one metric, and the search is about value, loss",
+        "take MOASHA, SamplerSearch, RandomSearch or Grid"),
+    "study=TWO, metric=['value', 'loss'], flow=OptunaPruner(max_epochs=9, n_trials=9)": (
+        SEARCH, "OptunaPruner ranks trials by one metric", "take MOASHA, SamplerSearch"),
+    "study=TWO, metric=['value', 'loss'], keep='best'": (
+        SEARCH, "keep='best' is the epoch in which one metric is best",
+        "leave it out, and a trial is worth its last epoch"),
+    "study=TWO, metric=['value', 'loss'], top_k=2": (
+        SEARCH, "top_k=2 ranks models by one metric", "those of the Pareto front are kept"),
     "metric='f1'": (SEARCH, "no metric 'f1'", "it gives loss, value"),
     # space, flow
     "space=SPACE": (
@@ -440,6 +464,13 @@ ACCEPTED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"flow": "ASHA"},
     ),
     "no callbacks": ({"callbacks": None}, {}),
+    "a list of one metric": ({"metric": ["value"]}, {"metric": "value", "direction": "maximize"}),
+    "several metrics": (
+        {"study": TWO, "metric": ("value", "loss")},
+        {"metric": "value", "direction": "maximize",
+         "goals": [{"metric": "value", "direction": "maximize"},
+                   {"metric": "loss", "direction": "minimize"}]},
+    ),
     "callbacks": ({"callbacks": [print]}, {}),
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ def stored(**trials: set[tuple[int, int]]) -> StoredStates:
         for place in sorted(places):
             states.save(int(name[1:]), *place, f"{name} {place}".encode(), meta(place))
     record = Record("run", n_shards=N, direction="minimize")
-    scores = Scores(states, "loss")
+    scores = Scores(states, ("loss",))
     return StoredStates(states, record, lambda blob, config, new: blob + b" adapted", scores)
 
 
@@ -200,12 +200,12 @@ def test_what_a_trial_was_scored_with_is_copied_once() -> None:
     kept: list[int] = []
     states: Any = SimpleNamespace(keep_check=lambda trial, number, *_, partial: kept.append(number))
     record = Record("run", n_shards=N)
-    found = StoredStates(states, record, lambda blob, config, new: blob, Scores(states, "loss"))
+    found = StoredStates(states, record, lambda blob, config, new: blob, Scores(states, ("loss",)))
     one = trial(0, 1)
     found.keep_scored(one)
     for n_checks in (1, 2):
         rests = Paused(0, 1 + n_checks / 8, 1.0, value=0.5)
-        one.kept = one.rest(rests, StatePlace(2, 0, is_partial=True))
+        one.kept = one.rest(rests, StatePlace(2, 0, is_partial=True), (0.5,))
         found.keep_scored(one)
         assert kept == [1, 2][: n_checks - 1], "it still rests there"
         one.allow(Train(0, 1))
@@ -225,7 +225,7 @@ def test_shards_of_which_nothing_can_be_read_are_scored_again(
     def pool(kept: list[bytes]) -> dict[str, float]:
         return {"sum": float(sum(map(int, kept)))}
 
-    scores = Scores(states, "sum", pool)
+    scores = Scores(states, ("sum",), pool)
     found = StoredStates(states, record, lambda blob, config, new: blob, scores)
     one = trial(0, 0)
     one.tallies[1] = EpochTally(N, scored={shard: (1, {}) for shard in scored})

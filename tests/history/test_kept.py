@@ -152,7 +152,9 @@ def test_at_the_end_the_best_is_the_best_of_all_that_did_not_fail_and_is_complet
         assert leading.number == min(values)[1]
     record.add(turn(None, Finish()))
     assert (record.best is None) == (not values)
-    assert [trial.number for trial in record.ranked()] == [number for _, number in sorted(values)]
+    assert [trial.number for trial in tables.ranked(record)] == [
+        number for _, number in sorted(values)
+    ]
     if record.best is not None:
         best = record.trials[record.best.trial]
         assert record.best.trial == min(values)[1]
@@ -193,7 +195,7 @@ def test_a_pruned_trial_wins_if_it_was_better(keep: Keep) -> None:
     assert record.best is not None
     assert record.best.trial == (0 if keep == "best" else 1)
     assert record.trials[0].state == ("complete" if keep == "best" else "pruned")
-    assert [t.number for t in record.ranked()] == ([0, 1] if keep == "best" else [1, 0])
+    assert [t.number for t in tables.ranked(record)] == ([0, 1] if keep == "best" else [1, 0])
 
 
 def test_a_pruned_trial_that_another_one_surpasses_is_pruned() -> None:

@@ -98,7 +98,8 @@ def test_a_trial_that_rests_is_held_until_it_may_train_and_a_rest_is_no_switch(
     for rests in told:
         if rests:
             value = {"value": 0.5, "metrics": {"loss": 0.5}} if is_scored else {"value": None}
-            record.rest(Paused(0, 0.5, 2.0, **value), StatePlace(1, 0))
+            values = (0.5,) if is_scored else ()
+            record.rest(Paused(0, 0.5, 2.0, **value), StatePlace(1, 0), values)
         else:
             record.allow(Train(0, 1))
         assert record.is_held is rests

@@ -32,17 +32,21 @@ def test_a_unit_that_ends_leaves_no_share_of_its_pieces() -> None:
 
 def test_a_kept_state_is_in_its_own_place_until_its_trial_is_trained_on() -> None:
     record = trial()
-    scored = record.rest(Paused(0, 0.5, 2.0, value=0.3, metrics={"loss": 0.3}), StatePlace(1, 0))
-    assert scored == Scored(0.3, 0.5, StatePlace(1, 0), check=1)
+    scored = record.rest(
+        Paused(0, 0.5, 2.0, value=0.3, metrics={"loss": 0.3}), StatePlace(1, 0), (0.3,)
+    )
+    assert scored == Scored((0.3,), 0.5, StatePlace(1, 0), check=1)
     record.kept = scored
     assert record.copied_check == 0
     record.allow(Train(0, 0))
     assert record.copied_check == 1
-    again = record.rest(Paused(0, 0.75, 3.0, value=0.4, metrics={"loss": 0.4}), StatePlace(1, 1))
-    assert again == Scored(0.4, 0.75, StatePlace(1, 1), check=2)
+    again = record.rest(
+        Paused(0, 0.75, 3.0, value=0.4, metrics={"loss": 0.4}), StatePlace(1, 1), (0.4,)
+    )
+    assert again == Scored((0.4,), 0.75, StatePlace(1, 1), check=2)
     assert record.copied_check == 1, "it rests where another state was scored"
     record.epochs.append(EpochRecord(1, 0.6, {"loss": 0.6}, 0.5, 3.0))
-    assert record.rest(Paused(0, 1.0, 4.0, value=0.6, metrics={}), StatePlace(1, 1)) is None
+    assert record.rest(Paused(0, 1.0, 4.0, value=0.6, metrics={}), StatePlace(1, 1), (0.6,)) is None
 
 
 @pytest.mark.parametrize("recovered", [False, True])

@@ -28,7 +28,7 @@ class Fault:
 FAULTS = (
     Fault(
         "asha: a failed paused trial stays promotable",
-        "flows/asha.py",
+        "flows/asynchronous_halving.py",
         "record.paused = [result for result in record.paused if result[1] != trial]",
         "record.paused = list(record.paused)",
         "flows/test_asha.py",
@@ -196,8 +196,8 @@ FAULTS = (
     Fault(
         "runner: a metric that is NaN is reported",
         "driver/scoring.py",
-        "is_nan = math.isnan(value)",
-        "is_nan = False",
+        "if math.isnan(metrics[name])]",
+        "if metrics[name] is None]",
         "driver/test_runner.py",
     ),
     Fault(

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagsel.arguments import limits_of
 from dagsel.codec import from_json, to_json
 from dagsel.dispatch.downscaling import Releasable, choose
 from dagsel.errors import SearchError
-from dagsel.flow import Traits, limits_of
+from dagsel.flow import Traits
 from dagsel.flows import SEER
 from dagsel.planning.bill import Bill
 from dagsel.planning.hiring import pool_of, share_out

@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 import dagsel
+from dagsel.arguments import limits_of
 from dagsel.errors import SearchError, TooLittleTimeError
-from dagsel.flow import Flow, limits_of
+from dagsel.flow import Flow
 from dagsel.flows import (
     ASHA,
     PBT,

@@ -16,6 +16,7 @@ from dagsel.errors import NoWorkersError, SearchError, TrainingError
 from dagsel.flow import Flow, WorkersChanged
 from dagsel.flows import (
     ASHA,
+    MOASHA,
     PBT,
     SEER,
     ByConvergence,
@@ -48,6 +49,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "halving": lambda: SuccessiveHalving(max_epochs=9, n_trials=18),
     "hyperband": lambda: Hyperband(max_epochs=9),
     "asha": lambda: ASHA(max_epochs=9, n_trials=24, n_concurrent=8),
+    "mo-asha": lambda: MOASHA(max_epochs=9, n_trials=24, n_concurrent=8),
     "sampler_search": lambda: SamplerSearch(max_epochs=3, n_trials=16),
     "pbt": lambda: PBT(max_epochs=5, n_trials=8, mutations={"lr": Range(1e-4, 1.0, log=True)}),
     "median": lambda: MedianStopping(max_epochs=6, n_trials=16, n_concurrent=8),
@@ -341,3 +343,65 @@ def test_promotions_are_not_made_where_they_were_found_too_dear() -> None:
     cheap, dear = SimulatedCluster(n_workers=4), SimulatedCluster(n_workers=4, switch_s=1e4)
     n_cheap = len(search("marble", cluster=cheap).record.switches)
     assert len(search("marble", cluster=dear).record.switches) < n_cheap
+
+
+# ---- Several metrics.
+
+TWO = {"error": CURVES, "ms": PowerLaw(asymptote=lambda config: 1 - config["width"], seed=5)}
+GOALS: dict[str, Any] = {"metric": ["error", "ms"], "direction": ["minimize", "maximize"]}
+
+
+def test_flows_that_do_not_rank_by_one_metric_take_several() -> None:
+    names = {type(make()).__name__ for make in FLOWS.values() if make().traits.takes_several}
+    assert names == {"MOASHA", "SamplerSearch", "RandomSearch", "Grid"} | {
+        # around one of these
+        "LSF", "Marble", "Optimus",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "flow",
+    [
+        *(FLOWS[name] for name in ("mo-asha", "sampler_search", "random")),
+        lambda: EarlyStopping(RandomSearch(max_epochs=5, n_trials=9), patience=1),
+        lambda: ByConvergence(MOASHA(max_epochs=4, n_trials=9)),
+    ],
+)
+def test_a_search_for_several_metrics_comes_to_the_front_of_the_study(flow: Any) -> None:
+    sampler = optuna.samplers.NSGAIISampler(population_size=4, seed=0)
+    run = simulate(flow(), TWO, CLUSTER, space=space, sampler=sampler, **GOALS)
+    front = run.pareto()
+    assert {trial.number for trial in run.study.best_trials} == set(front["trial"])
+    assert list(front["error"]) == sorted(front["error"])
+    assert list(front["ms"]) == sorted(front["ms"])  # the larger, the better
+    assert set(run.metrics.query("split == 'validation'")["name"]) == {"error", "ms"}
+    assert len(run.leaderboard(100)) == len(run.record.trials)
+    again = simulate(flow(), TWO, CLUSTER, space=space, sampler=sampler, **GOALS)
+    assert again.journal == run.journal
+
+
+def test_the_front_of_mo_asha_holds_what_trains_long_and_what_is_extreme() -> None:
+    run = simulate(FLOWS["mo-asha"](), TWO, CLUSTER, space=space, **GOALS)
+    epochs = [len(trial.epochs) for trial in run.record.trials.values()]
+    assert max(epochs) == 9
+    assert sum(epochs) < 9 * 24 / 2
+    best = min(run.record.trials.values(), key=lambda trial: trial.values[0])
+    assert best.number == run.pareto()["trial"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"metric": "error"}, "metric names error, direction has 2, .* of error, ms: give each"),
+        ({"direction": "minimize"}, "direction has 1, .*in one order"),
+        ({"metric": ["ms", "error"]}, "in one order"),
+        ({"direction": ["up", "down"]}, "direction must be one of 'minimize', 'maximize'"),
+        ({"flow": ASHA(max_epochs=9, n_trials=9)}, "ASHA ranks trials by one metric"),
+        ({"curves": {"error": CURVES, "ms": 3}}, "curves must say what trials cost, got 3"),
+        ({"curves": CURVES}, "the curves are of error"),
+    ],
+)
+def test_metrics_directions_and_curves_have_to_fit(changes: dict[str, Any], text: str) -> None:
+    given = {"flow": FLOWS["random"](), "curves": TWO, **GOALS, **changes}
+    with pytest.raises(SearchError, match=text):
+        simulate(given.pop("flow"), given.pop("curves"), CLUSTER, space=space, **given)

@@ -135,7 +135,7 @@ def test_the_cheapest_pool_comes_first_and_none_has_too_many(
 
 def test_the_dearest_that_have_not_come_are_given_up_first() -> None:
     cluster = SimulatedCluster(n_workers=1, max_workers=9, workers=(DEMAND, SPOT), startup_s=25)
-    engine = VirtualEngine(CURVES, cluster, "value")
+    engine = VirtualEngine(CURVES, cluster, {"value": CURVES})
     engine.scale(9)  # and no more than the pools may have
     assert engine.bill.requests == {"spot": 4, "demand": 3}
     engine.scale(5)

@@ -59,7 +59,7 @@ class Search:
             epoch = len(trial.reports) + 1
             value = math.sin(number * 7 + epoch)
             self.driver.report(number, epoch, value)
-            trial = replace(trial, reports=(*trial.reports, (epoch, value)), value=value)
+            trial = replace(trial, reports=(*trial.reports, (epoch, value)), values=(value,))
             if number % 4 == 1 and epoch == 1:
                 trial = replace(trial, state="failed", reason="broken", traceback="the whole")
                 self.driver.fail(number, "broken", "the whole")
@@ -173,7 +173,10 @@ def test_the_study_is_brought_in_line_with_the_journal(open_storage: Callable[[]
     search = dead(open_storage)
     ended, still = 7, 8
     search.journal[ended] = replace(
-        search.journal[ended], state="complete", reports=((1, 0.5), (2, 0.3), (3, 0.4)), value=0.3
+        search.journal[ended],
+        state="complete",
+        reports=((1, 0.5), (2, 0.3), (3, 0.4)),
+        values=(0.3,),
     )
     search = search.again(make_study(open_storage()))
     trials = search.driver.study.trials

@@ -13,7 +13,14 @@ import optuna
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optuna.samplers import BruteForceSampler, GridSampler, QMCSampler, RandomSampler, TPESampler
+from optuna.samplers import (
+    BruteForceSampler,
+    GridSampler,
+    NSGAIISampler,
+    QMCSampler,
+    RandomSampler,
+    TPESampler,
+)
 from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 from scipy.stats import wilcoxon
@@ -133,6 +140,95 @@ def test_steps_of_an_earlier_run_are_its_epochs_wherever_they_begin(first_step: 
     driver = StudyDriver(study, one_float, "loss", traits=Traits(max_epochs=2))
     driver.ask(1, "study")
     assert spy.seen == [("COMPLETE", 0.25)]
+
+
+class Spies(RandomSampler):
+    """Notes which lists of values a sampler sees of the trials before its own."""
+
+    _n_startup_trials = 1
+    seen: list[tuple[str, list[float] | None]]
+
+    def before_trial(self, study: optuna.Study, trial: Any) -> None:
+        self.seen = [(t.state.name, t.values) for t in study.get_trials(deepcopy=False)][:-1]
+
+
+pairs = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=4)
+
+
+@given(st.lists(st.tuples(pairs, ends), min_size=1, max_size=8))
+@settings(max_examples=30, deadline=None)
+def test_of_several_metrics_the_sampler_sees_a_list_where_it_would_see_a_value(
+    trials: list[tuple[list[tuple[float, float]], str]],
+) -> None:
+    one, two = Spy(), Spies(0)
+    alone = StudyDriver(make_study(one), one_float, "loss")
+    both = StudyDriver(make_study(two, directions=["minimize", "maximize"]), one_float, "loss")
+    for driver in (alone, both):
+        driver.ask(len(trials), "random")
+    for number, (reports, end) in enumerate(trials):
+        for epoch, (first, second) in enumerate(reports, start=1):
+            alone.report(number, epoch, first)
+            both.report(number, epoch, first, second)
+        last = reports[-1] if reports else (0.5, 0.5)
+        match end:
+            case "complete":
+                alone.complete(number, last[0])
+                both.complete(number, *last)
+            case "prune" | "fail":
+                telling = () if end == "prune" else ("broken",)
+                getattr(alone, end)(number, *telling)
+                getattr(both, end)(number, *telling)
+    alone.ask(1, "study")
+    both.ask(1, "study")
+    assert [(s, None if v is None else v[0]) for s, v in two.seen] == one.seen
+    lists = [set(reports) for reports, _ in trials]
+    assert all(
+        v is None or tuple(v) in reports for (_, v), reports in zip(two.seen, lists, strict=True)
+    )
+    for trial, (reports, end) in zip(both.study.trials, trials, strict=False):
+        assert trial.intermediate_values == {}
+        told = (reports[-1] if reports else (0.5, 0.5)) if end == "complete" else None
+        assert trial.values == (None if told is None else list(told))
+
+
+def test_in_a_study_with_several_directions_ended_trials_count_with_their_values() -> None:
+    spy = Spies(0)
+    study = make_study(spy, directions=["minimize", "maximize"])
+    earlier = StudyDriver(study, one_float, "loss")
+    earlier.ask(2, "random")
+    for number in (0, 1):
+        earlier.report(number, 1, 0.5, 0.5 + number)
+    earlier.complete(0, 0.5, 0.5)
+    earlier.prune(1)
+    study.add_trial(create_trial(values=[0.1, 0.2]))
+    driver = StudyDriver(study, one_float, "loss")
+    driver.ask(1, "study")
+    assert spy.seen == [("COMPLETE", [0.5, 0.5]), ("FAIL", None), ("COMPLETE", [0.1, 0.2])]
+
+
+def searched(sampler: Any) -> optuna.Study:
+    """Search for two metrics; what is best lies between 0.2 and 0.3."""
+    study = make_study(sampler, directions=["minimize", "minimize"])
+    driver = StudyDriver(study, one_float, "a")
+    for number in range(40):
+        ((drawn, config),) = driver.ask(1, "study")[0].items()
+        assert drawn == number
+        for epoch in (1, 2):
+            losses = [abs(config["x"] - best) + epoch for best in (0.2, 0.3)]
+            driver.report(drawn, epoch, *losses)
+        driver.complete(drawn, *losses)
+    return study
+
+
+def test_tpe_learns_of_several_metrics() -> None:
+    late = [t.params["x"] for t in searched(TPESampler(seed=0, n_startup_trials=4)).trials[20:]]
+    assert sum(0.1 < x < 0.4 for x in late) >= 12  # 6 by chance
+
+
+def test_nsga_ii_goes_from_generation_to_generation() -> None:
+    trials = searched(NSGAIISampler(population_size=4, seed=0)).trials
+    generations = [trial.system_attrs["NSGAIISampler:generation"] for trial in trials]
+    assert generations == [number // 4 for number in range(40)]
 
 
 def test_nan_is_not_shown() -> None:

@@ -20,11 +20,11 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.errors import SearchError
-from dagsel.flow import Sampling
+from dagsel.flow import Direction, Sampling
 from dagsel.study import StudyDriver
-from dagsel.study.checks import check_metric
+from dagsel.study.checks import check_metrics
 
-METRICS = {"loss": "minimize", "accuracy": "maximize", "score": None}
+METRICS: dict[str, Direction | None] = {"loss": "minimize", "accuracy": "maximize", "score": None}
 
 
 def make_study(storage: Any = None, **options: Any) -> optuna.Study:
@@ -48,7 +48,7 @@ def suggest_two(trial: optuna.Trial) -> dict[str, Any]:
 def validate(driver: StudyDriver, *, grid: bool = False) -> list[Any]:
     """Validate, and give the configurations that were checked."""
     checked: list[Any] = []
-    check_metric(driver.study, driver.metric, METRICS)
+    check_metrics(driver.study, [driver.metric], METRICS)
     driver.validate(grid=grid, check=checked.append)
     return checked
 
@@ -283,7 +283,7 @@ def test_a_metric_without_a_direction_goes_with_either() -> None:
     for direction in ("minimize", "maximize"):
         driver = StudyDriver(make_study(direction=direction), suggest_two, "score")
         validate(driver)
-        assert driver.maximize is (direction == "maximize")
+        assert driver.directions == (direction,)
 
 
 # ---- What is told, on every kind of storage.
