@@ -18,7 +18,7 @@ from dagsel.storage.datasets.manifest import check_names
 from dagsel.storage.datasets.ragged import RaggedArray, any_shape, join_rows
 
 #: Bytes of the input that are taken at once, all arrays of a stream together.
-BLOCK_BYTES = 32 << 20
+BLOCK_BYTES = 16 << 20
 
 #: A sample's part of an array by name: arrays, and ragged ones.
 Block: TypeAlias = "Mapping[str, Any]"

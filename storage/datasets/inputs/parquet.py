@@ -7,12 +7,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.reading import Input, Reading
 from dagsel.storage.datasets.inputs.tables import getter, make_array
 from dagsel.storage.datasets.sources import Batches
+
+_BUFFER_BYTES = 1 << 16  # of a column, read ahead
+_BATCH_BYTES = 8 << 20
 
 
 def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> Input:
@@ -27,9 +31,12 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
 
     @contextmanager
     def opened(name: str) -> Iterator[Any]:
+        # Remote files are read a row group at a time, in few requests, and local ones as needed.
+        is_local = isinstance(fsspec.core.url_to_fs(name)[0], LocalFileSystem)
+        options = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES} if is_local else {}
         try:
             with fsspec.open(name, "rb") as stream:
-                yield parquet.ParquetFile(stream)
+                yield parquet.ParquetFile(stream, **options)
         except (OSError, arrow.ArrowInvalid) as error:
             raise DatasetInputError(f"{name} cannot be read: {error}") from None
 
@@ -54,10 +61,12 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
         for name in files:
             row = 0
             with opened(name) as file:
-                for number in range(file.num_row_groups):
-                    table = file.read_row_group(number, columns=only)
-                    yield f"{name}, rows from {row} on", table
-                    row += table.num_rows
+                rows = _batch_rows(file.metadata)
+                for batch in file.iter_batches(rows, columns=only):
+                    n_rows = batch.num_rows
+                    yield f"{name}, rows from {row} on", batch
+                    del batch  # before the next one is read
+                    row += n_rows
 
     for name, of in wanted.items() if not classes.is_fixed else ():
         if len(of) == 1 and _is_arrow_text(first.field(of[0]).type):
@@ -68,13 +77,25 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
     def batches() -> Iterator[dict[str, Any]]:
         for where, table in groups(needed):
             get = getter(table)
-            arrow.default_memory_pool().release_unused()  # of the groups before
-            yield {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
+            made = {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
+            del get, table
+            arrow.default_memory_pool().release_unused()
+            yield made
+            del made
 
     def values() -> Iterator[Any]:
         return (getter(table)(str(key)) for _, table in groups([str(key)]))
 
     return Input(Batches(batches(), length), values)
+
+
+def _batch_rows(metadata: Any) -> int:
+    """Return how many rows to read at once."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    row_bytes = max(
+        (group.total_byte_size // max(1, group.num_rows) for group in groups), default=1
+    )
+    return max(1, _BATCH_BYTES // max(1, row_bytes))
 
 
 def _is_arrow_text(kind: Any) -> bool:
