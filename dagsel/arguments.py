@@ -33,6 +33,7 @@ _ROLES = {
     "workload": (Workload, "a workload"),
     "data": (ShardedDataset, "a data set"),
 }
+_PLAIN = ("builtins", "numpy")  # what holds no samples as a data set does
 _MODULE = "torch.nn.modules.module.Module"
 _PRUNER, _SAMPLER = "optuna.pruners._base.BasePruner", "optuna.samplers._base.BaseSampler"
 
@@ -274,6 +275,8 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
         write = 'data=(frame.drop(columns="target"), frame["target"])'
     elif isinstance(tensors := getattr(data, "tensors", None), tuple) and len(tensors) == 2:
         write = "data=dataset.tensors"
+    elif hasattr(data, "__getitem__") and type(data).__module__.partition(".")[0] not in _PLAIN:
+        write = 'data=ShardedDataset.write("data.zarr", dataset, n_shards=8)'
     else:
         write = "data=(x, y), or the URL of a data set that ShardedDataset.write wrote"
     raise DatasetInputError(

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dagsel.errors import RunDirError
 from dagsel.history.record import Record
-from dagsel.history.settings import Settings
+from dagsel.history.settings import Settings, open_data
 from dagsel.storage import RunDir, ShardedDataset
-from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
 from dagsel.study import Adopted, Space, Study, StudyDriver, open_study
 from dagsel.workloads.base import Workload
 from dagsel.workloads.describe import describe
@@ -26,20 +25,9 @@ def parts_of(
         )
     settings.check_workload(describe(workload))
     if data is None:
-        data = _data_of(settings, folder)
+        data = open_data(settings.data, folder.url)
     settings.check_data(data.digest, data.url)
     return workload, space, data
-
-
-def _data_of(settings: Settings, folder: RunDir) -> ShardedDataset:
-    unknown = unknown_hosts(hosts_in(settings.data), folder.url)
-    if unknown:
-        raise RunDirError(
-            f"{folder.url}/run.json names the data set {without_credentials(settings.data)}, and "
-            "nobody else names that place; if it is yours, give data= with that URL, or set "
-            f"{KNOWN_HOSTS}={' '.join(unknown)!r}"
-        )
-    return ShardedDataset.open(settings.data)
 
 
 def study_of(settings: Settings, folder: RunDir, given: Study | str | None) -> Study:

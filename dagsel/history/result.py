@@ -18,11 +18,12 @@ from dagsel.history import tables
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.record import Best, Record
+from dagsel.history.settings import open_data
 from dagsel.history.trial import TrialRecord
 from dagsel.planning.budget import Budget
 from dagsel.planning.prices import Price
 from dagsel.state import State
-from dagsel.storage import RunDir
+from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.files import Folder, Url
 from dagsel.workloads.base import GivesModels, Workload
 
@@ -219,6 +220,11 @@ class Run(Result):
 
     workload: Workload | None
     run_dir: RunDir
+
+    @property
+    def data(self) -> ShardedDataset:
+        """The data set that was trained on; its `classes` say what numbers of text stand for."""
+        return open_data(self.run_dir.about()["data"], self.run_dir.url)
 
     def best_model(self, trial: int | None = None) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator.

@@ -18,6 +18,8 @@ from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Keep
 from dagsel.planning.small_population import Policy
+from dagsel.storage import ShardedDataset
+from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
 from dagsel.workloads.describe import differences
 
 #: Names of search procedures in a ``run.json`` of dagsel 0.1 that are others now.
@@ -217,3 +219,15 @@ def _config_part(part: Any) -> Json:
     if isinstance(part, Flow):
         return {"flow": flow_name(part), "config": flow_config(part)}
     return to_json(part)
+
+
+def open_data(url: str, run_url: str) -> ShardedDataset:
+    """Open the data set that a run names; raise a `RunDirError` if nobody else names its host."""
+    unknown = unknown_hosts(hosts_in(url), run_url)
+    if unknown:
+        raise RunDirError(
+            f"{run_url}/run.json names the data set {without_credentials(url)}, and nobody else "
+            "names that place; if it is yours, give data= with that URL, or set "
+            f"{KNOWN_HOSTS}={' '.join(unknown)!r}"
+        )
+    return ShardedDataset.open(url)

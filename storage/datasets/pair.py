@@ -6,10 +6,16 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from dagsel.storage.datasets import transaction
 from dagsel.storage.datasets.dataset import ShardedDataset
 from dagsel.storage.datasets.inputs.arrays import as_array
+from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import check_input
@@ -35,29 +41,36 @@ class ArrayPair:
 
     @classmethod
     def read(cls, x: Any, y: Any) -> ArrayPair:
-        """Read arrays, tensors, lists, a data frame and a series.
+        """Read arrays, tensors, lists, a table and a column.
+
+        Several columns of numbers become float32, as in `ShardedDataset.write`; targets of text
+        become numbers, and `ShardedDataset.classes` says which.
 
         Raises
         ------
         DatasetInputError
             If they cannot become a data set; says which of them, and what to do.
         """
-        arrays = {"x": as_array("x", x), "y": as_array("y", y)}
+        classes = Classes()
+        arrays = {"x": _inputs(x), "y": _targets(y, classes)}
         source = check_input(arrays)
         nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
         n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
         options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
-        return cls(arrays, plan_write(arrays, "data-00000000", **options).manifest)
+        plan = plan_write(arrays, "data-00000000", classes=classes.known, **options)
+        return cls(arrays, plan.manifest)
 
     def write(self, folder: Folder) -> ShardedDataset:
         """Write them as a data set, in place of one that is there."""
-        data = ShardedDataset.write(
-            folder,
+        plan = partial(
+            plan_write,
             self.arrays,
             n_shards=self.manifest.n_shards,
             validation=VALIDATION,
-            overwrite=True,
+            seed=0,
+            classes=self.manifest.classes,
         )
+        data = ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
         logger.warning(
             "data=(x, y) is written to %s: %d shard%s, %d samples to train and %d to validate; "
             "ShardedDataset.write takes other numbers",
@@ -68,3 +81,21 @@ class ArrayPair:
             data.n_validation,
         )
         return data
+
+
+def _inputs(x: Any) -> Any:
+    """Return inputs; several columns of a table, all of numbers, as a model takes them."""
+    names = table_columns(x) or []
+    array = as_array("x", x)  # which names the columns that hold something else
+    is_numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
+    return make_array("x", names, getter(x), Classes(), "x") if names and is_numbers else array
+
+
+def _targets(y: Any, classes: Classes) -> Any:
+    """Return targets; text as the numbers of its classes."""
+    array = as_array("y", y)
+    if not (isinstance(array, np.ndarray) and array.ndim == 1):
+        return array
+    if is_text(array):
+        return make_array("y", ["y"], lambda _: array, classes, "y")
+    return array

@@ -65,11 +65,12 @@ def plan_write(
     workers: int = 0,
     on_error: str = "raise",
     scratch: str | None = None,
+    classes: Mapping[str, Sequence[str]] | None = None,
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`.
 
     A stream whose length, classes or division are known only at its end is read to that end, into
-    files in the folder `scratch`.
+    files in the folder `scratch`. `classes` are of arrays that are encoded already.
     """
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
@@ -83,8 +84,8 @@ def plan_write(
         skips=choice("on_error", on_error, ("raise", "skip"), error=DatasetInputError) == "skip",
         ragged=ragged,
     )
-    classes = Classes()
-    source, labels = _read(arrays, reading, classes, "arrays", rule, ragged, scratch)
+    known = Classes({name: list(values) for name, values in (classes or {}).items()})
+    source, labels = _read(arrays, reading, known, "arrays", rule, ragged, scratch)
     if is_share(validation):
         shuffle: Places
         if rule is not None and labels is not None:
@@ -99,11 +100,11 @@ def plan_write(
         shards = _shards("train", n_train, n_shards) + _shards("validation", n_validation, n_shards)
         inputs: tuple[InputPlan, ...] = (InputPlan(source, shuffle, shards),)
     else:
-        known = Classes(classes.known, is_fixed=True)
+        fixed = Classes(known.known, is_fixed=True)
         there = set(validation if isinstance(validation, Mapping) else source.columns)
         uneven = [name for name, column in source.columns.items() if column.n_axes]
         uneven = [name for name in uneven if name in there]
-        found, _ = _read(validation, reading, known, "validation", None, uneven, scratch)
+        found, _ = _read(validation, reading, fixed, "validation", None, uneven, scratch)
         other = _validation_input(source, found)
         n_train, n_validation = source.length, other.length
         inputs = tuple(
@@ -125,7 +126,7 @@ def plan_write(
         n_train=n_train,
         n_validation=n_validation,
         arrays=_specs(source, n_train, n_validation, n_shards),
-        classes=classes.known,
+        classes=known.known,
         **_expected_values(source, n_train, n_validation, n_shards),
     )
     _check_storable(manifest)

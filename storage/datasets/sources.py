@@ -13,7 +13,7 @@ import numpy as np
 
 from dagsel.checks import shown, whole
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import of_list
+from dagsel.storage.datasets.inputs.arrays import check_labels, of_list
 from dagsel.storage.datasets.manifest import check_names
 from dagsel.storage.datasets.ragged import RaggedArray, any_shape, join_rows
 
@@ -175,6 +175,8 @@ def _source(arrays: Arrays, what: str, ragged: Collection[str]) -> Source:
             streams.append(((name,), array))
         else:
             rows = as_rows(name, array, is_ragged=True) if is_ragged else array
+            if is_in_memory(rows):
+                check_labels(name, rows, what)
             columns[name], lengths[name] = _column(rows, name), _length(rows, name)
             streams.append(((name,), rows))
     if len(set(lengths.values())) > 1:
@@ -358,6 +360,7 @@ def _checked(given: Any, name: str, column: Column, where: str) -> Any:
             f"array {name!r}, {where}: samples are {found}, but the array began or was declared as "
             f"{column}"
         )
+    check_labels(name, rows, where)
     return rows
 
 

@@ -492,11 +492,11 @@ def test_a_seed_of_none_is_drawn_and_recorded(tmp_path: Path) -> None:
 STORED = ("float64", "int64")
 PAIRS: dict[str, tuple[Any, Any, tuple[str, str]]] = {
     "arrays": (X.astype("float32"), Y, ("float32", "int64")),
-    "a data frame and a series": (FRAME, pd.Series(Y), STORED),
+    "a data frame and a series": (FRAME, pd.Series(Y), ("float32", "int64")),
     "tensors": (torch.tensor(X, requires_grad=True), torch.tensor(Y), STORED),
     "lists": (X.tolist(), Y.tolist(), STORED),
-    "words": (X, pd.Series(["cat", "dog", "cow"] * 200), ("float64", "<U3")),
-    "nullable numbers": (FRAME, pd.Series(Y, dtype="Int64"), STORED),
+    "words": (X, pd.Series(["cat", "dog", "cow"] * 200), STORED),
+    "nullable numbers": (FRAME, pd.Series(Y, dtype="Int64"), ("float32", "int64")),
 }
 
 
@@ -514,6 +514,7 @@ def test_two_arrays_are_written_into_the_runs_own_folder(
     assert data.url in line
     assert about["data_digest"] == data.digest
     assert [str(spec.numpy_dtype) for spec in data.schema.values()] == list(dtypes)
+    assert data.classes == ({"y": ("cat", "cow", "dog")} if kind == "words" else {})
     rows = data.shard(0)["x"]
     held = {row.tobytes() for row in np.asarray(X, rows.dtype)}
     assert len(rows) == 480

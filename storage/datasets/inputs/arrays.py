@@ -78,3 +78,16 @@ def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:
             f"{name} is neither an array nor a ragged one: {error}; give all samples one dtype and "
             "one number of axes"
         ) from None
+
+
+def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:
+    """Raise a `DatasetInputError` if ``y``, one number a sample, has samples without a number."""
+    is_column = isinstance(values, np.ndarray) and values.ndim == 1 and values.dtype.kind == "f"
+    if name != "y" or not is_column:
+        return
+    missing = np.flatnonzero(np.isnan(values))
+    if missing.size:
+        raise DatasetInputError(
+            f"{where}: row {row + int(missing[0])} of 'y' has no value; fill it in, leave the row "
+            "out, or give the array another name if a loss of yours knows what to do"
+        )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -57,7 +59,7 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
         if parquet := find_files(source, PARQUET):
             reading.nothing_to_decode(what)
             return read_parquet(parquet, reading, classes)
-        source = WebDataset(source) if find_files(source, TAR) else ImageFolder(source)
+        source = WebDataset(source) if find_files(source, TAR) else _folder(source)
     if isinstance(source, ImageFolder | WebDataset):
         return source.arrays(reading, classes)
     if _is_samples(source, what):
@@ -76,6 +78,15 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     key, get = reading.key(names, what), getter(source)
     arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
     return Input(arrays, lambda: [get(str(key))])
+
+
+def _folder(path: str | os.PathLike[str]) -> ImageFolder:
+    if Path(path).is_file():
+        raise DatasetInputError(
+            f"{os.fspath(path)} is a file of a kind that is not read; give what pandas.read_csv or "
+            "numpy.load makes of it"
+        )
+    return ImageFolder(path)
 
 
 def _is_samples(source: Any, what: str) -> bool:

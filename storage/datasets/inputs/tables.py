@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import of_list
+from dagsel.storage.datasets.inputs.arrays import check_labels, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.ragged import RaggedArray
 
@@ -46,11 +46,13 @@ def make_array(
     """Make an array of one column or several."""
     if len(of) == 1:
         values = get(of[0])
-        if _is_text(values):
+        if is_text(values):
             if name not in classes.known and not classes.is_fixed:
                 classes.known[name] = sorted({value for value in values if isinstance(value, str)})
             return classes.encode(name, values, where)
-        return _numbers(of[0], values, where)
+        numbers = _numbers(of[0], values, where)
+        check_labels(name, numbers, f"{where}, column {of[0]!r}")
+        return numbers
     parts = [_numbers(column, get(column), where) for column in of]
     columns: list[NDArray[Any]] = []
     for column, part in zip(of, parts, strict=True):
@@ -68,14 +70,15 @@ def make_array(
     return joined
 
 
-def _is_text(values: NDArray[Any]) -> bool:
+def is_text(values: NDArray[Any]) -> bool:
+    """Whether a column is text."""
     if values.dtype.kind in "UT":
         return True
     return values.dtype == object and any(isinstance(value, str) for value in values)
 
 
 def _numbers(column: str, values: NDArray[Any], where: str) -> NDArray[Any] | RaggedArray:
-    if values.dtype.kind in "UT" or (values.dtype == object and _is_text(values)):
+    if values.dtype.kind in "UT" or (values.dtype == object and is_text(values)):
         raise DatasetInputError(
             f"{where}: column {column!r} is text; give it an array of its own, whose classes "
             f'become numbers: columns={{"{column}": "{column}", ...}}'

@@ -343,6 +343,12 @@ def torn(folder: Path) -> Path:
     return path
 
 
+def text_file(folder: Path) -> Path:
+    (folder / "t.csv").write_text("a,b")
+    return folder / "t.csv"
+
+
+GAPS_IN_NUMBERS = pd.Series(np.where(np.arange(N) == 3, np.nan, np.arange(N)))
 GAPS = pd.Series(["ant", None] * 30)
 WRONG: dict[str, tuple[Any, Any, str]] = {
     "no such column": (
@@ -378,6 +384,32 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda p: {"a": np.zeros(N)}, {"x": ["a"]}, "and arrays has arrays by name"),
     "lists of other things": (
         lambda p: table().assign(age=pd.Series([{1}, {2}] * 30, dtype=object)), None, "'age'"),
+    "a label that is missing": (
+        lambda p: table().assign(age=GAPS_IN_NUMBERS), {"y": "age"},
+        "arrays, column 'age': row 3 of 'y' has no value; fill it in, leave the row out"),
+    "a label that is missing in a file": (
+        lambda p: as_file(table().assign(age=GAPS_IN_NUMBERS), p), {"y": "age"},
+        "t.parquet, rows from 0 on, column 'age': row 3 of 'y' has no value"),
+    "a label that is missing in an array": (
+        lambda p: {"x": np.zeros(N), "y": GAPS_IN_NUMBERS.to_numpy()}, None, "row 3 of 'y' has no"),
+    "a label that is missing in a stream": (
+        lambda p: iter([(np.zeros(2), at if at != 3 else np.nan) for at in np.arange(60.0)]), None,
+        "batch 0: row 3 of 'y' has no value"),
+    "arrays of unequal length": (
+        lambda p: {"x": np.zeros(N), "y": np.zeros(N - 1)}, None,
+        "differ in length: 'x' has 60, 'y' has 59 samples"),
+    "batches of unequal length": (
+        lambda p: Batches([{"x": np.zeros(N), "y": np.zeros(N - 1)}]), None,
+        "the arrays of batch 0 differ in length"),
+    "an array of mixed types": (
+        lambda p: {"x": np.array([1, "a", None] * 20, dtype=object)}, None, "'x' has an object"),
+    "another dtype in a later batch": (
+        lambda p: Batches([{"x": np.zeros(N)}, {"x": np.zeros(N, "f4")}]), None,
+        "array 'x', batch 1: samples are <f4.*, but the array began or was declared as <f8"),
+    "text and numbers in a later file": (
+        lambda p: as_file(table().assign(kind=pd.Series(["a"] * 30 + [None] * 30)), p), None,
+        "rows from 0 on: row 30 of 'kind' is (nan|None)"),
+    "a file that is no table": (text_file, None, "is a file of a kind that is not read; give what"),
     "an empty data set": (lambda p: [], None, "arrays is empty"),
     "nothing there": (lambda p: p / "nowhere", None, "nothing is at .*nowhere"),
     "an empty folder": (lambda p: p, None, "has no folders with images, no Parquet"),
@@ -452,3 +484,10 @@ def test_a_class_that_comes_late_in_a_file_is_known_from_the_start(tmp_path: Pat
     data = ShardedDataset.write(tmp_path / "data", as_file(frame, tmp_path), n_shards=2)
     assert data.classes == {"kind": tuple(KINDS)}
     assert [KINDS[number] for number in everything(data)["kind"]] == list(frame["kind"])
+
+
+def test_values_that_are_missing_elsewhere_are_kept(tmp_path: Path) -> None:
+    arrays = {"x": GAPS_IN_NUMBERS.to_numpy(), "y": np.full((N, 2), np.nan)}
+    data = ShardedDataset.write(tmp_path / "d", arrays, n_shards=2)
+    assert sum(np.isnan(sample["x"]) for sample in data) == 1
+    assert all(np.isnan(sample["y"]).all() for sample in data)

@@ -223,7 +223,10 @@ def test_images_of_unequal_size_and_clouds_of_points(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["batches", "samples", "parquet"])
-def test_lengths_that_differ_later_on_need_the_word(kind: str, tmp_path: Path) -> None:
+def test_lengths_that_differ_later_on_need_the_word(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagsel.storage.datasets.inputs.parquet._BATCH_BYTES", 1000)
     ids = [[1, 2]] * 600 + [[3]] * 10
     given = of_kind(kind, ids, tmp_path)
     with pytest.raises(DatasetInputError, match=r"'ids'.*write ragged=\['ids'\]"):
