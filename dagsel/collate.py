@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from dagsel.errors import WorkloadError
@@ -16,7 +17,7 @@ from dagsel.errors import WorkloadError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Pad", "Samples", "pad", "samples"]
+__all__ = ["Images", "Pad", "Samples", "images", "pad", "samples"]
 
 
 def pad(**fill: float) -> Pad:
@@ -56,6 +57,74 @@ def samples(function: Callable[[Any], Mapping[str, Any]]) -> Samples:
     {'x': (2, 3), 'y': (2,)}
     """
     return Samples(function)
+
+
+def images(array: str = "x", *, size: tuple[int, int] | None = None, mode: str = "RGB") -> Images:
+    """Decode images that are stored as their files are, by Pillow.
+
+    They become ``uint8`` of shape ``(n, height, width, 3)``, or ``(n, height, width)`` for
+    ``mode="L"``: as if they had been decoded when they were written.
+
+    Parameters
+    ----------
+    array
+        The array of their bytes; see `dagsel.storage.ImageFolder`.
+    size
+        Width and height to which each is resized; None if all have the same already.
+    mode
+        Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+
+    Examples
+    --------
+    >>> import io, torch
+    >>> from PIL import Image
+    >>> file = io.BytesIO()
+    >>> Image.new("RGB", (6, 4)).save(file, "png")
+    >>> data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    >>> images(size=(3, 2))({"x": [data, data], "y": torch.tensor([0, 1])})["x"].shape
+    torch.Size([2, 2, 3, 3])
+    """
+    return Images(array, size, mode)
+
+
+@dataclass(frozen=True)
+class Images:
+    """See `images`."""
+
+    array: str
+    size: tuple[int, int] | None
+    mode: str
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with its images as one tensor."""
+        import numpy as np
+        import torch
+
+        files = batch.get(self.array)
+        if not isinstance(files, list):
+            raise WorkloadError(
+                f"dagsel.collate.images decodes {self.array!r}, and among {', '.join(batch)} that "
+                "is no array of files; write them with ImageFolder(..., decode=False)"
+            )
+        streams = [BytesIO(file.cpu().numpy().tobytes()) for file in files]
+        made = [decoded_image(stream, self.size, self.mode) for stream in streams]
+        if len({image.shape for image in made}) > 1:
+            raise WorkloadError(
+                "the images of a batch differ in size: give the workload "
+                "collate=dagsel.collate.images(size=(width, height))"
+            )
+        pixels = torch.from_numpy(np.stack(made)).to(files[0].device)
+        return {name: pixels if name == self.array else rows for name, rows in batch.items()}
+
+
+def decoded_image(file: Any, size: tuple[int, int] | None, mode: str) -> Any:
+    """Return an image as an array of ``uint8``; raises whatever Pillow does if it is none."""
+    import numpy as np
+    from PIL import Image
+
+    with Image.open(file) as image:
+        made = image.convert(mode)
+        return np.asarray(made if size is None else made.resize(size), dtype=np.uint8)
 
 
 @dataclass(frozen=True)

@@ -136,9 +136,11 @@ def search(data: Any, client: Client, folder: Path, **options: Any) -> dagsel.Ru
         **options,
     )
     return dagsel.optimize(
-        optuna.create_study(direction="maximize"), workload, data, metric="accuracy",
+        optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0)),
+        workload, data, metric="accuracy",
         space=lambda trial: {"lr": 0.01, "width": trial.suggest_int("width", 32, 64)},
         flow=RandomSearch(n_trials=2, max_epochs=6), client=client, run_dir=folder,
+        deterministic=True,
     )  # fmt: skip
 
 
@@ -160,6 +162,21 @@ def test_it_is_written_read_back_and_trained(kind: str, client: Client, tmp_path
     run = search(data, client, tmp_path / "run", input_fn=input_fn)
     assert run.best_value > 0.8  # a guess has 0.33
     assert run.data == data
+
+
+def test_images_decoded_on_the_way_train_as_those_decoded_before(
+    client: Client, tmp_path: Path
+) -> None:
+    of_images(tmp_path)
+    weights = []
+    for decode in (True, False):
+        source = ImageFolder(tmp_path, mode="L", decode=decode)
+        data = ShardedDataset.write(tmp_path / f"out{decode}" / "d", source, n_shards=2)
+        collate = {} if decode else {"collate": dagsel.collate.images(mode="L")}
+        run = search(data, client, tmp_path / f"out{decode}" / "run", input_fn=input_fn, **collate)
+        assert run.best_value > 0.8
+        weights.append(run.best_model().state_dict())
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_a_table_and_its_labels_are_searched_as_they_are(client: Client, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dagsel.collate import decoded_image
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.reading import (
@@ -36,6 +38,8 @@ _PARTS = {"train", "validation", "valid", "val", "test"}
 class ImageFolder:
     """Images in folders, a folder for each class: decoded once, and stored as ``uint8``.
 
+    Or stored as the files are, which takes less room, and decoded whenever they are trained on.
+
     The arrays are ``x``, shape ``(height, width, 3)``, or ``(height, width)`` for ``mode="L"``,
     and ``y``, the number of the class; `ShardedDataset.classes` has the folders' names.
 
@@ -47,6 +51,10 @@ class ImageFolder:
         Width and height to which each image is resized; None if all have the same already.
     mode
         Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+    decode
+        False to store the bytes of the files: ``x`` is a ragged array of them, of which
+        `dagsel.collate.images` makes batches, and `size` and `mode` are given there. Each is
+        decoded once all the same, to see that it can be.
 
     Raises
     ------
@@ -58,6 +66,7 @@ class ImageFolder:
     path: str | os.PathLike[str]
     size: tuple[int, int] | None = None
     mode: str = "RGB"
+    decode: bool = True
 
     def arrays(self, reading: Reading, classes: Classes) -> Input:
         """Return a stream of decoded images, and note their classes."""
@@ -71,7 +80,8 @@ class ImageFolder:
         files = self._files(root)
         if not classes.is_fixed:
             classes.known["y"] = sorted({name for _, name in files})
-        decode = decoder(self.size, self.mode)
+        decode = decoder(self.size, self.mode, keeps_bytes=not self.decode)
+        is_ragged = "x" in reading.ragged or not self.decode
         skipped = Skipped(reading.skips, str(root))
         alike = Alike(f"ImageFolder({str(root)!r}, size=(width, height))")
 
@@ -83,7 +93,7 @@ class ImageFolder:
                 if isinstance(image, DatasetInputError):
                     skipped.add(image)
                     continue
-                if "x" not in reading.ragged:
+                if not is_ragged:
                     alike.check(image, str(file), "x")
                 n_read += 1
                 yield {"x": image, "y": name}
@@ -96,7 +106,6 @@ class ImageFolder:
                 made: dict[str, Any] = {"y": classes.encode("y", told, str(root))}
                 if key and reading.skips:
                     made[KEY] = told
-                is_ragged = "x" in reading.ragged
                 yield {"x": RaggedArray.of(images) if is_ragged else np.stack(images), **made}
 
         if reading.skips:
@@ -132,21 +141,30 @@ class ImageFolder:
 
 
 def decoder(
-    size: tuple[int, int] | None, mode: str
+    size: tuple[int, int] | None, mode: str, *, keeps_bytes: bool = False
 ) -> Callable[[str | os.PathLike[str] | BinaryIO, str], Image]:
-    """Return a function that decodes an image, or returns the error that names it."""
+    """Return a function that decodes an image, or returns the error that names it.
+
+    With `keeps_bytes` it returns the bytes of the file, which can be decoded.
+    """
+    if keeps_bytes and size is not None:
+        raise DatasetInputError(
+            "size= and decode=False do not go together: images that are stored as they are get "
+            "their size when they are decoded: dagsel.collate.images(size=...)"
+        )
     try:
-        from PIL import Image as Pillow
+        import PIL  # noqa: F401
     except ImportError as error:
         raise DatasetInputError(f"images need Pillow: pip install pillow ({error})") from None
 
     def decode(file: Any, where: str) -> Image:
         try:
-            with Pillow.open(file) as image:
-                made = image.convert(mode)
-                if size is not None:
-                    made = made.resize(size)
-                return np.asarray(made, dtype=np.uint8)
+            data = b""
+            if keeps_bytes:
+                data = file.read() if hasattr(file, "read") else Path(file).read_bytes()
+                file = BytesIO(data)
+            pixels: NDArray[np.uint8] = decoded_image(file, size, mode)
+            return np.frombuffer(data, np.uint8) if keeps_bytes else pixels
         except Exception as error:  # noqa: BLE001  # decoders of damaged files raise many kinds
             return DatasetInputError(f"{where} cannot be decoded: {error}")
 

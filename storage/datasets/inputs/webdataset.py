@@ -33,6 +33,7 @@ from dagsel.storage.datasets.inputs.reading import (
     in_threads,
 )
 from dagsel.storage.datasets.inputs.samples import stacked
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 from dagsel.storage.urls import without_credentials
 
@@ -73,6 +74,8 @@ class WebDataset:
         Width and height to which each image is resized; None if all have the same already.
     mode
         Mode of Pillow to which each is converted: ``"RGB"``, or ``"L"`` for grey.
+    decode
+        False to store the bytes of the images; see `ImageFolder`.
 
     Raises
     ------
@@ -83,6 +86,7 @@ class WebDataset:
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
     size: tuple[int, int] | None = None
     mode: str = "RGB"
+    decode: bool = True
 
     def arrays(self, reading: Reading, classes: Classes) -> Input:
         """Return a stream of decoded samples."""
@@ -118,7 +122,7 @@ class WebDataset:
                     skipped.add(parts)
                     continue
                 for name, (of,) in wanted.items():
-                    if _is_image(parts[of]) and name not in reading.ragged:
+                    if _is_image(of) and self.decode and name not in reading.ragged:
                         alike.check(parts[of], sample.where, name)
                 n_read += 1
                 yield parts
@@ -127,13 +131,15 @@ class WebDataset:
         def batches() -> Iterator[dict[str, Any]]:
             n_read = 0
             for block in blocks(good()):
-                made = {}
+                made: dict[str, Any] = {}
                 for name, (of,) in wanted.items():
                     values = [parts[of] for parts in block]
-                    is_text = isinstance(values[0], str)
-                    made[name] = (
-                        as_objects(values) if is_text else stacked(values, name, what, n_read)
-                    )
+                    if isinstance(values[0], str):
+                        made[name] = as_objects(values)
+                    elif _is_image(of) and not self.decode:
+                        made[name] = RaggedArray.of(values)
+                    else:
+                        made[name] = stacked(values, name, what, n_read)
                 if key is not None:
                     made[KEY] = as_objects([parts[key] for parts in block])
                 yield made
@@ -237,7 +243,7 @@ def _decoders(specs: Iterable[str], what: str, source: WebDataset) -> dict[str, 
             part = _place(name)[0]
             kind = _kind(part, what)
             if kind in _IMAGES:
-                image = decoder(source.size, source.mode)
+                image = decoder(source.size, source.mode, keeps_bytes=not source.decode)
                 found[part] = partial(_image, image)
             elif kind in _NUMBERS:
                 found[part] = lambda data, where: int(data)
@@ -281,5 +287,5 @@ def _npy(data: bytes, where: str) -> Any:
     return np.lib.format.read_array(BytesIO(data))  # by default without pickles
 
 
-def _is_image(value: Any) -> bool:
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim in (2, 3)
+def _is_image(spec: str) -> bool:
+    return all(name.rpartition(".")[2] in _IMAGES for name in spec.split(";"))

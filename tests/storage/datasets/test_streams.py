@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import dagsel
+from dagsel import errors
 from dagsel.errors import DatasetError, DatasetInputError
 from dagsel.storage import Batches, ImageFolder, ShardedDataset
 
@@ -234,6 +237,38 @@ def test_images_that_cannot_be_decoded_are_left_out(
     assert "ant/000.png cannot be decoded" in caplog.text
 
 
+def test_images_that_are_stored_as_their_files_become_the_same_batches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Path(images(tmp_path / "images", (7, 8)).path)
+    options: dict[str, Any] = {"n_shards": 2, "on_error": "skip"}
+    plain = ShardedDataset.write(tmp_path / "a", ImageFolder(root, size=(3, 2)), **options)
+    files = ShardedDataset.write(tmp_path / "b", ImageFolder(root, decode=False), **options)
+    assert "2 of 60 samples cannot be decoded" in caplog.text
+    decode, batch = dagsel.collate.images(size=(3, 2)), dict[str, Any]()
+    for shard in range(2):
+        one, two = plain.shard(shard), files.shard(shard)
+        batch = {"x": [torch.tensor(file) for file in two["x"]]}
+        batch["y"] = torch.tensor(two["y"])
+        made = decode(batch)
+        assert np.array_equal(made["x"].numpy(), one["x"])
+        assert np.array_equal(made["y"].numpy(), one["y"])
+        paths = {bytes(file) for file in two["x"]}
+        assert paths <= {path.read_bytes() for path in root.rglob("*.png")}
+    grey = dagsel.collate.images("x", mode="L")(batch)
+    assert grey["x"].shape == (len(batch["y"]), 4, 5)
+    wrong = [torch.tensor(files.shard(0)["x"][0]), torch.zeros(9, dtype=torch.uint8)]
+    with pytest.raises(Exception, match="cannot identify image"):
+        decode({"x": wrong})
+    with pytest.raises(errors.WorkloadError, match="among x, y that is no array of files; write"):
+        dagsel.collate.images("z")(batch)
+    other = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(other, "png")
+    uneven = [batch["x"][0], torch.tensor(np.frombuffer(other.getvalue(), np.uint8).copy())]
+    with pytest.raises(errors.WorkloadError, match=r"differ in size: give .*images\(size="):
+        dagsel.collate.images()({"x": uneven})
+
+
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a loader": (
         lambda: torch.utils.data.DataLoader(Decoded()), {}, "give its dataset: loader.dataset"),
@@ -266,6 +301,14 @@ def test_a_wrong_stream_is_named_and_nothing_is_written(what: str, tmp_path: Pat
     with pytest.raises(DatasetInputError, match=says):
         ShardedDataset.write(tmp_path / "a", make(), n_shards=2, **options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_images_that_are_stored_as_their_files_have_no_size(tmp_path: Path) -> None:
+    root = images(tmp_path / "i", ()).path
+    with pytest.raises(DatasetInputError, match="size= and decode=False do not go together"):
+        ShardedDataset.write(
+            tmp_path / "a", ImageFolder(root, size=(2, 2), decode=False), n_shards=2
+        )
 
 
 def test_folders_that_are_a_split_are_no_classes(tmp_path: Path) -> None:

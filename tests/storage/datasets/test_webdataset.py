@@ -190,6 +190,13 @@ def test_images_of_unequal_size_are_refused_or_kept_ragged(tmp_path: Path) -> No
     assert data.schema["png"].shape == (3, 3, 3)
 
 
+def test_images_of_tar_files_may_stay_as_they_are(tmp_path: Path) -> None:
+    source = WebDataset(shards(tmp_path / "in"), decode=False)
+    columns = {"x": "jpg;png", "at": "json.at"}
+    data = ShardedDataset.write(tmp_path / "d", source, n_shards=2, columns=columns)
+    assert all(bytes(one["x"]) == picture(int(one["at"])) for one in data)
+
+
 def test_tar_files_on_s3_are_read(
     s3_options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
