@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
-from dagsel.arguments import check_goals, check_limits, check_several, checked, limits_of
+from dagsel.arguments import (
+    check_goals,
+    check_limits,
+    check_several,
+    checked,
+    limits_of,
+    optunas_arguments,
+)
 from dagsel.checks import choice, short_traceback
 from dagsel.errors import (
     SearchError,
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dagsel")
 
 
+@optunas_arguments
 def optimize(
     study: Study,
     workload: Workload,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from traceback import walk_tb
 from typing import Any, TypeAlias
 
 import optuna
@@ -28,14 +30,63 @@ Space: TypeAlias = Callable[[optuna.Trial], Mapping[str, Any]]
 MAX_GRID_POINTS = 100_000
 
 
+#: What an objective of Optuna's does with a trial, and a space does not.
+_OF_OBJECTIVES = {
+    "report": "dagsel reports each epoch; leave the call out",
+    "should_prune": "leave the call out and write flow=dagsel.flows.OptunaPruner(max_epochs=9, "
+    "n_trials=20), which asks the study's pruner after each epoch",
+}
+
+
 def configure(space: Space, trial: Any) -> dict[str, Any]:
-    """Call the space with a trial and return the configuration."""
-    config = space(trial)
+    """Call the space with a trial and return the configuration.
+
+    Raises
+    ------
+    SearchError
+        If the space trains, reports or prunes like an objective, suggests a parameter otherwise
+        than in trials before, or returns no mapping.
+    """
+    for name in _OF_OBJECTIVES:
+        setattr(trial, name, partial(_refuse, name))
+    try:
+        config = space(trial)
+    except optuna.TrialPruned as error:
+        raise SearchError(
+            "the space raised TrialPruned, and nothing has trained yet: let it draw no such "
+            "configuration, or mark the trial by trial.set_constraint"
+        ) from error
+    except ValueError as error:
+        if (parameter := _changed_parameter(error)) is None:
+            raise
+        raise SearchError(
+            f"the space suggests {parameter!r} otherwise than in a trial before ({error}): suggest "
+            "the same kind and the same choices in each trial, or give it another name"
+        ) from error
+    finally:
+        for name in _OF_OBJECTIVES:
+            vars(trial).pop(name, None)
     if not isinstance(config, Mapping):
         raise SearchError(
-            f"the space must return the configuration as a dict, got {type(config).__name__}"
+            f"the space must return the configuration as a dict, got {type(config).__name__}: it "
+            "draws and does not train; end it with  return trial.params"
         )
     return dict(config)
+
+
+def _refuse(name: str, *args: Any, **options: Any) -> None:
+    raise SearchError(f"the space calls trial.{name}, but it only draws: {_OF_OBJECTIVES[name]}")
+
+
+def _changed_parameter(error: ValueError) -> str | None:
+    """Return the parameter that a study has with other choices; None if the error is another."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if frames[-1].f_globals.get("__name__") != "optuna.distributions":
+        return None
+    if frames[-1].f_code.co_name != "check_distribution_compatibility":
+        return None
+    names = [f.f_locals.get("name") for f in frames if f.f_code.co_name == "_suggest"]
+    return str(names[-1]) if names else None
 
 
 def directions_of(study: optuna.Study) -> tuple[Direction, ...]:
@@ -79,7 +130,7 @@ def check_metrics(
 
 
 def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
-    """Draw one configuration, or all of them with a `GridWalk`, in a study that is thrown away.
+    """Draw two configurations, or all of them with a `GridWalk`, in a study that is thrown away.
 
     Raises a `SearchError` if the space suggests nothing, or has too many points to enumerate.
     """
@@ -87,7 +138,7 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
     with quiet():
         storage.create_new_study([StudyDirection.MINIMIZE], "probe")
     study = optuna.Study("probe", storage, sampler=sampler)
-    for _ in range(MAX_GRID_POINTS):
+    for number in range(MAX_GRID_POINTS):
         trial = study.ask()
         config = configure(space, trial)
         if not trial.params:
@@ -96,7 +147,8 @@ def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
                 "suggest_categorical in it, and return the configuration as a dict"
             )
         yield config
-        if not (isinstance(sampler, GridWalk) and sampler.advance()):
+        # A second one shows whether it draws from the same choices again.
+        if not (sampler.advance() if isinstance(sampler, GridWalk) else number < 1):
             return
     raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,6 +18,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from dagsel.checks import short_traceback
+from dagsel.errors import SearchError
 from dagsel.flow import Direction, Sampling, Traits
 from dagsel.study.checks import Space, check_pruner, directions_of, probe
 from dagsel.study.draws import Draws
@@ -33,6 +36,8 @@ from dagsel.study.resume import (
 )
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
+
+logger = logging.getLogger("dagsel")
 
 Callback: TypeAlias = Callable[[optuna.Study, FrozenTrial], None]
 
@@ -91,6 +96,7 @@ class StudyDriver:
     error: Exception | None = field(default=None, init=False)
     _theirs: optuna.Study = field(init=False)  # the user's study, whose storage is watched
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
+    _told: set[int] = field(default_factory=set, init=False)  # live ones, by somebody else
     _view: SamplerStudy = field(init=False)
     _draws: Draws = field(init=False)
 
@@ -135,9 +141,8 @@ class StudyDriver:
         reseed(uniform, self.seed, 0, 0)  # checks the first random draw
         configs = probe(self.space, GridWalk() if grid else uniform)
         check(next(configs))
-        if grid:
-            for _ in configs:
-                pass
+        for _ in configs:
+            pass
 
     # ---- Drawing.
 
@@ -212,8 +217,24 @@ class StudyDriver:
 
     def _draw_rest(self, trial: FrozenTrial, sampling: Sampling) -> dict[str, Any]:
         """Draw what an enqueued trial leaves open, and write it to the study."""
-        drawn, config = self._draws.rest_of(trial.number, sampling)
+        fixed = trial.system_attrs.get("fixed_params", {})
+        try:
+            drawn, config = self._draws.rest_of(trial.number, sampling)
+        except ValueError as error:
+            if isinstance(error, SearchError):
+                raise
+            raise SearchError(
+                f"trial {trial.number} was enqueued with {fixed}, which the space cannot suggest "
+                f"({error}); enqueue what it can"
+            ) from error
         frozen = self._view.drawn(drawn)
+        if unknown := [name for name in fixed if name not in frozen.params]:
+            logger.warning(
+                "trial %d was enqueued with %s, which the space did not suggest; it suggested %s",
+                trial.number,
+                ", ".join(unknown),
+                ", ".join(frozen.params),
+            )
         storage, trial_id = self._theirs._storage, trial._trial_id
         for name, distribution in frozen.distributions.items():
             value = distribution.to_internal_repr(frozen.params[name])
@@ -262,7 +283,8 @@ class StudyDriver:
         """
         if len(values) == 1:
             trial_id, step = self._live[number]._trial_id, self._step(epoch)
-            self._theirs._storage.set_trial_intermediate_value(trial_id, step, float(values[0]))
+            with self._told_by_others(number):
+                self._theirs._storage.set_trial_intermediate_value(trial_id, step, float(values[0]))
         self._view.report(number, epoch, *values)
 
     def should_prune(self, number: int) -> bool:
@@ -289,8 +311,30 @@ class StudyDriver:
 
     def fail(self, number: int, reason: str, traceback: str = "") -> None:
         """Tell that a live trial has failed, and why, in its user attributes."""
-        self._note(self._live[number], reason, traceback)
+        with self._told_by_others(number):
+            self._note(self._live[number], reason, traceback)
         self._end(number, TrialState.FAIL)
+
+    @contextmanager
+    def _told_by_others(self, number: int) -> Iterator[None]:
+        """Go on with a trial that somebody else has told to the study; Optuna lets none be changed.
+
+        The run's own tables have it as it was trained.
+        """
+        try:
+            yield
+        except UpdateFinishedTrialError:
+            self._warn_told(number)
+
+    def _warn_told(self, number: int) -> None:
+        if number not in self._told:
+            self._told.add(number)
+            logger.warning(
+                "trial %d was told to study %r by somebody else while this run trains it: the "
+                "study keeps what was told, the run goes on; leave a run's trials to the run",
+                number,
+                self.name,
+            )
 
     def _note(self, trial: FrozenTrial, reason: str, traceback: str) -> None:
         for key, text in ((REASON, reason), (TRACEBACK, traceback)):
@@ -336,6 +380,12 @@ class StudyDriver:
     ) -> FrozenTrial:
         try:
             return self._theirs.tell(trial.number, list(values) or None, state=state)
+        except ValueError:
+            told = self._theirs._storage.get_trial(trial._trial_id)
+            if not told.state.is_finished():
+                raise
+            self._warn_told(trial.number)
+            return copy.deepcopy(told)
         except RuntimeError:
             # GridSampler and BruteForceSampler stop the study after its last point, which Optuna
             # allows only in Study.optimize. The trial has been told by then.

@@ -1,0 +1,271 @@
+"""What a user of Optuna is used to: it works here, or one sentence says what to write instead."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from distributed import Client
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
+
+import dagsel
+from dagsel.errors import SearchError
+from dagsel.flows import RandomSearch, SamplerSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+from tests.conftest import Optimize
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 0.1, 1.0)}
+
+
+def reports(trial: optuna.Trial) -> dict[str, Any]:
+    config = space(trial)
+    trial.report(0.5, step=0)
+    return config
+
+
+def asks_the_pruner(trial: optuna.Trial) -> dict[str, Any]:
+    config = space(trial)
+    if trial.should_prune():
+        raise optuna.TrialPruned
+    return config
+
+
+def prunes(trial: optuna.Trial) -> dict[str, Any]:
+    if space(trial)["lr"] > 0.0:
+        raise optuna.TrialPruned("too large")
+    return {}
+
+
+def objective(trial: optuna.Trial) -> float:
+    return float(space(trial)["lr"])
+
+
+def returns_nothing(trial: optuna.Trial) -> None:
+    space(trial)
+
+
+def returns_the_trial(trial: optuna.Trial) -> optuna.Trial:
+    space(trial)
+    return trial
+
+
+def other_choices_each_time(trial: optuna.Trial) -> dict[str, Any]:
+    return {"layer": trial.suggest_categorical("layer", list(range(trial.number + 2)))}
+
+
+def another_kind_each_time(trial: optuna.Trial) -> dict[str, Any]:
+    if trial.number % 2:
+        return {"n": trial.suggest_int("n", 1, 3)}
+    return {"n": trial.suggest_float("n", 0.0, 1.0)}
+
+
+def own_mistake(trial: optuna.Trial) -> dict[str, Any]:
+    return {"n": int(f"{trial.suggest_int('n', 1, 3)}."), "k": optuna.distributions}
+
+
+#: A space, or an argument that is Optuna's: what the sentence says.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "to report in the space": (
+        {"space": reports}, r"the space calls trial.report, .* dagsel reports each epoch; leave"),
+    "to ask the pruner in the space": (
+        {"space": asks_the_pruner}, r"trial.should_prune, .* flow=dagsel.flows.OptunaPruner\("),
+    "to prune in the space": (
+        {"space": prunes}, "raised TrialPruned, .* mark the trial by trial.set_constraint"),
+    "to give the objective as the space": (
+        {"space": objective}, "as a dict, got float: it draws and .* return trial.params"),
+    "to return nothing": ({"space": returns_nothing}, "got NoneType: .* return trial.params"),
+    "to return the trial": ({"space": returns_the_trial}, "got Trial: .* return trial.params"),
+    "to change the choices of a parameter": (
+        {"space": other_choices_each_time},
+        r"suggests 'layer' otherwise than in a trial before \(Cat.*give it another name"),
+    "to change the kind of a parameter": (
+        {"space": another_kind_each_time}, r"suggests 'n' otherwise .* the same kind"),
+    "to minimize an accuracy": (
+        {"study": optuna.create_study()}, "to minimize and 'value' is to max.* direction='max"),
+    "several directions and a pruner": (
+        {"study": optuna.create_study(directions=["maximize", "minimize"]),
+         "metric": ["value", "loss"],
+         "flow": dagsel.flows.OptunaPruner(max_epochs=2, n_trials=2)},
+        "OptunaPruner ranks trials by one metric, .*take MOASHA"),
+    "n_jobs": ({"n_jobs": 4}, r"takes no n_jobs: .* client=distributed.Client\(n_workers=4\)"),
+    "n_trials": ({"n_trials": 20}, r"takes no n_trials: .*flows.RandomSearch\(max_epochs=9, n_tr"),
+    "timeout": ({"timeout": 600}, 'takes no timeout: write deadline="10 min"'),
+    "sampler": (
+        {"sampler": optuna.samplers.TPESampler()}, r"takes no sampler: .*create_study\(sampler="),
+    "pruner": ({"pruner": optuna.pruners.MedianPruner()}, r"no pruner: .*flows.OptunaPruner\("),
+    "direction": ({"direction": "maximize"}, r"no direction: .*create_study\(direction="),
+    "objective": ({"objective": objective}, "no objective: write space=, .*, and workload=, what"),
+    "catch": ({"catch": (ValueError,)}, "no catch: a trial that fails does not end the run"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_is_said_in_one_sentence_before_anything_trains(
+    name: str, optimize: Optimize
+) -> None:
+    changes, told = REFUSED[name]
+    study = optuna.create_study(direction="maximize")
+    given = {"study": study, "space": space, "client": "tcp://127.0.0.1:9", **changes}
+    with pytest.raises(SearchError, match=told) as caught:
+        optimize(given.pop("flow", RandomSearch(max_epochs=2, n_trials=4)), **given)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert given["study"].trials == []
+
+
+def test_every_other_argument_that_is_unknown_is_pythons_to_refuse(optimize: Optimize) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        optimize(colour="red")
+
+
+def test_a_mistake_in_the_space_is_raised_as_it_is(optimize: Optimize) -> None:
+    with pytest.raises(ValueError, match="invalid literal for int") as caught:
+        optimize(space=own_mistake)
+    assert not isinstance(caught.value, SearchError)
+
+
+@pytest.fixture
+def search(optimize: Optimize, client: Client) -> Callable[..., dagsel.Run]:
+    def call(**given: Any) -> dagsel.Run:
+        flow = given.pop("flow", SamplerSearch(max_epochs=2, n_trials=5, n_concurrent=2))
+        return optimize(flow, **{"space": space, "client": client, **given})
+
+    return call
+
+
+def maximizing() -> optuna.Study:
+    return optuna.create_study(direction="maximize")
+
+
+def test_to_return_params_and_to_set_attributes_works(search: Any) -> None:
+    def noting(trial: optuna.Trial) -> dict[str, Any]:
+        space(trial)
+        trial.set_user_attr("note", trial.number)
+        return dict(trial.params)
+
+    run = search(space=noting)
+    assert [t.user_attrs["note"] for t in run.study.trials] == [0, 1, 2, 3, 4]
+
+
+def test_to_optimize_the_study_before_and_after_works(search: Any) -> None:
+    study = maximizing()
+    study.optimize(objective, n_trials=2)
+    run = search(study=study)
+    study.optimize(objective, n_trials=2)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE] * 9
+    assert set(run.record.trials) == {2, 3, 4, 5, 6}
+
+
+def test_to_search_in_an_objective_works(search: Any) -> None:
+    outer, inner = maximizing(), maximizing()
+    outer.optimize(lambda trial: search(study=inner).best_value, n_trials=1)
+    assert outer.best_value == inner.best_value
+    assert len(inner.trials) == 5
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_to_tell_a_trial_of_a_run_changes_the_study_and_not_the_run(
+    ends: bool, search: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+
+    def tell(study: optuna.Study, trial: Any) -> None:
+        if not told:
+            told.extend(t.number for t in study.trials if t.state == TrialState.RUNNING)
+            for number in told:
+                study.tell(number, -1.0) if ends else study.tell(number, state=TrialState.FAIL)
+
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        run = search(callbacks=[tell])
+    assert told
+    for number in told:
+        assert f"trial {number} was told to study" in caplog.text
+        assert run.record.trials[number].state == "complete"
+        trial = run.study.trials[number]
+        assert trial.state == (TrialState.COMPLETE if ends else TrialState.FAIL)
+        assert trial.value == (-1.0 if ends else None)
+    assert len(caplog.messages) == len(told)
+    assert run.best_value > 0
+
+
+def test_to_tell_a_trial_that_fails_then_is_no_error(search: Any) -> None:
+    def fails(config: Any, epoch: int) -> float:
+        return 0.5 if epoch == 1 else float("nan")
+
+    told: list[int] = []
+
+    def tell(study: optuna.Study, trial: Any) -> None:
+        for other in study.trials if not told else ():
+            if other.state == TrialState.RUNNING:
+                told.append(other.number)
+                study.tell(other.number, 0.25)
+
+    run = search(callbacks=[tell], workload=SyntheticWorkload(value=fails))
+    assert told
+    assert all(run.record.trials[number].state == "failed" for number in told)
+    assert all(run.study.trials[number].value == 0.25 for number in told)
+
+
+def test_enqueued_trials_may_leave_parameters_open_and_a_wrong_name_is_told(
+    search: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    study = maximizing()
+    study.enqueue_trial({})
+    study.enqueue_trial({"lr": 0.25})
+    study.enqueue_trial({"lrr": 0.25})
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        run = search(study=study)
+    assert run.record.trials[1].params == {"lr": 0.25}
+    assert all(0.1 <= trial.params["lr"] <= 1.0 for trial in run.record.trials.values())
+    (line,) = caplog.messages
+    assert line == (
+        "trial 2 was enqueued with lrr, which the space did not suggest; it suggested lr"
+    )
+
+
+def test_an_enqueued_value_that_the_space_cannot_suggest_is_named(search: Any) -> None:
+    study = maximizing()
+    study.enqueue_trial({"lr": "large"})
+    with pytest.raises(
+        SearchError, match=r"trial 0 was enqueued with \{'lr': 'large'\}, which the"
+    ):
+        search(study=study)
+
+
+def test_what_callbacks_ask_enqueue_and_add_is_taken_as_in_optuna(search: Any) -> None:
+    def busy(study: optuna.Study, trial: Any) -> None:
+        if trial.number == 0:
+            study.ask()
+            study.enqueue_trial({"lr": 0.125})
+            floats: dict[str, Any] = {"lr": FloatDistribution(0.1, 1.0)}
+            study.add_trial(create_trial(value=0.5, params={"lr": 0.5}, distributions=floats))
+
+    run = search(callbacks=[busy])
+    assert len(run.record.trials) == 5
+    assert {"lr": 0.125} in [trial.params for trial in run.record.trials.values()]
+
+
+def test_data_of_a_pair_searches_like_an_objective_that_holds_it(
+    client: Client, run_dir: str
+) -> None:
+    data = (np.arange(80.0), np.arange(80))
+    run = dagsel.optimize(
+        maximizing(),
+        SyntheticWorkload(),
+        data,
+        space=space,
+        flow=RandomSearch(max_epochs=1, n_trials=2),
+        metric="value",
+        client=client,
+        run_dir=run_dir,
+    )
+    assert len(ShardedDataset.open(f"{run_dir}/data")) == 80
+    assert len(run.study.trials) == 2
