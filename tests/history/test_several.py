@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dagsel.errors import SearchError
@@ -102,7 +102,14 @@ def study_of(record: Record, directions: list[Direction]) -> optuna.Study:
     return study
 
 
+ALL: tuple[float, ...] = (0.1, 0.1, 0.1)
+BROKEN: list[Step] = [("epoch", 0, ALL), ("prune", 0, ALL)]
+EARLY: list[Step] = [("epoch", 1, (0.4,) * 3), ("complete", 1, ALL), *BROKEN]
+
+
 @given(steps, directions, infeasible)
+@example(BROKEN, ["minimize", "minimize"], {0})  # chance seldom has them
+@example(EARLY, ["minimize", "maximize"], set())
 @settings(deadline=None)
 def test_the_front_is_what_no_other_ended_trial_beats_and_that_of_the_study(
     steps: list[Step], directions: list[Direction], infeasible: set[int]
@@ -126,6 +133,8 @@ def test_the_front_is_what_no_other_ended_trial_beats_and_that_of_the_study(
     assert {trial.number for trial in study_of(record, directions).best_trials} == front
     assert all(record.trials[number].state == "complete" for number in front)
     assert all(record.trials[number].values == values for number, values in last.items())
+    for number in infeasible & {n for n, end in ends.items() if end == "prune"}:
+        assert record.trials[number].state == "pruned"
     assert record.best is None
     assert record.leading is None
     result = Result(NOTHING, "m0", record)
