@@ -129,9 +129,9 @@ class ShardedDataset:
             A mapping of names to arrays of equal length, samples first: NumPy, memmap, Dask, h5py,
             Zarr, anything with ``shape``, ``dtype`` and slicing, or a `Batches` of such an array's
             parts. Or a `Batches` of mappings. Or a table of pandas, polars or Arrow; the path or
-            URL of Parquet files; a data set of PyTorch or Hugging Face with a length, or a list of
-            samples; the path of images in a folder for each class (`ImageFolder`). Columns of text
-            become numbers (`classes`).
+            URL of Parquet files, or of tar files (`WebDataset`); a data set of PyTorch or Hugging
+            Face, a list, or any other iterable of samples; the path of images in a folder for each
+            class (`ImageFolder`). Columns of text become numbers (`classes`).
         n_shards
             Number of training shards, and of validation shards: several for each worker.
         validation

@@ -230,8 +230,8 @@ def test_a_model_of_float64_keeps_float64(client: Client, tmp_path: Path) -> Non
     assert run.best_model().weight.dtype is torch.float64
 
 
-@pytest.mark.parametrize("labels", [["cat", "dog"] * 40, np.array(["a", "b"] * 40, object)])
-def test_labels_of_text_are_refused_before_anything_starts(tmp_path: Path, labels: Any) -> None:
+def test_labels_of_fixed_text_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    labels = np.array(["cat", "dog"] * 40)  # stored as they are; others become numbers
     with pytest.raises(errors.DagselError, match=r"classes, y = np.unique\(y, return_inverse=True"):
-        search("tcp://127.0.0.1:9", tmp_path, write(tmp_path, y=np.asarray(labels)), workload())
+        search("tcp://127.0.0.1:9", tmp_path, write(tmp_path, y=labels), workload())
     assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from dagsel.storage.datasets.inputs.parquet import read_parquet
 from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files
 from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column
 from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
-from dagsel.storage.datasets.inputs.tables import getter, make_array, table_columns
+from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
 from dagsel.storage.datasets.sources import Batches
 
@@ -73,7 +73,7 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
         )
         if isinstance(source, Batches):
             return _batches(source, reading, what)
-        return _arrays(source, reading, what)
+        return _arrays(source, reading, classes, what)
     wanted = reading.chosen(names := table_columns(source) or [], what)
     key, get = reading.key(names, what), getter(source)
     arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
@@ -180,7 +180,7 @@ def _batches(source: Batches, reading: Reading, what: str) -> Input:
     return Input(Batches(keyed, source.length))
 
 
-def _arrays(source: Mapping[str, Any], reading: Reading, what: str) -> Input:
+def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what: str) -> Input:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
     arrays = {
         name: of_list(name, list(value))
@@ -190,6 +190,9 @@ def _arrays(source: Mapping[str, Any], reading: Reading, what: str) -> Input:
         else value
         for name, value in source.items()
     }
+    for name in arrays:
+        if reading.keeps(name):
+            arrays[name] = _numbered(name, arrays[name], classes, what)
     if reading.by is None:
         return Input(arrays)
     check_column(reading.by, list(arrays), what)
@@ -201,6 +204,18 @@ def _arrays(source: Mapping[str, Any], reading: Reading, what: str) -> Input:
         )
 
     def values() -> Iterator[Any]:
-        return (np.asarray(told[at : at + _ROWS]) for at in range(0, int(told.shape[0]), _ROWS))
+        return (np.asarray(told[at : at + _ROWS]) for at in range(0, len(told), _ROWS))
 
     return Input({name: arrays[name] for name in arrays if reading.keeps(name)}, values)
+
+
+def _numbered(name: str, value: Any, classes: Classes, what: str) -> Any:
+    """Return a column of text, or an array of texts as objects, as the numbers of its classes."""
+    is_column = hasattr(value, "to_numpy") and getattr(value, "ndim", 1) == 1
+    is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
+    if not (is_column or is_objects):
+        return value
+    values = getter({name: value})(name)
+    if not is_text(values) or not all(isinstance(each, str) for each in values):
+        return value
+    return make_array(name, [name], lambda _: values, classes, what)

@@ -491,3 +491,21 @@ def test_values_that_are_missing_elsewhere_are_kept(tmp_path: Path) -> None:
     data = ShardedDataset.write(tmp_path / "d", arrays, n_shards=2)
     assert sum(np.isnan(sample["x"]) for sample in data) == 1
     assert all(np.isnan(sample["y"]).all() for sample in data)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [pd.Series, lambda of: pd.Series(of, dtype="category"), lambda of: np.array(of, object),
+     polars.Series, arrow.array, lambda of: pd.Series(of, dtype="string")],
+)  # fmt: skip
+def test_labels_beside_arrays_become_numbers(make: Any, tmp_path: Path) -> None:
+    words = [KINDS[at % 3] for at in range(N)]
+    arrays = {"x": np.arange(N), "y": make(words)}
+    data = ShardedDataset.write(tmp_path / "d", arrays, n_shards=2, stratify="y")
+    assert data.classes == {"y": tuple(KINDS)}
+    assert everything(data)["y"].tolist() == [at % 3 for at in range(N)]
+    few = {"x": np.arange(9), "y": make(["cat"] * 9)}
+    data = ShardedDataset.write(
+        tmp_path / "e", {"x": np.arange(N), "y": make(words)}, n_shards=2, validation=few
+    )
+    assert set(data.validation_shard(0)["y"].tolist()) == {2}
