@@ -146,7 +146,7 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "data=(X, 'y')": (DATA, "y must be an array", "got 'y'"),
     "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "columns 'city' of x", "pandas.get_dummies(x)"),
     "data=(scipy.sparse.eye(600), Y)": (DATA, "x is a sparse matrix", "x.toarray()"),
-    "data=([[1], [1, 2]], [0, 1])": (DATA, "x is no regular array: sample 1 has", "cut or pad"),
+    "data=([[1], [[1, 2]]], [0, 1])": (DATA, "x is neither an array nor a", "number of axes"),
     "data=(X[:2], Y[:2])": (DATA, "2 samples with validation=0.2", "change validation"),
     "data='nowhere.zarr'": (errors.DatasetNotFoundError, "nowhere.zarr", "ShardedDataset.write"),
     "data=SyntheticWorkload(), workload=ShardedDataset.open(good()['data'])": (
