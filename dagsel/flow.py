@@ -24,6 +24,7 @@ from dagsel.codec import LATER, Json, Tagged, from_json, to_json
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import ClusterCapacity, Plan
+from dagsel.planning.losses import Losses as Losses
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -281,36 +282,6 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Losses:
-    """The training losses of many batches.
-
-    Parameters
-    ----------
-    n
-        How many batches.
-    low, high
-        The least and the largest mean loss of a batch; NaN if none was reported.
-
-    Examples
-    --------
-    >>> Losses(2, 0.5, 0.7) + Losses(1, 0.4, 0.4)
-    Losses(n=3, low=0.4, high=0.7)
-    """
-
-    n: int = 0
-    low: float = math.nan
-    high: float = math.nan
-
-    def __add__(self, other: Losses) -> Losses:
-        if not (self.n and other.n):
-            return self if self.n else other
-        if math.isnan(self.low) or math.isnan(other.low):  # a diverged loss stays one
-            return Losses(self.n + other.n)
-        low, high = min(self.low, other.low), max(self.high, other.high)
-        return Losses(self.n + other.n, low, high)
-
-
-@dataclass(frozen=True, slots=True)
 class Paused:
     """A trial is suspended, by `Pause` or because the seconds of its `Train` are over.
 
@@ -369,8 +340,54 @@ class DeadlineReached:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trial of a search that has finished, which can train on.
+
+    Parameters
+    ----------
+    trial, epochs
+        Its number, and how far it has trained.
+    value
+        The metric after its last epoch.
+    """
+
+    trial: int
+    epochs: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A search that has finished goes on, if `Traits.extends`; `Train` may name an ended trial.
+
+    Parameters
+    ----------
+    n_trials
+        How many more trials to draw.
+    max_epochs
+        Epochs of the longest trial from now on; None for as many as before.
+    n_best
+        How many of the best ended trials train on, where the flow trains all to the end.
+    ended
+        The trials that can train on, the best first.
+    deadline_s, budget_s, budget_money
+        Limits from now on, since the beginning of the run.
+    """
+
+    n_trials: int = 0
+    max_epochs: int | None = None
+    n_best: int = 0
+    ended: tuple[Ended, ...] = ()
+    deadline_s: float | None = None
+    budget_s: float | None = None
+    budget_money: float | None = None
+
+
 Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Plan | Finish
-Event: TypeAlias = Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached
+Event: TypeAlias = (
+    Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached | Extended
+)
 
 DECISIONS: Tagged[Decision] = Tagged(*get_args(Decision))
 EVENTS: Tagged[Event] = Tagged(*get_args(Event))
@@ -401,6 +418,9 @@ class Traits:
     takes_several
         Whether it can search for several metrics at once (`Context.goals`): it does not rank trials
         by `Reported.value`.
+    extends
+        What it takes of an `Extended`: ``"n_trials"``, ``"max_epochs"``, ``"n_best"``. If nothing,
+        it cannot go on once it has finished.
     """
 
     max_epochs: int | None = None
@@ -413,6 +433,7 @@ class Traits:
     reads_configs: str = ""
     scores_parts: bool = False
     takes_several: bool = False
+    extends: tuple[str, ...] = ()
 
 
 @runtime_checkable

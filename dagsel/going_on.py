@@ -15,6 +15,7 @@ from dagsel.driver.recovery import catch_up
 from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
 from dagsel.execution.cluster import check_cluster
 from dagsel.execution.pools import check_pools
+from dagsel.extending import opened
 from dagsel.flow import Asked, Flow
 from dagsel.history.record import Record
 from dagsel.history.result import Run
@@ -135,6 +136,7 @@ def resume(
         read_price(dearest(call.workers), settings.currency, name="the dearest of workers=")
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
+        settings = settings.within(record.extended)
         check_cluster(client, cluster, starts=not record.finished)
         workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
         flow = settings.make_flow(flow, folder.url)
@@ -164,8 +166,8 @@ def resume(
                 raise AllTrialsFailedError(record.failed_alike)
             if record.too_little_time:
                 raise TooLittleTimeError(record.too_little_time)
-            return session.result
-        return session.run(call, lock)
+            return opened(session.result, space)
+        return opened(session.run(call, lock), space)
 
 
 def replay(
@@ -253,7 +255,7 @@ def replay(
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())
-        repeated = session.run(Call(client, cluster, given.worker_timeout), lock)
+        repeated = opened(session.run(Call(client, cluster, given.worker_timeout), lock), space)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
     for note in record.notes:

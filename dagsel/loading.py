@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.arguments import checked
 from dagsel.driver.consistency import read_run
 from dagsel.errors import StudyStorageError
+from dagsel.extending import opened
 from dagsel.flow import Asked
 from dagsel.history.record import Record
 from dagsel.history.result import Run
@@ -83,7 +84,7 @@ def load(
             raise
         logger.warning("the run is opened without its study: %s", error)
         theirs = open_study(settings.study, settings.directions, None)
-    return Run(theirs, settings.metric, record, given.workload, folder)
+    return opened(Run(theirs, settings.metric, record, given.workload, folder), given.space)
 
 
 def _configs(

@@ -19,6 +19,10 @@ def parts_of(
     data: ShardedDataset | None,
 ) -> tuple[Workload, Space, ShardedDataset]:
     """Return the parts of a resumed run; raise an error if they are not those it began with."""
+    if settings.trains_all:
+        raise RunDirError(
+            f"{folder.url} is a refit: call run.refit of its run again, which goes on with it"
+        )
     if workload is None or space is None:
         raise RunDirError(
             "a run_dir holds no code: give workload= and space= as the run began with them"

@@ -23,6 +23,7 @@ from dagsel.errors import (
 )
 from dagsel.execution.cluster import check_cluster
 from dagsel.execution.pools import check_pools
+from dagsel.extending import opened
 from dagsel.flow import Flow, Keep
 from dagsel.history.record import Record
 from dagsel.history.result import Run
@@ -273,7 +274,7 @@ def optimize(
         folder.claim(run, settings.to_json())
         record = Record(run, dataset.n_shards, *settings.ranks_by)
         session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
-        return session.run(call, lock)
+        return opened(session.run(call, lock), space)
 
 
 @short_traceback

@@ -113,6 +113,7 @@ class Session:
     # run is deterministic.
     visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
     first: tuple[Entry, ...] = ()  # what the journal begins with; the record has it already
+    again: str = ""  # what goes on with the run, if not `dagsel.resume`
 
     @property
     def result(self) -> Run:
@@ -290,10 +291,8 @@ class Session:
             over = RunDirLockedError | AllTrialsFailedError | TooLittleTimeError
             is_over = isinstance(error, over)
             if journal.has_entries and self.visits is None and not is_over:
-                kept = (
-                    "the run is kept: go on with  "
-                    f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
-                )
+                resume = f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
+                kept = f"the run is kept: go on with  {self.again or resume}"
                 if isinstance(error, DagselError) and len(error.args) == 1:
                     error.args = (f"{error}; {kept}",)
                 else:

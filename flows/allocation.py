@@ -19,6 +19,7 @@ from dagsel.flow import (
     Context,
     Decision,
     Event,
+    Extended,
     Finish,
     Pause,
     Paused,
@@ -129,6 +130,7 @@ class WorkBook:
     now_s: float = 0.0
     n_places: int = 0
     live: dict[int, Work] = field(default_factory=dict)
+    architectures: dict[int, str] = field(default_factory=dict)  # of all trials, by number
     trained: dict[str, tuple[float, int]] = field(default_factory=dict)  # seconds and epochs
     switched: dict[str, list[float]] = field(default_factory=dict)  # what the last switches cost
 
@@ -249,7 +251,9 @@ class Allocator(Wrapper):
             case Asked(trials, _, configs):
                 known = dict(zip(trials, configs, strict=False))
                 for trial in trials:
-                    own.live[trial] = Work(self._architecture(trial, known.get(trial, {})))
+                    architecture = self._architecture(trial, known.get(trial, {}))
+                    own.architectures[trial] = architecture
+                    own.live[trial] = Work(architecture)
             case Reported():
                 own.count(event)
             case Paused(trial):
@@ -258,6 +262,8 @@ class Allocator(Wrapper):
                 own.live.pop(trial, None)
             case WorkersChanged(n_workers):
                 own.n_workers = max(1, n_workers)  # with none the engine waits for one
+            case Extended():
+                own.live.clear()
 
     def pass_on(self, decided: Iterable[Decision]) -> list[Decision]:
         """Pass on what the search decides, and divide the workers anew."""
@@ -273,6 +279,8 @@ class Allocator(Wrapper):
         own = self.own
         match decision:
             case Train(trial, epochs, priority, _, seconds):
+                if trial not in own.live:  # it had ended, and trains on
+                    own.live[trial] = Work(own.architectures[trial])
                 work = own.live[trial]
                 if not work.gang:
                     work.place = own.n_places

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
 
 from dagsel.checks import choice
 from dagsel.errors import SearchError
-from dagsel.flow import Decision, Reported
-from dagsel.flows.asynchronous_halving import AshaState, AsynchronousHalving, Result
+from dagsel.flow import Decision, Event, Extended, Reported, Traits
+from dagsel.flows.asynchronous_halving import (
+    AshaState,
+    AsynchronousHalving,
+    Result,
+    RungRecord,
+)
 from dagsel.flows.drawing import check_counts
 from dagsel.flows.rungs import check_rungs, prune_at
 
@@ -103,9 +108,18 @@ class ASHA(AsynchronousHalving):
             )
         check_counts(n_trials=self.n_trials, n_concurrent=self.n_concurrent)
 
+    @property
+    def traits(self) -> Traits:
+        """What the search says of itself."""
+        return replace(super().traits, extends=("n_trials", "max_epochs"))
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Judge what has reached a rung, and fill the places that are free."""
+        return self._extend(event) if isinstance(event, Extended) else super().handle(event)
+
     def judge(self, report: Reported, epochs: int) -> list[Decision]:
         """Pause a trial at a rung; or let it go on or stop it, by the stopping rule."""
-        rung, trial = self.rungs.index(epochs), report.trial
+        rung, trial = self.state.ladder.index(epochs), report.trial
         loss = self.state.drawing.context.loss(report.value)
         record, result = self.state.rungs[rung], (loss, trial)
         if self.mode == "promotion":
@@ -115,9 +129,37 @@ class ASHA(AsynchronousHalving):
         goes_on = _RULES[self.semantics](record.results, result, self.reduction_factor)
         insort(record.results, result)
         if goes_on:
-            return [self._train(trial, rung + 1)]
+            return [self.train(trial, rung + 1)]
         best = f"1/{self.reduction_factor} of {len(record.results)}"
         return [prune_at(rung, trial, loss, best, self.state.drawing.context)]
+
+    def _extend(self, more: Extended) -> list[Decision]:
+        """Go on as if the ended trials had paused at their rungs, those in between first."""
+        state, last = self.state, self.state.ladder[-1]
+        state.extend(more.n_trials, more.max_epochs or last, self.reduction_factor)
+        state.ended = {it.trial for it in more.ended}
+        at = dict(zip(state.ladder, state.rungs, strict=False))  # all but the last
+        for record in state.rungs:
+            record.paused = []
+        for it in sorted(more.ended, key=lambda it: it.trial):
+            result = (state.drawing.context.loss(it.value), it.trial)
+            if it.epochs not in state.ladder:
+                state.halted.append((it.trial, it.epochs))
+            elif it.epochs == last and last in at:  # it had completed
+                self._reach(at[last], result, it.epochs)
+            elif it.epochs in at and self.mode == "promotion":
+                record = at[it.epochs]
+                if result in record.results:
+                    insort(record.paused, result)
+        return self.fill()
+
+    def _reach(self, record: RungRecord, result: Result, epochs: int) -> None:
+        """Take in a trial that had completed, at a rung that is the last one no more."""
+        if self.mode == "promotion":
+            insort(record.paused, result)
+        elif _RULES[self.semantics](record.results, result, self.reduction_factor):
+            self.state.halted.append((result[1], epochs))
+        insort(record.results, result)
 
 
 def _determined(before: list[Result], new: Result, eta: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -48,11 +48,29 @@ class AshaState:
     new: list[int] = field(default_factory=list)
     training: dict[int, int] = field(default_factory=dict)  # trial: epochs at its next rung
     n_complete: int = 0
+    n_trials: int = 0  # to draw in all
+    ladder: tuple[int, ...] = ()  # epochs of each rung
+    # Of trials that had ended when the search was extended: all, until they train on; and those
+    # that were on their way to a rung, with their epochs.
+    ended: set[int] = field(default_factory=set)
+    halted: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def room(self) -> int:
         """Places that are free."""
         return self.n_places - len(self.training) - self.drawing.n_awaited
+
+    def extend(self, n_trials: int, max_epochs: int, reduction_factor: int) -> None:
+        """Draw more trials; add rungs above the last one, as far apart as the others."""
+        self.n_trials = self.drawing.go_on(n_trials)
+        self.training, self.new = {}, []
+        *_, last = self.ladder
+        if max_epochs > last:
+            first = min(last * reduction_factor, max_epochs)
+            above = rung_epochs(first, max_epochs, reduction_factor)
+            self.ladder = (*self.ladder, *above)
+            self.rungs += [RungRecord() for _ in above]
+            self.n_complete = 0
 
 
 class AsynchronousHalving(Flow):
@@ -72,11 +90,11 @@ class AsynchronousHalving(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs)
+        return Traits(self.state.ladder[-1] if self.state.ladder else self.max_epochs)
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Epochs of each rung, the lowest first."""
+        """Epochs of each rung, the lowest first, as the search begins."""
         return rung_epochs(self.min_epochs, self.max_epochs, self.reduction_factor)
 
     def start(self, context: Context) -> list[Decision]:
@@ -84,8 +102,9 @@ class AsynchronousHalving(Flow):
         state: AshaState = self.state
         state.drawing.context = context
         state.n_places = n_places(self.n_concurrent, context.n_workers)
+        state.ladder, state.n_trials = self.rungs, self.n_trials
         state.rungs = [RungRecord() for _ in self.rungs[:-1]]
-        return self._fill()
+        return self.fill()
 
     def handle(self, event: Event) -> list[Decision]:
         """Judge what has reached a rung, and fill the places that are free."""
@@ -105,14 +124,14 @@ class AsynchronousHalving(Flow):
                 state.n_places = n_places(self.n_concurrent, n_workers)
             case DeadlineReached():
                 state.drawing.finished = True
-                paused = [trial for record in state.rungs for _, trial in record.paused]
-                return stop_all([*state.training, *state.new, *paused])
+                paused = {trial for record in state.rungs for _, trial in record.paused}
+                return stop_all([*state.training, *state.new, *(paused - state.ended)])
             case _:
                 return []
-        return judged + self._fill()
+        return judged + self.fill()
 
     def _reached(self, report: Reported, epochs: int) -> list[Decision]:
-        if epochs < self.rungs[-1]:
+        if epochs < self.state.ladder[-1]:
             return self.judge(report, epochs)
         self.state.n_complete += 1
         return [Stop(report.trial, f"trained to the last rung, {epochs} epochs", "complete")]
@@ -127,13 +146,13 @@ class AsynchronousHalving(Flow):
         best = f"{max(1, n // self.reduction_factor)} of {n}"
         return prune_at(rung, result[1], result[0], best, self.state.drawing.context)
 
-    def _fill(self) -> list[Decision]:
+    def fill(self) -> list[Decision]:
         """Fill the free places, or end the search."""
         state: AshaState = self.state
         decisions = list[Decision]()
         while state.room > 0 and (train := self._next()):
             decisions.append(train)
-        decisions += state.drawing.ask(state.room, n_trials=self.n_trials)
+        decisions += state.drawing.ask(state.room, n_trials=state.n_trials)
         if state.training or state.drawing.n_awaited:
             return decisions
         paused = [rung for rung, record in enumerate(state.rungs) if record.paused]
@@ -144,27 +163,32 @@ class AsynchronousHalving(Flow):
 
     def _next(self) -> Train | None:
         """Promote from the highest rung that has a trial to promote; else start a new one."""
-        state = self.state
+        state: AshaState = self.state
+        if state.halted:
+            trial, done = state.halted.pop(0)
+            return self.train(trial, bisect_right(state.ladder, done), done)
         for rung, record in reversed([*enumerate(state.rungs)]):
             n_top = len(record.results) // self.reduction_factor
             if record.paused and bisect_left(record.results, record.paused[0]) < n_top:
                 return self._promote(rung)
-        return self._train(state.new.pop(0), 0) if state.new else None
+        return self.train(state.new.pop(0), 0) if state.new else None
 
     def _promote(self, rung: int) -> Train:
         _, trial = self.state.rungs[rung].paused.pop(0)
-        return self._train(trial, rung + 1)
+        return self.train(trial, rung + 1)
 
-    def _train(self, trial: int, rung: int) -> Train:
-        """Train a trial from the rung below up to a rung."""
-        done, until = (0, *self.rungs)[rung : rung + 2]
+    def train(self, trial: int, rung: int, done: int | None = None) -> Train:
+        """Train a trial up to a rung, from the rung below or from the epochs that it has."""
+        below, until = (0, *self.state.ladder)[rung : rung + 2]
         self.state.training[trial] = until
-        return Train(trial, until - done)
+        self.state.ended.discard(trial)
+        return Train(trial, until - (below if done is None else done))
 
     def _prune_paused(self) -> Iterator[Stop]:
         for rung, record in enumerate(self.state.rungs):
             for result in record.paused:
-                yield self.why_pruned(rung, result)
+                if result[1] not in self.state.ended:
+                    yield self.why_pruned(rung, result)
             record.paused = []
 
     def _forget(self, trial: int) -> None:

@@ -126,7 +126,7 @@ class ByConvergence(Wrapper):
         for decision in decisions:
             match decision:
                 case Train(trial):
-                    pace = paces[trial]
+                    pace = paces.setdefault(trial, Pace())  # one that had ended trains on
                     pace.left += decision.epochs
                     pace.priority, pace.gang = decision.priority, decision.gang
                     pace.is_fixed = decision.seconds is not None

@@ -50,6 +50,12 @@ class Drawing:
         self.exhausted |= asked.exhausted
         self.n_awaited = 0 if asked.exhausted else max(0, self.n_awaited - len(asked.trials))
 
+    def go_on(self, n_trials: int) -> int:
+        """Go on after the end; return how many trials are drawn in all, with so many more."""
+        self.n_asked -= self.n_awaited  # what was not answered then comes no more
+        self.n_awaited, self.finished = 0, False
+        return self.n_asked + n_trials
+
 
 def n_places(
     n_concurrent: int | None, n_workers: int, trials_per_worker: int = TRIALS_PER_WORKER

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagsel.checks import is_number, shown
 from dagsel.errors import SearchError
@@ -14,6 +13,7 @@ from dagsel.flow import (
     Context,
     Decision,
     Event,
+    Extended,
     Finish,
     Pause,
     Reported,
@@ -39,6 +39,7 @@ class Patiences:
 
     context: Context = field(default_factory=lambda: Context(n_workers=1))
     trials: dict[int, Patience] = field(default_factory=dict)
+    ended: dict[int, Patience] = field(default_factory=dict)  # by the inner search
 
 
 @dataclass
@@ -106,6 +107,8 @@ class EarlyStopping(Wrapper):
                 self._learn(trials[trial], self.own.context.losses(event))
             case TrialFailed(trial):
                 trials.pop(trial, None)
+            case Extended(ended=ended):  # without those that got no better
+                event = replace(event, ended=tuple(e for e in ended if e.trial in self.own.ended))
         decisions = self._follow(self.flow.handle(event))
         if isinstance(event, Reported) and self._is_over(event.trial, decisions):
             return self._end(event.trial, decisions)
@@ -132,13 +135,14 @@ class EarlyStopping(Wrapper):
         # To the inner search it is a trial that trains no more.
         return [*left, stop, *self._follow(self.flow.handle(TrialFailed(number, stop.reason)))]
 
-    def _follow(self, decisions: Iterable[Decision]) -> list[Decision]:
+    def _follow(self, decisions: list[Decision]) -> list[Decision]:
         """Note which trials have ended, or have another state."""
-        taken = list(decisions)
-        for decision in taken:
+        for decision in decisions:
             match decision:
-                case Stop(trial):
-                    self.own.trials.pop(trial, None)
+                case Stop(trial) if trial in self.own.trials:
+                    self.own.ended[trial] = self.own.trials.pop(trial)
+                case Train(trial) if trial in self.own.ended:
+                    self.own.trials[trial] = self.own.ended.pop(trial)
                 case Clone(_, target):
                     self.own.trials[target] = Patience()
-        return taken
+        return decisions

@@ -13,6 +13,7 @@ from dagsel.flow import (
     DeadlineReached,
     Decision,
     Event,
+    Extended,
     Finish,
     Flow,
     Reported,
@@ -34,9 +35,12 @@ class Trainings:
     n_concurrent: int | None = None
     sampling: Sampling = "study"
     trials_per_worker: int = TRIALS_PER_WORKER
+    max_epochs: int | None = None  # of each trial; None if each has its own number
     drawing: Drawing = field(default_factory=Drawing)
     n_places: int = 0
     epochs: dict[int, int] = field(default_factory=dict)  # of each live trial, in all
+    # Trials that had ended and are to train on, each with the epochs that it has.
+    waiting: list[tuple[int, int]] = field(default_factory=list)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""
@@ -63,6 +67,8 @@ class Trainings:
             case DeadlineReached():
                 self.drawing.finished = True
                 return stop_all(self.epochs)
+            case Extended():
+                return self.extend(event)
             case _:
                 return []
 
@@ -70,6 +76,16 @@ class Trainings:
         """Stop a trial and draw another one."""
         self.epochs.pop(stop.trial, None)
         return [stop, *self._refill()]
+
+    def extend(self, more: Extended) -> list[Decision]:
+        """Draw more trials, and train the best of those that there are to the new end."""
+        self.n_trials = self.drawing.go_on(more.n_trials)
+        self.epochs.clear()
+        if more.max_epochs is not None:
+            self.max_epochs = most = more.max_epochs
+            best = more.ended[: more.n_best]
+            self.waiting = [(it.trial, it.epochs) for it in best if it.epochs < most]
+        return self._refill()
 
     def _resize(self, n_workers: int) -> list[Decision]:
         self.n_places = n_places(self.n_concurrent, n_workers, self.trials_per_worker)
@@ -80,10 +96,17 @@ class Trainings:
         if drawing.finished:
             return []
         room = self.n_places - len(self.epochs) - drawing.n_awaited
-        if asks := drawing.ask(room, n_trials=self.n_trials, sampling=self.sampling):
-            return asks
+        trains: list[Decision] = [self._train_on() for _ in self.waiting[: max(0, room)]]
+        left = room - len(trains)
+        decided = [*trains, *drawing.ask(left, n_trials=self.n_trials, sampling=self.sampling)]
         drawing.finished = not self.epochs and not drawing.n_awaited
-        return [Finish()] if drawing.finished else []
+        return [*decided, Finish()] if drawing.finished else decided
+
+    def _train_on(self) -> Train:
+        trial, done = self.waiting.pop(0)
+        assert self.max_epochs is not None
+        self.epochs[trial] = self.max_epochs
+        return Train(trial, self.max_epochs - done)
 
 
 @dataclass
@@ -114,13 +137,19 @@ class FullTraining(Flow):
         if self.sampling == "grid" and self.n_trials is None:
             del counts["n_trials"]  # no other space has an end of its own
         check_counts(**counts, n_concurrent=self.n_concurrent)
-        limits = (self.n_trials, self.n_concurrent)
-        self.state = Trainings(*limits, self.sampling, self.trials_per_worker)
+        self.state = self.begins()
+
+    def begins(self) -> Trainings:
+        """Return the state that a run begins with."""
+        limits = (self.n_trials, self.n_concurrent, self.sampling, self.trials_per_worker)
+        return Trainings(*limits, self.max_epochs)
 
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, self.sampling, takes_several=self.takes_several)
+        extends = ("n_trials", "max_epochs", "n_best")
+        most, several = self.state.max_epochs, self.takes_several
+        return Traits(most, self.sampling, takes_several=several, extends=extends)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""
@@ -129,5 +158,7 @@ class FullTraining(Flow):
     def handle(self, event: Event) -> list[Decision]:
         """Train what was asked for; draw another trial for each that ended."""
         if isinstance(event, Asked):
-            return self.state.train(event, dict.fromkeys(event.trials, self.max_epochs))
+            most = self.state.max_epochs
+            assert most is not None
+            return self.state.train(event, dict.fromkeys(event.trials, most))
         return self.state.handle(event)

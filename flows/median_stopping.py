@@ -67,7 +67,10 @@ class MedianStopping(FullTraining):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(grace_epochs=self.grace_epochs, min_trials=self.min_trials)
-        self.state = LearningCurves(self.n_trials, self.n_concurrent)
+
+    def begins(self) -> LearningCurves:
+        """Return the state that a run begins with."""
+        return LearningCurves(self.n_trials, self.n_concurrent, max_epochs=self.max_epochs)
 
     def handle(self, event: Event) -> list[Decision]:
         """Stop a trial that falls behind; draw another one for each that ended."""
@@ -83,7 +86,8 @@ class MedianStopping(FullTraining):
             for trial, curve in losses.items()
             if trial != report.trial and len(curve) >= epoch
         ]
-        may_stop = self.grace_epochs <= epoch < self.max_epochs and len(others) >= self.min_trials
+        most = self.state.max_epochs or 0
+        may_stop = self.grace_epochs <= epoch < most and len(others) >= self.min_trials
         if not may_stop or min(own) <= median(others):
             return None
         return Stop(report.trial, f"worse than the median of {len(others)} others at epoch {epoch}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dagsel.errors import SearchError
@@ -62,7 +62,7 @@ class OptunaPruner(FullTraining):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, uses_pruner=True, pruner=self.pruner)
+        return replace(super().traits, uses_pruner=True, pruner=self.pruner)
 
     def handle(self, event: Event) -> list[Decision]:
         """Stop a trial where the pruner says so; draw another one for each that ended."""
@@ -72,4 +72,4 @@ class OptunaPruner(FullTraining):
         return super().handle(event)
 
     def _may_end(self, epoch: int) -> bool:
-        return epoch < self.max_epochs or self.state.drawing.context.prunes_last
+        return epoch < (self.state.max_epochs or 0) or self.state.drawing.context.prunes_last

@@ -47,9 +47,8 @@ def parameters(thing: Any) -> list[str]:
     except ValueError:
         return []
     rest = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [
-        p.name for p in signature.parameters.values() if p.name != "self" and p.kind not in rest
-    ]
+    taken = (p.name for p in signature.parameters.values() if p.kind not in rest)
+    return [name for name in taken if name != "self" and not name.startswith("_")]
 
 
 def given(tree: ast.Module) -> tuple[list[tuple[str, str]], list[tuple[str, int, str]]]:

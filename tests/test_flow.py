@@ -177,8 +177,8 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("missing", ["traits", "fresh", "state", "handle"])
 def test_a_flow_without_a_member_is_refused_by_its_name(call: str, missing: str) -> None:
     """A class that looks like a flow but does not inherit `Flow` has no defaults."""
-    members = {name: getattr(Grid, name) for name in ("traits", "fresh", "start", "handle")}
-    whole = {**members, "state": None, "max_epochs": 1, "sampling": "grid"}
+    members = {name: getattr(Grid, name) for name in ("fresh", "start", "handle")}
+    whole = {**members, "traits": Traits(), "state": None, "max_epochs": 1, "sampling": "grid"}
     likeness = type("Likeness", (), {name: it for name, it in whole.items() if name != missing})
     with pytest.raises(SearchError, match=f"Likeness has no {missing}: .*inherit dagsel.flow.Flow"):
         CALLS[call](likeness())
@@ -191,4 +191,4 @@ def test_traits_of_another_type_are_refused(call: str) -> None:
 
     with pytest.raises(SearchError, match=r"Boasts.traits must be dagsel.flow.Traits, got {'max_e"):
         CALLS[call](Boasts(max_epochs=3))
-    assert Grid(max_epochs=3).traits == Traits(3, "grid")
+    assert (Grid(3).traits.max_epochs, Grid(3).traits.sampling) == (3, "grid")

@@ -43,7 +43,7 @@ def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Ent
     stored, has_ended = folder.states.extents(), folder.has_best()
     entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
     check_settings(entries, folder.digest(), folder.url)
-    record = Record(run, settings.n_shards, *settings.ranks_by)
+    record = Record(run, settings.n_shards, *settings.ranks_by, not settings.trains_all)
     for number, entry in enumerate(entries):
         try:
             record.add(entry)
@@ -130,6 +130,6 @@ def what_is_missing(record: Record, stored: Mapping[int, Extent], *, has_ended: 
             return (
                 f"trial {number} has the state of its check {extent.n_checks}, of {trial.n_checks}"
             )
-    if has_ended and not record.finished:
+    if has_ended and not record.finished and record.extended is None:
         return "there is a best.json, which is written when a run ends"
     return ""

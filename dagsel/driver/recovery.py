@@ -174,7 +174,9 @@ class StoredStates:
     def is_kept_lost(self, trial: TrialRecord) -> bool:
         """Whether the best state of a trial cannot be read, and its last epoch's is another one."""
         kept, n_epochs = trial.kept, len(trial.epochs)
-        if kept is None or not n_epochs or (not kept.check and kept.place.epoch == n_epochs):
+        if kept is None or not n_epochs or trial.lacks_kept:
+            return False
+        if not kept.check and kept.place.epoch == n_epochs:
             return False
         epoch, position, is_partial = kept.place
         try:
@@ -261,7 +263,8 @@ class Continuation:
             orders(self.trial, epoch) or record.order(self.trial, epoch)
             for epoch in self.epochs
         )
-        return Chain(self.trial, self.epochs, record.n_shards, order=order, begun=self.begun)
+        how = (order, record.validates, self.begun)
+        return Chain(self.trial, self.epochs, record.n_shards, *how)
 
 
 def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> Continuation | None:

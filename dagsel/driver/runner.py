@@ -119,7 +119,7 @@ class Runner:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
         clock = self._clock = RunClock(self.engine, *limits)
         metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
-        scores = Scores(self.states, metrics, self.pool)
+        scores = Scores(self.states, metrics, self.pool, self.record.validates)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
@@ -341,7 +341,10 @@ class Runner:
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
             self._limits.prioritize(trial.number, train.priority)
-            if train.epochs:
+            if trial.number not in self.study.live:  # it had ended when the search was extended
+                self.study.reopen(trial.number)
+                plans += [plan] if (plan := self._mend(trial)) is not None else []
+            elif train.epochs:
                 last = trial.n_decided
                 plan = Continuation(trial.number, range(last - train.epochs + 1, last + 1))
                 self._repairs.get(trial.number, plans).append(plan)
@@ -450,7 +453,9 @@ class Runner:
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
         tally = trial.tallies.get(epoch)
-        if tally is None or not tally.is_complete or self._is_reported(trial.number, epoch):
+        validates = self.record.validates
+        is_over = tally is not None and (tally.is_complete if validates else tally.is_trained)
+        if tally is None or not is_over or self._is_reported(trial.number, epoch):
             return  # the trial has ended, or there is more to come
         score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)
         if score.why_not:
@@ -464,11 +469,8 @@ class Runner:
         self._tell(Reported(trial.number, epoch, *told))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:
-        return any(
-            isinstance(turn.event, Reported)
-            and (turn.event.trial, turn.event.epoch) == (trial, epoch)
-            for turn in self._events
-        )
+        told = [turn.event for turn in self._events if isinstance(turn.event, Reported)]
+        return any((event.trial, event.epoch) == (trial, epoch) for event in told)
 
     def _fail(self, trial: int, reason: str) -> None:
         self._tell(TrialFailed(trial, reason))

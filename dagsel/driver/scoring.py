@@ -39,6 +39,7 @@ class Scores:
     states: States  # where shards keep what the metrics of the whole set need
     metrics: tuple[str, ...]  # names of those that the search is about
     pool: Pool | None = None  # None if there are no metrics of the whole set
+    validates: bool = True  # whether there is a validation set; if not, the training loss counts
 
     def of(
         self, tally: EpochTally, where: str, trial: int, number: int, kind: Scoring = "epoch"
@@ -54,6 +55,8 @@ class Scores:
         trial, number, kind
             Number of the trial, and that of its epoch or check.
         """
+        if not self.validates:
+            return Score(tally.train_loss, {})
         metrics = tally.metrics
         if self.pool is not None:
             shards = range(tally.n_shards)

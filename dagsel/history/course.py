@@ -42,6 +42,15 @@ class TrainedSpan(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """Chains that were decided together."""
+
+    number: int  # number of the round in its run
+    epochs: frozenset[tuple[int, int]]  # trials and their epochs that are in it
+    start: float  # when it was sent: seconds since the epoch, by the driver's clock
+
+
+@dataclass(frozen=True, slots=True)
 class BilledSpan:
     """A span of time in which the same number of workers was billed, or about the same."""
 

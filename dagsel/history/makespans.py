@@ -12,7 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from dagsel.history.record import Record, RoundRecord
+from dagsel.history.course import RoundRecord
+from dagsel.history.record import Record
 from dagsel.messages import UnitRecord
 
 

@@ -26,6 +26,7 @@ from dagsel.flow import (
     Context,
     Decision,
     Direction,
+    Extended,
     Finish,
     Goal,
     Keep,
@@ -41,8 +42,9 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.history.course import Mark, Moment, TrainedSpan
+from dagsel.history.course import Mark, Moment, RoundRecord, TrainedSpan
 from dagsel.history.tally import EpochTally
+from dagsel.history.trial import Best as Best
 from dagsel.history.trial import EpochRecord, Scored, TrialRecord, TrialState
 from dagsel.messages import (
     Abandoned,
@@ -66,28 +68,6 @@ from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
 
 
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The best trial so far of those that have ended, and where its state is."""
-
-    trial: int
-    epoch: int
-    position: int
-    value: float
-    is_complete: bool = True
-    is_partial: bool = False  # in the middle of the unit at this position
-    check: int = 0  # the number of the check whose state was copied, if it was trained on since
-
-
-@dataclass(frozen=True, slots=True)
-class RoundRecord:
-    """Chains that were decided together."""
-
-    number: int  # number of the round in its run
-    epochs: frozenset[tuple[int, int]]  # trials and their epochs that are in it
-    start: float  # when it was sent: seconds since the epoch, by the driver's clock
-
-
 @dataclass(slots=True)
 class Record:
     """All that a run has done."""
@@ -102,6 +82,7 @@ class Record:
     # The metrics, if the search is about several; then a trial is worth its last state, and those
     # of the Pareto front stay. `direction` is that of the first one.
     goals: tuple[Goal, ...] = ()
+    validates: bool = True  # whether epochs are scored; if not, an epoch's value is its loss
     trials: dict[int, TrialRecord] = field(default_factory=dict)
     units: list[UnitRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
@@ -130,6 +111,9 @@ class Record:
     # Time since the run began when the last turn was taken, without the time that it lay dead.
     seconds: float = 0.0
     finished: bool = False
+    extended: Extended | None = None  # what the search was told when it last went on after its end
+    # Trials that had ended by then, and can train on.
+    resumable: set[int] = field(default_factory=set)
     abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
@@ -228,6 +212,8 @@ class Record:
             return
         if unit.kind == "train":
             trial.spend(done)
+            if trial.kept is not None and unit[2:] == trial.kept.place[:2]:
+                trial.lacks_kept = False
         if trial.is_live and unit.epoch > len(trial.epochs):
             trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(done)
 
@@ -296,6 +282,10 @@ class Record:
                 self.n_workers = n_workers
             case Tick():
                 self.wake_at = None
+            case Extended(ended=ended) as event:
+                self.extended, self.finished = event, False
+                self.resumable = {it.trial for it in ended}
+                self.awaited.clear()
 
     def decide(self, decisions: Iterable[Decision]) -> None:
         """Take in what a flow has decided.
@@ -310,6 +300,8 @@ class Record:
                 case Ask():
                     self.awaited.append(decision)
                 case Train(trial, epochs, _, gang):
+                    if trial in self.resumable:
+                        self._reopen(trial)
                     self._live(trial, "trains").allow(decision)
                     self.gives_gangs |= gang > 1
                     self.n_epochs_decided += epochs
@@ -329,6 +321,7 @@ class Record:
                     for trial in [t.number for t in self.trials.values() if t.is_live]:
                         self._stop(trial, "the search has ended", "pruned")
                     self.finished = True
+                    self.resumable.clear()
 
     def _live(self, number: int, what: str) -> TrialRecord:
         trial = self.trials.get(number)
@@ -336,6 +329,11 @@ class Record:
             state = "unknown" if trial is None else trial.state
             raise SearchError(f"the flow {what} trial {number}, which is {state}")
         return trial
+
+    def _reopen(self, number: int) -> None:
+        self.resumable.remove(number)
+        self.trials[number].reopen(has_kept=any(best.trial == number for best in self.top))
+        self.top = [best for best in self.top if best.trial != number]
 
     def _clone(self, source: int, target: int, config: Mapping[str, Any]) -> None:
         origin, taker = self._live(source, "clones"), self._live(target, "clones onto")
@@ -370,10 +368,14 @@ class Record:
         has_model: bool = False,  # whether one that fails may be the best so far
     ) -> None:
         trial = self.trials[number]
+        if state == "failed" and trial.former is not None:  # it keeps the result that it had
+            state, before = trial.former
+            trial.warn(f"it failed as it trained on: {reason}")
+            reason = before
         trial.state, trial.reason, trial.traceback = state, reason, traceback
         trial.tallies.clear()
         self.n_epochs_decided -= trial.n_decided - len(trial.epochs)
-        if (state == "failed" and not has_model) or trial.kept is None:
+        if (state == "failed" and not has_model) or trial.kept is None or trial.lacks_kept:
             return
         place = trial.kept.place
         told = (trial.kept.value, state == "complete", place.is_partial, trial.copied_check)
@@ -410,7 +412,7 @@ class Record:
         """Take in what a state of a trial is worth; `afresh`: those before it do not count."""
         is_better = trial.kept is None or self.loss(scored.value) < self.loss(trial.kept.value)
         if afresh or is_better or self.keep == "last":
-            trial.kept = scored
+            trial.kept, trial.lacks_kept = scored, False
             place = (not trial.is_feasible, self.loss(scored.value), trial.number)
             heappush(self._values, place)
 

@@ -1,25 +1,20 @@
-"""What a search came to."""
+"""What a search on a cluster came to."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagsel.checks import whole
 from dagsel.codec import plain_part
-from dagsel.errors import NoCompletedTrialError, SearchError, WorkloadError
-from dagsel.history import tables
-from dagsel.history.makespans import makespans
-from dagsel.history.plan_report import PlanReport
-from dagsel.history.record import Best, Record
+from dagsel.errors import SearchError, WorkloadError
+from dagsel.history.record import Best
+from dagsel.history.search_result import Result as Result
 from dagsel.history.settings import open_data
-from dagsel.history.trial import TrialRecord
 from dagsel.planning.budget import Budget
 from dagsel.planning.prices import Price
 from dagsel.state import State
@@ -28,176 +23,20 @@ from dagsel.storage.files import Folder, Url
 from dagsel.workloads.base import GivesModels, Workload
 
 if TYPE_CHECKING:
-    from dagsel.study import Study
+    from datetime import timedelta
+
+    from dagsel.flow import Flow
+    from dagsel.planning.pools import Workers
+    from dagsel.storage import ShardedDataset
+    from dagsel.study import Callback, Space
 
 
-@dataclass(frozen=True, repr=False)
-class Result:
-    """What a search came to, on a cluster or in virtual time.
+@dataclass(frozen=True, slots=True)
+class RunCalls:
+    """The calls about a run that train. They stand above this module, so a run is given them."""
 
-    Parameters
-    ----------
-    study
-        The study, told of every trial.
-    metric
-        Name of the metric that the search was about; of several the first one.
-    record
-        All that was done.
-    """
-
-    study: Study
-    metric: str
-    record: Record
-
-    @property
-    def best(self) -> Best:
-        """The best trial, whether it was completed or pruned, and its best state.
-
-        Of a run with ``keep="last"`` the best of the completed trials as they were at their ends;
-        if there is none, of those that were pruned.
-
-        Raises
-        ------
-        NoCompletedTrialError
-            If no trial was scored.
-        SearchError
-            If the search was about several metrics.
-        """
-        if self.record.goals:
-            raise SearchError(
-                f"the search was about {self._metrics}, and no trial is best in all of them: "
-                "run.pareto() has those that no other one is better than"
-            )
-        if self.record.best is None:
-            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
-            why = reasons or ("none was scored" if self.record.trials else "none was started")
-            raise NoCompletedTrialError(f"no trial has completed ({why})")
-        return self.record.best
-
-    def pareto(self) -> pd.DataFrame:
-        """Return the Pareto front of a search for several metrics, as rows of `leaderboard`.
-
-        These are the trials that have ended and that no other one is better than: at least as good
-        in all metrics, and better in one. Trials that break a constraint are left out. They are
-        those of Optuna's ``study.best_trials``, by the first metric, the best first. A trial that a
-        procedure has stopped is among them if no one that had ended was better; it is complete.
-
-        Raises
-        ------
-        SearchError
-            If the search was about one metric.
-        """
-        if not self.record.goals:
-            raise SearchError(
-                f"the search was about one metric, {self.metric}: run.best is its best trial, and "
-                "run.leaderboard() ranks all"
-            )
-        return tables.pareto(self.record)
-
-    @property
-    def _metrics(self) -> str:
-        return " and ".join(goal.metric for goal in self.record.goals) or self.metric
-
-    @property
-    def best_params(self) -> Mapping[str, Any]:
-        """Parameters of the best trial."""
-        return self.record.trials[self.best.trial].params
-
-    @property
-    def best_value(self) -> float:
-        """Value of the best trial: its metric in its best epoch; with ``keep="last"`` its last."""
-        return self.best.value
-
-    @property
-    def worker_seconds(self) -> float:
-        """Seconds of workers that the search has used, from each one's request to its release."""
-        return self.record.worker_seconds
-
-    @property
-    def plan(self) -> PlanReport:
-        """What was planned, what was done and what it cost, with a sentence for each difference.
-
-        A search without stages has no plan: then it is what was done.
-        """
-        return PlanReport.of(self.record, *self._limits)
-
-    @property
-    def _limits(self) -> tuple[float | None, Budget | None]:
-        """Deadline in seconds, and budget with what is known of the price."""
-        return None, None
-
-    @property
-    def failures(self) -> list[TrialRecord]:
-        """Trials that have failed, each with its reason and traceback."""
-        return self.record.failures
-
-    @property
-    def metrics(self) -> pd.DataFrame:
-        """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
-        return tables.metrics(self.record)
-
-    def trials(self) -> pd.DataFrame:
-        """Return a row for each trial: how it ended and why, and what is odd about it."""
-        return tables.trials(self.record)
-
-    def timeline(self) -> pd.DataFrame:
-        """Return a row for each visit of a shard, in the order in which they ended.
-
-        The first columns say what was done of which trial, where and when: ``kind`` (``"train"``,
-        ``"evaluate"``, or ``"check"`` if a paused trial was scored), ``trial``, ``epoch``,
-        ``position``, ``shard``, ``worker``, and ``start`` and ``stop`` in seconds since 1970 by the
-        worker's clock. ``hop`` says whether the state came from another worker, ``gang`` how many
-        workers trained, ``save_seconds`` how long storing the state took, and ``recovered`` that
-        only the stored result was found: ``start`` and ``stop`` are the time of finding it.
-
-        A visit that was begun more than once, because its worker or its result was lost, or because
-        it was suspended, is one row: ``attempts`` says how often, and ``lost_seconds`` how long the
-        attempts took that were lost.
-        """
-        return tables.timeline(self.record)
-
-    def makespans(self) -> pd.DataFrame:
-        """Return a row for each round: its makespan in seconds, and that over its lower bound."""
-        return makespans(self.record)
-
-    def trials_dataframe(self) -> pd.DataFrame:
-        """Return the study's own frame of all its trials."""
-        frame: pd.DataFrame = self.study.trials_dataframe()
-        return frame
-
-    def leaderboard(self, n: int = 10) -> pd.DataFrame:
-        """Return the best trials of this run, best first: those that were scored and did not fail.
-
-        ``epoch`` is that of the value: after how many epochs the trial was scored with it.
-        ``state`` says how the trial ended. Of several metrics each has a column, and ``front`` says
-        whether the trial is on the Pareto front.
-
-        Parameters
-        ----------
-        n
-            How many.
-        """
-        return tables.leaderboard(self.record, self.metric).head(n)
-
-    def __repr__(self) -> str:
-        trials = self.record.trials.values()
-        ended = ", ".join(
-            f"{sum(t.state == state for t in trials)} {state}"
-            for state in ("complete", "pruned", "failed", "running")
-            if any(t.state == state for t in trials)
-        )
-        best = self.record.best
-        value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
-        if self.record.goals:
-            value = f"{len(self.record.top)} on the Pareto front of {self._metrics}"
-        name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
-        return f"<{name}: {ended or 'no trial'}; {value}>"
-
-    def _repr_html_(self) -> str:
-        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
-        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
-        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
-        return f"<p>{escape(repr(self))}</p>{table}{lost}"
+    extend: Callable[..., Run]
+    refit: Callable[..., Any]
 
 
 @dataclass(frozen=True, repr=False)
@@ -216,15 +55,155 @@ class Run(Result):
         What was trained; None if the run was opened without it (`dagsel.load`).
     run_dir
         Where states are stored.
+    space
+        That of the search; None if the run was opened without it.
     """
 
     workload: Workload | None
     run_dir: RunDir
+    space: Space | None = None
+    _calls: RunCalls | None = None  # those that dagsel returns have them
+
+    def extend(
+        self,
+        client: Any = None,
+        *,
+        n_trials: int = 0,
+        max_epochs: int | None = None,
+        n_best: int | None = None,
+        deadline: float | str | timedelta | None = None,
+        budget: float | str | None = None,
+        cluster: Any = None,
+        space: Space | None = None,
+        flow: Flow | None = None,
+        data: ShardedDataset | Url | None = None,
+        callbacks: Sequence[Callback] = (),
+        max_cluster_workers: int | None = None,
+        worker_startup: float | str | None = None,
+        workers: Sequence[Workers] | None = None,
+        worker_timeout: float | str = 60.0,
+    ) -> Run:
+        """Go on with a search that has ended: more trials, more epochs, or both.
+
+        It is the same run in the same ``run_dir``: `dagsel.resume` goes on with it if it is
+        interrupted, and `dagsel.replay` repeats the whole. A run of another day is opened with
+        `dagsel.load` first, with its workload and space.
+
+        A trial that trains on does as if it had never ended. If its state is gone (only those of
+        ``top_k`` trials are kept), it is first trained again as it was, unscored, in the recorded
+        order. In the study, whose ended trials cannot change, another trial stands for it from then
+        on: with the same parameters, and its number as the user attribute ``dagsel:trial``. One
+        that fails now keeps the result that it had.
+
+        `ASHA` and the searches that train each trial to the end (`RandomSearch`, `SamplerSearch`,
+        `Grid`, `MedianStopping`, `OptunaPruner`) can go on, and searches around them.
+
+        Parameters
+        ----------
+        client, cluster
+            As for `dagsel.optimize`; it may be another cluster, of another size.
+        n_trials
+            How many more trials to draw.
+        max_epochs
+            Epochs of the longest trial from now on. ASHA adds rungs up to there, and promotes by
+            its rule those that had ended; other searches train the `n_best` on.
+        n_best
+            How many of the trials that there are train on to `max_epochs`, the best first; None for
+            those whose states are kept (``top_k`` of `dagsel.optimize`). ASHA takes none.
+        deadline, budget
+            As for `dagsel.optimize`, but counted from now on. Those of before count no more.
+        space, data, flow
+            As for `dagsel.resume`; needed only if the run does not know them.
+        callbacks, max_cluster_workers, worker_startup, workers, worker_timeout
+            As for `dagsel.optimize`.
+
+        Returns
+        -------
+        Run
+            The whole run. This object stays as it was.
+
+        Raises
+        ------
+        RunDirError
+            If the run has not ended: `dagsel.resume` goes on with it. If it was abandoned, or
+            another driver has it.
+        SearchError
+            If nothing would be trained, or the search procedure cannot go on.
+        """
+        assert self._calls is not None
+        return self._calls.extend(
+            self,
+            client,
+            n_trials=n_trials,
+            max_epochs=max_epochs,
+            n_best=n_best,
+            deadline=deadline,
+            budget=budget,
+            cluster=cluster,
+            space=space,
+            flow=flow,
+            data=data,
+            callbacks=callbacks,
+            max_cluster_workers=max_cluster_workers,
+            worker_startup=worker_startup,
+            workers=workers,
+            worker_timeout=worker_timeout,
+        )
 
     @property
     def data(self) -> ShardedDataset:
         """The data set that was trained on; its `classes` say what numbers of text stand for."""
         return open_data(self.run_dir.about()["data"], self.run_dir.url)
+
+    def refit(
+        self,
+        client: Any = None,
+        *,
+        data: Literal["all"] | ShardedDataset = "all",
+        epochs: int | None = None,
+        trial: int | None = None,
+        cluster: Any = None,
+        worker_timeout: float | str = 60.0,
+    ) -> Any:
+        """Train the best configuration once more, on training and validation samples together.
+
+        It begins anew, with the seed of the run, and nothing is scored, as no samples are left for
+        that. The same call gives the same weights, on the same kind of CPU: the orders depend on
+        the seed alone, and PyTorch trains with one thread.
+
+        It has a folder of its own, ``refit/`` in ``run_dir``. A call that was interrupted goes on
+        where it was when it is made again; one that has ended is only read. `dagsel.load` opens the
+        folder as it does others, for `export` for example.
+
+        Parameters
+        ----------
+        client, cluster, worker_timeout
+            As for `dagsel.optimize`.
+        data
+            ``"all"``, or another data set, all of whose samples are trained on.
+        epochs
+            For how many epochs; None for as many as the trial's best one is the last of.
+        trial
+            Number of the trial whose configuration is meant; None for the best one. Of a trial that
+            has changed its configuration (`PBT`), that of its end.
+
+        Returns
+        -------
+        Any
+            The model: a module on the CPU, an estimator.
+
+        Raises
+        ------
+        NoCompletedTrialError
+            If no trial was scored, or it fails now.
+        SearchError
+            If `data`, `epochs` or `trial` are not what they should be.
+        RunDirError
+            If another process does the same now.
+        """
+        assert self._calls is not None
+        how = {"data": data, "epochs": epochs, "trial": trial, "cluster": cluster}
+        return self._calls.refit(self, client, **how, worker_timeout=worker_timeout)
 
     def best_model(self, trial: int | None = None) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator.
@@ -378,6 +357,9 @@ class Run(Result):
     @property
     def _limits(self) -> tuple[float | None, Budget | None]:
         about = self.run_dir.about()
+        if (extended := self.record.extended) is not None:
+            limits = (extended.deadline_s, extended.budget_s, extended.budget_money)
+            about |= dict(zip(("deadline_s", "budget_s", "budget_money"), limits, strict=True))
         budget_s, per_hour = about.get("budget_s"), about.get("price_per_worker_hour")
         if about.get("budget_money") is not None:  # which bounds no worker-seconds
             budget_s = math.inf

@@ -13,6 +13,7 @@ from dagsel.flow import (
     Context,
     Decision,
     Event,
+    Extended,
     Finish,
     Flow,
     Pause,
@@ -51,8 +52,9 @@ class Script(Flow):
     """Repeats a run's decisions in their order; its trials are there from the start.
 
     A trial trains the epochs that it had reported then, not those that were decided and never came
-    to an end. Pauses, time limits and the cluster's size are left out: of what a whole epoch of one
-    worker learns they change nothing. A gang is no larger than the cluster is now.
+    to an end. Of a search that was extended the ends before that are left out. Pauses, time limits
+    and the cluster's size are left out: of what a whole epoch of one worker learns they change
+    nothing. A gang is no larger than the cluster is now.
 
     Parameters
     ----------
@@ -82,6 +84,22 @@ class Script(Flow):
     def _reported(self) -> dict[int, int]:
         events = [turn.event for turn in self.turns if isinstance(turn.event, Reported)]
         return {event.trial: event.epoch for event in events}
+
+    @cached_property
+    def _last_trains(self) -> dict[int, int]:
+        """Of each trial the last turn that let it train, which may be after it was stopped."""
+        return {
+            decision.trial: number
+            for number, turn in enumerate(self.turns, start=1)
+            for decision in turn.decisions
+            if isinstance(decision, Train)
+        }
+
+    @cached_property
+    def _n_before(self) -> int:
+        """How many turns there were before the search was last extended."""
+        extended = [n for n, turn in enumerate(self.turns) if isinstance(turn.event, Extended)]
+        return max(extended, default=0)
 
     def start(self, context: Context) -> list[Decision]:
         """Decide what was decided before anything was reported."""
@@ -136,7 +154,10 @@ class Script(Flow):
                 again = replace(decision, epochs=epochs, seconds=None, gang=gang)
                 return [again] if has_work else []
             case Stop(trial):
-                if trial in self.state.ended:
+                trains_on = self._last_trains.get(trial, 0) > self.state.n_played
+                if trial in self.state.ended or trains_on:
                     return []
                 self.state.ended.add(trial)
+            case Finish() if self.state.n_played <= self._n_before:
+                return []
         return [decision]

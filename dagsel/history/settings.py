@@ -7,7 +7,7 @@ Descriptions of the workload are kept, so that a resume with another one is noti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from typing import Any, get_type_hints
 
@@ -16,7 +16,7 @@ import dagsel.flows.baselines
 from dagsel.arguments import check_flow
 from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Direction, Flow, Goal, Keep
+from dagsel.flow import Direction, Extended, Flow, Goal, Keep
 from dagsel.planning.small_population import Policy
 from dagsel.storage import ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
@@ -51,6 +51,8 @@ class Settings:
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
     first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
+    # Whether validation samples are trained on, and nothing is scored: the run is a refit.
+    trains_all: bool = field(default=False, metadata={LATER: True})
     deadline_s: float | None = None
     unit_timeout_s: float | None = None
     budget_s: float | None = None  # in worker-seconds
@@ -77,6 +79,17 @@ class Settings:
         """Return the contents of ``run.json``."""
         about: dict[str, Json] = to_json(self)
         return about
+
+    def within(self, extended: Extended | None) -> Settings:
+        """Return these settings with the limits of a run that was extended, if it was."""
+        if extended is None:
+            return self
+        return replace(
+            self,
+            deadline_s=extended.deadline_s,
+            budget_s=extended.budget_s,
+            budget_money=extended.budget_money,
+        )
 
     @classmethod
     def from_json(cls, about: Mapping[str, Json], url: str) -> Settings:

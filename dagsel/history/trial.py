@@ -59,6 +59,19 @@ class Scored:
         return self.values[0]
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best trial so far of those that have ended, and where its state is."""
+
+    trial: int
+    epoch: int
+    position: int
+    value: float
+    is_complete: bool = True
+    is_partial: bool = False  # in the middle of the unit at this position
+    check: int = 0  # the number of the check whose state was copied, if it was trained on since
+
+
 @dataclass(slots=True)
 class TrialRecord:
     """What became of a trial."""
@@ -93,6 +106,8 @@ class TrialRecord:
     last_values: tuple[float, ...] = (math.nan,)
     n_checks: int = 0  # how often it was scored where it was paused
     is_scored: bool = False  # whether it rests where it was scored
+    lacks_kept: bool = False  # its kept state was deleted, and is made again as it trains on
+    former: tuple[TrialState, str] | None = None  # how it had ended, and why, before it trained on
     n_told: int = 0  # how often it was told to train or to rest
     # On how many workers it was when it was stopped to go on at once, and when it ceased to train;
     # None if it was not.
@@ -164,6 +179,13 @@ class TrialRecord:
         self.is_held, self.pausing, self.is_scored = False, None, False
         self.n_told += 1
         self.trained_s, self.losses = 0.0, Losses()
+
+    def reopen(self, *, has_kept: bool) -> None:
+        """Take in that it trains on after its end, and whether its kept state is stored."""
+        self.former = (self.state, self.reason)
+        self.state, self.reason = "running", ""
+        self.n_decided, self.share, self.cut = len(self.epochs), 0.0, None
+        self.lacks_kept = not has_kept
 
     def rest(
         self, event: Paused, place: StatePlace | None, values: tuple[float, ...]

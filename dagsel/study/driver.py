@@ -33,6 +33,7 @@ from dagsel.study.resume import (
     first_step,
     match_up,
     recall,
+    stand_in,
 )
 from dagsel.study.sampler import RUN, SamplerStudy
 from dagsel.study.streams import draw_seed, reseed
@@ -340,6 +341,17 @@ class StudyDriver:
         for key, text in ((REASON, reason), (TRACEBACK, traceback)):
             if text:
                 self._theirs._storage.set_trial_user_attr(trial._trial_id, key, text)
+
+    def reopen(self, number: int) -> None:
+        """Let a trial of the run that has ended train on.
+
+        A trial of Optuna's cannot, so another one with the same parameters and reports stands for
+        it, with its number as the user attribute ``dagsel:trial``.
+        """
+        trial = stand_in(self._theirs, self.run, number)
+        self._follow()
+        self._view.place(number, trial)
+        self._live[number] = trial
 
     def fail_live(self, reason: str) -> None:
         """Mark all running trials of this run as failed, without callbacks."""

@@ -15,7 +15,8 @@ from dagsel.study.checks import Space, configure
 from dagsel.study.labels import RecalledTrial
 from dagsel.study.sampler import RUN
 
-#: User attribute of a trial that replaces another one, which was told too early: its number.
+#: User attribute of a trial that replaces another one, which was told too early, or has ended and
+#: trains on: its number.
 STANDS_FOR = "dagsel:trial"
 REASON = "dagsel:reason"
 TRACEBACK = "dagsel:traceback"
@@ -146,6 +147,25 @@ def match_up(
         if number not in trials:
             end_as_failed(study, trial._trial_id, _UNKNOWN)
     return {number: _with_reports(study, held[number], trials[number]) for number in trials}
+
+
+def stand_in(study: optuna.Study, run: str, number: int) -> FrozenTrial:
+    """Add a trial in place of one of the run that has ended and trains on."""
+    (*_, ended) = (
+        trial
+        for trial in study.get_trials(deepcopy=False)
+        if trial.user_attrs.get(RUN) == run
+        and trial.user_attrs.get(STANDS_FOR, trial.number) == number
+    )
+    again = create_trial(
+        state=TrialState.RUNNING,
+        params=ended.params,
+        distributions=ended.distributions,
+        user_attrs={**ended.user_attrs, STANDS_FOR: number},
+        system_attrs=ended.system_attrs,
+        intermediate_values=ended.intermediate_values,
+    )
+    return _add(study, again)
 
 
 def give_up(study: optuna.Study, run: str, trials: Mapping[int, Adopted]) -> None:

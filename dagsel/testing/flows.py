@@ -140,6 +140,8 @@ class FlowSuite:
     def test_decisions_are_legal_and_the_search_ends(self) -> None:
         """However the cluster orders what happens, the flow goes on, and at last it finishes.
 
+        So does one that is extended when it has finished, if its traits say that it can be.
+
         It decides nothing about a trial that was stopped or has failed, and nothing after `Finish`;
         it clones only from a trial that has reported to one that has nothing to train; it resumes
         only what has something to train, and pauses or resumes no trial whose `Pause` is not
@@ -319,6 +321,10 @@ class FlowSuite:
             n_points = tape.choose(n_points or 12) + 1
         world = World(flow or self.make_flow(), context, tape, self.configs, n_points, deadline)
         world.run()
+        extends = world.flow.traits.extends
+        for _ in range(tape.choose(3) if extends and not world.context.goals else 0):
+            more = (tape.choose(4), tape.choose(9) if "max_epochs" in extends else 0)
+            world.extend(*more, tape.choose(4) if "n_best" in extends else 0)
         return world
 
 
@@ -334,6 +340,7 @@ _TOLD = Traits(
     reads_configs="reads them",
     scores_parts=True,
     takes_several=True,
+    extends=("n_trials",),
 )
 
 

@@ -20,7 +20,9 @@ from dagsel.flow import (
     Context,
     DeadlineReached,
     Decision,
+    Ended,
     Event,
+    Extended,
     Finish,
     Flow,
     Goal,
@@ -67,6 +69,9 @@ class World:
     steps: list[Step] = field(default_factory=list)
     live: dict[int, LiveTrial] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
+    # Trials that were stopped, and the numbers of those that may train on.
+    stopped: dict[int, LiveTrial] = field(default_factory=dict)
+    resumable: set[int] = field(default_factory=set)
     waiting: deque[Ask | TrialFailed] = field(default_factory=deque)
     n_drawn: int = 0
     n_workers: int = field(init=False)
@@ -81,8 +86,29 @@ class World:
 
     def run(self) -> None:
         """Run until the flow finishes."""
+        self._go_on(None)
+
+    def extend(self, n_trials: int, more_epochs: int, n_best: int) -> None:
+        """Extend the search that has finished, and run until the flow finishes again."""
+        for number in [*self.live]:
+            self._stop(number)
+        most = self.flow.traits.max_epochs
+        ended = [
+            Ended(number, trial.epochs, trial.reported)
+            for number, trial in self.stopped.items()
+            if trial.epochs
+        ]
+        ended.sort(key=lambda it: (self.context.loss(it.value), it.trial))
+        self.resumable = {it.trial for it in ended}
+        self.finished, self.deadline, self.wake_s = False, None, None
+        self.waiting.clear()
+        max_epochs = most + more_epochs if more_epochs and most is not None else None
+        self._go_on(Extended(n_trials, max_epochs, n_best, tuple(ended)))
+
+    def _go_on(self, begins: Extended | None) -> None:
         try:
-            self._perform(None, self.flow.start(self.context))
+            start = self.flow.start(self.context) if begins is None else self.flow.handle(begins)
+            self._perform(begins, start)
             while not self.finished:
                 assert len(self.steps) < MAX_EVENTS, f"not finished after {MAX_EVENTS} events"
                 event = self._next()
@@ -202,6 +228,9 @@ class World:
                 assert n > 0, f"{decision} asks for nothing"
                 self.waiting.append(decision)
             case Train(number):
+                if number in self.resumable:
+                    self.resumable.remove(number)
+                    self.live[number] = LiveTrial(number, self.stopped[number].epochs)
                 self._find(decision, number).take(decision)
             case Pause(number):
                 trial = self._find(decision, number)
@@ -211,8 +240,7 @@ class World:
                 trial = self._find(decision, number)
                 has_value = trial.epochs or trial.metrics is not None
                 assert has_value or outcome == "pruned", f"{decision} has no value"
-                del self.live[number]
-                self.ended[number] = "was stopped"
+                self._stop(number)
             case Clone(source, target):
                 giver, taker = self._find(decision, source), self._find(decision, target)
                 assert source != target, f"{decision} changes nothing"
@@ -232,6 +260,10 @@ class World:
                 self.finished = True
             case _:
                 raise AssertionError(f"{decision!r} is no decision")
+
+    def _stop(self, number: int) -> None:
+        self.stopped[number] = self.live.pop(number)
+        self.ended[number] = "was stopped"
 
     def _find(self, decision: Decision, trial: int) -> LiveTrial:
         state = self.ended.get(trial, "was never drawn")
@@ -253,6 +285,9 @@ def replay(
         if isinstance(event, Reported | Paused) and event.value is not None:
             metrics = {name: change(name, value) for name, value in event.metrics.items()}
             event = replace(event, value=next(iter(metrics.values())), metrics=metrics)
+        elif isinstance(event, Extended):
+            ended = (replace(it, value=change("metric", it.value)) for it in event.ended)
+            event = replace(event, ended=tuple(ended))
         yield step, tuple(flow.handle(event))
 
 
@@ -304,6 +339,7 @@ class LiveTrial:
     awaited: Pause | None = None  # not answered yet
     asked_at: int = 0  # after how many events the pause was asked for
     metrics: dict[str, float] | None = None  # of its state, if that was evaluated
+    reported: float = math.nan  # its value after its last epoch
     stalled: bool = False  # it paused without a batch: the next time it must train one
 
     @property
@@ -366,6 +402,7 @@ class LiveTrial:
         self._train(BATCHES - self.batches, 0.0, tape)
         self.epochs, self.batches, self.left = self.epochs + 1, 0, self.left - 1
         self.metrics = metrics = _scored(tape, goals)
+        self.reported = next(iter(metrics.values()))
         prune = prunes and tape.choose(6) == 5
         value = next(iter(metrics.values()))
         return Reported(self.number, self.epochs, value, metrics, 0.0, prune)

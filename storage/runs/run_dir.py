@@ -8,6 +8,7 @@
     journal.jsonl  a Journal (`journal/` on object stores)
     states/        a CheckpointStore
     best.json      the best trial and where its state is; written last
+    refit/         a folder like this one for each configuration that was trained once more
 
 Opening it writes nothing. No file is a pickle: reading a stranger's folder runs no code.
 """
@@ -220,6 +221,10 @@ class RunDir:
     def data(self) -> Folder:
         """Where the run has a data set of its own: arrays that were given in place of one."""
         return self._folder.child("data")
+
+    def refit(self, name: str) -> RunDir:
+        """Return the folder, below this one, of a run that trains a configuration once more."""
+        return RunDir(self._folder.child("refit").child(name))
 
     def check_free(self) -> None:
         """Raise a `RunDirError` if a run that has begun has the folder already."""

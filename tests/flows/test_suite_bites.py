@@ -20,6 +20,7 @@ from dagsel.flow import (
     DeadlineReached,
     Decision,
     Event,
+    Extended,
     Finish,
     Flow,
     Outcome,
@@ -294,6 +295,8 @@ class InTurn(Flow):
                 return self.resize(max(n_workers, 1))
             case Tick(seconds):
                 return [*self.pause(), Wake(seconds + 3.0)]
+            case Extended():
+                raise AssertionError
 
     def loss(self, value: float) -> float:
         return self.state.context.loss(value)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
+from dagsel.history.course import RoundRecord
 from dagsel.history.makespans import bound_of, makespans, relative_speeds
-from dagsel.history.record import Record, RoundRecord
+from dagsel.history.record import Record
 from dagsel.messages import UnitRecord
 
 

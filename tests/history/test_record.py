@@ -22,6 +22,7 @@ from dagsel.flow import (
     Context,
     Decision,
     Event,
+    Extended,
     Finish,
     Keep,
     Pause,
@@ -33,10 +34,13 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.history import tables
+from dagsel.history.extension import can_train_on
 from dagsel.history.record import Best, Record
+from dagsel.history.tables import ranked
 from dagsel.history.trial import EpochRecord
 from dagsel.messages import (
     ENTRIES,
+    Abandoned,
     Entry,
     FlowState,
     Note,
@@ -388,3 +392,66 @@ def test_a_flow_hears_of_a_switch_once() -> None:
     record.trials[0].switches += [3.5, 4.5]
     record.add(reported)
     assert record.trials[0].n_switches_told == 1
+
+
+def extended(direction: Any, values: Sequence[float], goes_on: Sequence[int], top_k: int) -> Record:
+    """Make the record of a run whose trials had an epoch each, and of which some train on."""
+    record = Record("run", N_SHARDS, direction, top_k=top_k)
+    trials = tuple(range(len(values)))
+    record.add(turn(Context(1), Ask(len(values))))
+    started = [Train(trial, 1) for trial in trials]
+    record.add(turn(Asked(trials), *started, params={trial: {} for trial in trials}))
+    for trial, value in enumerate(values):
+        end = Stop(trial, "the end", "complete")
+        record.add(turn(Reported(trial, 1, value, {}, 1.0), end))
+    record.add(turn(None, Finish()))
+    more = Extended(0, 3, len(values), can_train_on(record))
+    record.add(turn(more, *(Train(trial, 2) for trial in goes_on)))
+    return record
+
+
+@given(
+    st.sampled_from(["minimize", "maximize"]),
+    st.lists(st.integers(0, 5).map(float), min_size=1, max_size=6),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_a_trial_that_trains_on_and_comes_to_nothing_is_worth_what_it_was(
+    direction: Any, values: list[float], top_k: int, data: st.DataObject
+) -> None:
+    """It fails, is stopped, or the run is given up: the best ones are those of before."""
+    goes_on = data.draw(st.lists(st.sampled_from(range(len(values))), unique=True))
+    before = extended(direction, values, [], top_k)
+    record = extended(direction, values, goes_on, top_k)
+    assert not {best.trial for best in record.top} & {*goes_on}
+    assert [it.trial for it in can_train_on(before)] == [t.number for t in ranked(before)]
+    for trial in goes_on:
+        assert record.trials[trial].is_live
+        assert record.trials[trial].n_decided == 3
+        how = data.draw(st.sampled_from(["fail", "stop", "leave"]))
+        if how == "fail":
+            record.add(turn(TrialFailed(trial, "broken")))
+            assert "broken" in record.trials[trial].warning
+        elif how == "stop":
+            record.add(turn(None, Stop(trial, "the time is over")))
+    is_abandoned = data.draw(st.booleans())
+    record.add(Abandoned(1.0, "given up") if is_abandoned else turn(None, Finish()))
+    assert not record.failures
+    assert [b.trial for b in record.top] == [b.trial for b in before.top]
+    assert [t.number for t in ranked(record)] == [t.number for t in ranked(before)]
+    assert record.n_epochs_decided == len(values)
+    with pytest.raises(SearchError, match="trains trial 0, which is"):
+        record.decide([Finish(), Train(0, 1)])
+
+
+def test_a_trial_whose_state_was_dropped_is_kept_again_once_it_is_made_again() -> None:
+    for n_units in range(N_SHARDS + 1):
+        record = extended("maximize", [0.9, 0.8, 0.5], [0, 2], top_k=2)
+        for position in range(n_units):
+            unit = Unit("train", 2, 1, position)
+            record.add(UnitRecord(unit, "w", position, 0.0, 1.0, hop=False, n_samples=1))
+        record.add(turn(None, Stop(2, "the time is over")))
+        is_there = n_units == N_SHARDS
+        assert [best.trial for best in record.top] == ([1, 2] if is_there else [1])
+        record.add(turn(None, Finish()))
+        assert [best.trial for best in record.top] == [0, 1]

@@ -15,7 +15,9 @@ from dagsel.flow import (
     Context,
     DeadlineReached,
     Decision,
+    Ended,
     Event,
+    Extended,
     Finish,
     Reported,
     Stop,
@@ -130,6 +132,28 @@ def test_each_trial_gets_the_same_decisions_in_the_same_order(turns: list[Turn],
             assert again == expected
     order = [d for d in then if isinstance(d, Clone)]
     assert [d for d in decided if isinstance(d, Clone)] == order
+
+
+def test_of_a_search_that_went_on_only_the_last_end_is_one() -> None:
+    """Trial 0 trains on after its end, is stopped once, and what came before is no end."""
+    turns = (
+        Turn(None, (Train(0, 2), Train(1, 1))),
+        Turn(reported(0, 1), ()),
+        Turn(reported(0, 2), (Stop(0, "end", "complete"),)),
+        Turn(reported(1, 1), (Stop(1, "end", "complete"), Finish())),
+        Turn(Extended(1, 4, 1, (Ended(0, 2, 0.5),)), (Train(0, 2), Ask(1))),
+        Turn(Asked((2,)), (Train(2, 1),)),
+        Turn(reported(2, 1), (Stop(2, "end", "complete"),)),
+        Turn(reported(0, 3), ()),
+        Turn(reported(0, 4), (Stop(0, "end", "complete"), Finish())),
+    )
+    for seed in range(9):
+        decided = play(Script(turns), random.Random(seed))
+        assert decided.count(Finish()) == 1
+        stops = [decision.trial for decision in decided if isinstance(decision, Stop)]
+        assert sorted(stops) == [0, 1, 2]
+        trained = [decision for decision in decided if isinstance(decision, Train)]
+        assert sum(it.epochs for it in trained if it.trial == 0) == 4
 
 
 def test_what_was_decided_and_never_trained_is_not_trained() -> None:

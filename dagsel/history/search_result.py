@@ -1,0 +1,190 @@
+"""What a search came to, on a cluster or in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from dagsel.errors import NoCompletedTrialError, SearchError
+from dagsel.history import tables
+from dagsel.history.makespans import makespans
+from dagsel.history.plan_report import PlanReport
+from dagsel.history.record import Best, Record
+from dagsel.history.trial import TrialRecord
+from dagsel.planning.budget import Budget
+
+if TYPE_CHECKING:
+    from dagsel.study import Study
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What a search came to, on a cluster or in virtual time.
+
+    Parameters
+    ----------
+    study
+        The study, told of every trial.
+    metric
+        Name of the metric that the search was about; of several the first one.
+    record
+        All that was done.
+    """
+
+    study: Study
+    metric: str
+    record: Record
+
+    @property
+    def best(self) -> Best:
+        """The best trial, whether it was completed or pruned, and its best state.
+
+        Of a run with ``keep="last"`` the best of the completed trials as they were at their ends;
+        if there is none, of those that were pruned.
+
+        Raises
+        ------
+        NoCompletedTrialError
+            If no trial was scored.
+        SearchError
+            If the search was about several metrics.
+        """
+        if self.record.goals:
+            raise SearchError(
+                f"the search was about {self._metrics}, and no trial is best in all of them: "
+                "run.pareto() has those that no other one is better than"
+            )
+        if self.record.best is None:
+            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
+            why = reasons or ("none was scored" if self.record.trials else "none was started")
+            raise NoCompletedTrialError(f"no trial has completed ({why})")
+        return self.record.best
+
+    def pareto(self) -> pd.DataFrame:
+        """Return the Pareto front of a search for several metrics, as rows of `leaderboard`.
+
+        These are the trials that have ended and that no other one is better than: at least as good
+        in all metrics, and better in one. Trials that break a constraint are left out. They are
+        those of Optuna's ``study.best_trials``, by the first metric, the best first. A trial that a
+        procedure has stopped is among them if no one that had ended was better; it is complete.
+
+        Raises
+        ------
+        SearchError
+            If the search was about one metric.
+        """
+        if not self.record.goals:
+            raise SearchError(
+                f"the search was about one metric, {self.metric}: run.best is its best trial, and "
+                "run.leaderboard() ranks all"
+            )
+        return tables.pareto(self.record)
+
+    @property
+    def _metrics(self) -> str:
+        return " and ".join(goal.metric for goal in self.record.goals) or self.metric
+
+    @property
+    def best_params(self) -> Mapping[str, Any]:
+        """Parameters of the best trial."""
+        return self.record.trials[self.best.trial].params
+
+    @property
+    def best_value(self) -> float:
+        """Value of the best trial: its metric in its best epoch; with ``keep="last"`` its last."""
+        return self.best.value
+
+    @property
+    def worker_seconds(self) -> float:
+        """Seconds of workers that the search has used, from each one's request to its release."""
+        return self.record.worker_seconds
+
+    @property
+    def plan(self) -> PlanReport:
+        """What was planned, what was done and what it cost, with a sentence for each difference.
+
+        A search without stages has no plan: then it is what was done.
+        """
+        return PlanReport.of(self.record, *self._limits)
+
+    @property
+    def _limits(self) -> tuple[float | None, Budget | None]:
+        """Deadline in seconds, and budget with what is known of the price."""
+        return None, None
+
+    @property
+    def failures(self) -> list[TrialRecord]:
+        """Trials that have failed, each with its reason and traceback."""
+        return self.record.failures
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each trial, epoch, split and metric; ``seconds`` since the run began."""
+        return tables.metrics(self.record)
+
+    def trials(self) -> pd.DataFrame:
+        """Return a row for each trial: how it ended and why, and what is odd about it."""
+        return tables.trials(self.record)
+
+    def timeline(self) -> pd.DataFrame:
+        """Return a row for each visit of a shard, in the order in which they ended.
+
+        The first columns say what was done of which trial, where and when: ``kind`` (``"train"``,
+        ``"evaluate"``, or ``"check"`` if a paused trial was scored), ``trial``, ``epoch``,
+        ``position``, ``shard``, ``worker``, and ``start`` and ``stop`` in seconds since 1970 by the
+        worker's clock. ``hop`` says whether the state came from another worker, ``gang`` how many
+        workers trained, ``save_seconds`` how long storing the state took, and ``recovered`` that
+        only the stored result was found: ``start`` and ``stop`` are the time of finding it.
+
+        A visit that was begun more than once, because its worker or its result was lost, or because
+        it was suspended, is one row: ``attempts`` says how often, and ``lost_seconds`` how long the
+        attempts took that were lost.
+        """
+        return tables.timeline(self.record)
+
+    def makespans(self) -> pd.DataFrame:
+        """Return a row for each round: its makespan in seconds, and that over its lower bound."""
+        return makespans(self.record)
+
+    def trials_dataframe(self) -> pd.DataFrame:
+        """Return the study's own frame of all its trials."""
+        frame: pd.DataFrame = self.study.trials_dataframe()
+        return frame
+
+    def leaderboard(self, n: int = 10) -> pd.DataFrame:
+        """Return the best trials of this run, best first: those that were scored and did not fail.
+
+        ``epoch`` is that of the value: after how many epochs the trial was scored with it.
+        ``state`` says how the trial ended. Of several metrics each has a column, and ``front`` says
+        whether the trial is on the Pareto front.
+
+        Parameters
+        ----------
+        n
+            How many.
+        """
+        return tables.leaderboard(self.record, self.metric).head(n)
+
+    def __repr__(self) -> str:
+        trials = self.record.trials.values()
+        ended = ", ".join(
+            f"{sum(t.state == state for t in trials)} {state}"
+            for state in ("complete", "pruned", "failed", "running")
+            if any(t.state == state for t in trials)
+        )
+        best = self.record.best
+        value = f"best {self.metric} {best.value:.4g} (trial {best.trial})" if best else "no best"
+        if self.record.goals:
+            value = f"{len(self.record.top)} on the Pareto front of {self._metrics}"
+        name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
+        return f"<{name}: {ended or 'no trial'}; {value}>"
+
+    def _repr_html_(self) -> str:
+        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
+        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
+        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
+        return f"<p>{escape(repr(self))}</p>{table}{lost}"

@@ -1,0 +1,143 @@
+"""The best configuration trained once more, on all samples: `Run.refit`."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagsel.arguments import checked
+from dagsel.checks import short_traceback, shown, whole
+from dagsel.codec import plain_part
+from dagsel.driver.consistency import read_history
+from dagsel.driver.recovery import catch_up
+from dagsel.errors import NoCompletedTrialError, SearchError
+from dagsel.execution.cluster import check_cluster
+from dagsel.flow import Asked
+from dagsel.history.record import Record
+from dagsel.history.refit import Refit
+from dagsel.history.result import Run
+from dagsel.history.settings import Settings
+from dagsel.history.tables import ranked
+from dagsel.messages import Entry, Turn
+from dagsel.reopening import adopt
+from dagsel.session import Call, Session
+from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets.whole import WholeDataset
+from dagsel.study import StudyDriver, open_study
+from dagsel.workloads.base import checks
+from dagsel.workloads.describe import describe
+
+if TYPE_CHECKING:
+    from dagsel.execution.cluster import Client
+
+_AGAIN = "run.refit(...) as before"
+
+
+def refit(
+    run: Run,
+    client: Client | str | None,
+    *,
+    data: Literal["all"] | ShardedDataset,
+    epochs: int | None,
+    trial: int | None,
+    cluster: Any,
+    worker_timeout: float | str,
+) -> Any:
+    """Train a configuration on all samples and return the model; see `Run.refit`."""
+    check_cluster(client, cluster)
+    given = checked(worker_timeout=worker_timeout)
+    workload, number = run.given_workload, _chosen(run, trial)
+    n_epochs = _epochs(run, number, epochs)
+    folder = run.run_dir
+    settings = Settings.from_json(folder.about(), folder.url)
+    settings.check_workload(describe(workload))
+    dataset = _whole(data, settings, run)
+    flow = Refit(number, n_epochs)
+    settings = replace(
+        settings,
+        home=None,
+        flow="Refit",
+        flow_config={"trial": number, "epochs": n_epochs},
+        metric="train_loss",
+        direction="minimize",
+        goals=(),
+        data=dataset.url,
+        data_digest=dataset.digest,
+        n_shards=dataset.n_shards,
+        trains_all=True,
+        deterministic=True,
+        keep="last",
+        top_k=1,
+        small_population="hop",
+        deadline_s=None,
+        budget_s=None,
+        budget_money=None,
+        pools={},
+        n_before=0,
+    )
+    config = run.record.trials[number].config
+    checks(workload, dataset.manifest)(config)  # the workload learns what the run's had learnt
+    goal = folder.refit(f"trial-{number}-{n_epochs}-epochs-{dataset.digest}")
+    entries, first = list[Entry](), tuple[Turn, ...]()
+    name = goal.about()["run"] if goal.has_begun() else uuid.uuid4().hex[:8]
+    with goal.lock(name) as lock:
+        if goal.has_begun():
+            entries, record = read_history(goal, settings, name)
+            catch_up(flow, entries, goal.url)
+        else:
+            goal.claim(name, settings.to_json())
+            record = Record(name, dataset.n_shards, *settings.ranks_by, validates=False)
+            drawn = Asked((number,), configs=(plain_part(config),))
+            first = (Turn(drawn, (), seconds=0.0, params={number: {}}),)
+            record.add(first[0])
+        study = open_study(settings.study, ("minimize",), None)
+        driver = StudyDriver(study, lambda trial: config, "train_loss", settings.seed, (), name, 0)
+        adopt(driver, record)
+        session = Session(
+            settings, goal, driver, flow, workload, dataset, record, first=first, again=_AGAIN
+        )
+        done = session.result
+        if not record.finished:
+            done = session.run(Call(client, cluster, given.worker_timeout), lock)
+    if record.failures:
+        raise NoCompletedTrialError(
+            f"trial {number} has failed as it was trained on all samples: "
+            f"{record.failures[0].reason}; delete {goal.url} to try it again"
+        )
+    return done.best_model()
+
+
+def _chosen(run: Run, trial: int | None) -> int:
+    if trial is None:
+        return run.best.trial
+    number = whole("trial", trial, least=0)
+    scored = {known.number for known in ranked(run.record)}
+    if number not in scored:
+        raise SearchError(
+            f"trial {number} is none of those that were scored and did not fail; take one of "
+            "run.leaderboard()"
+        )
+    return number
+
+
+def _epochs(run: Run, number: int, epochs: int | None) -> int:
+    if epochs is not None:
+        return whole("epochs", epochs)
+    kept = run.record.trials[number].kept
+    assert kept is not None
+    return kept.place.epoch
+
+
+@short_traceback
+def _whole(data: Any, settings: Settings, run: Run) -> WholeDataset:
+    if isinstance(data, ShardedDataset):
+        return WholeDataset(data.folder, data.manifest)
+    if isinstance(data, str) and data == "all":
+        opened = run.data
+        settings.check_data(opened.digest, opened.url)
+        return WholeDataset(opened.folder, opened.manifest)
+    raise SearchError(
+        f'data must be "all" or a data set, got {shown(data)}; write data="all" for the training '
+        "and validation samples of the run, or data=ShardedDataset.open(...)"
+    )
