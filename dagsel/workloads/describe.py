@@ -32,11 +32,19 @@ def describe(workload: Any) -> dict[str, str]:
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Name the parts in which two descriptions differ."""
+    """Name the parts in which two descriptions differ.
+
+    A part that is None does nothing, so it is what a run of before has that did not know it.
+
+    Examples
+    --------
+    >>> differences({"loss": "a.b"}, {"loss": "a.b", "augment": "None"})
+    []
+    """
     return [
         f"{name!r} was {then.get(name, 'missing')} and is {now.get(name, 'missing')}"
         for name in sorted((then.keys() | now.keys()) - _LEARNT)
-        if then.get(name) != now.get(name)
+        if then.get(name, "None") != now.get(name, "None")
     ]
 
 

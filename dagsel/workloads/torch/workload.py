@@ -218,7 +218,7 @@ class TorchWorkload(GivesModules, Reconfigures, PoolsMetrics):
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
         self.collate, self.augment = collate, augment
         factories.check_functions(**vars(self))
-        self._making = Making(input_fn, collate, augment, bucket_by)
+        self.bucket_by = bucket_by
         self._metrics = metric_functions(metrics)
         if "loss" in self._metrics:
             raise WorkloadError("the metric 'loss' is always there; give yours another name")
@@ -416,6 +416,10 @@ class TorchWorkload(GivesModules, Reconfigures, PoolsMetrics):
         """Make the trained module of a state, on the CPU and in evaluation mode."""
         with preserved_streams(torch=True):
             return self._restore(StateReader(state), config, torch.device("cpu")).eval()
+
+    @property
+    def _making(self) -> Making:
+        return Making(self.input_fn, self.collate, self.augment, self.bucket_by)
 
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
