@@ -124,6 +124,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/suspend_resume.py --megabytes 1 --repeats 1
 	$(BENCH)/time_sharing.py --megabytes 1 $(OR_MISSED)
 	$(BENCH)/write_memory.py --gigabytes 0.2
+	$(BENCH)/held_on_disk.py --megabytes 40 --repeats 1 $(OR_MISSED)
 	$(BENCH)/marble_table2.py --draws 1
 	$(BENCH)/hermes.py --orders 1
 	$(BENCH)/seer_comparison.py --seeds 1

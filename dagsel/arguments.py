@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from os import PathLike
 from types import SimpleNamespace
 from typing import Any, ParamSpec, TypeVar, get_args
 
@@ -24,6 +24,8 @@ from dagsel.planning.budget import Budget, budget_for, to_seconds
 from dagsel.planning.pools import Workers, check_workers
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
+from dagsel.storage.shard_cache import Hold
+from dagsel.storage.shared_folder import folder_here
 from dagsel.study import BaseSampler, Study, guarded
 from dagsel.study.checks import check_metrics
 from dagsel.workloads.base import Workload
@@ -298,7 +300,7 @@ def _workload(workload: Any) -> Workload:
 def _data(data: Any) -> ShardedDataset:
     if isinstance(data, ShardedDataset):
         return data
-    if isinstance(data, str | PathLike):
+    if isinstance(data, str | os.PathLike):
         return ShardedDataset.open(data)
     names = "x, y" if isinstance(data, tuple | list) else "data"
     arrays = '{"x": x, "y": y}' if names == "x, y" else "..."
@@ -311,7 +313,7 @@ def _data(data: Any) -> ShardedDataset:
 def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
     if isinstance(data, tuple) and len(data) == 2:
         return ArrayPair.read(*data)
-    if isinstance(data, ShardedDataset | str | PathLike):
+    if isinstance(data, ShardedDataset | str | os.PathLike):
         return _data(data)
     if isinstance(data, Mapping):
         write = 'data=ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
@@ -444,6 +446,7 @@ def _sampler(sampler: Any) -> BaseSampler:
 
 
 _CHECKS: dict[str, Callable[[Any], Any]] = {
+    "cache_dir": lambda value: folder_here("cache_dir", value),
     "callbacks": _callbacks,
     "data": _data,
     "data_or_pair": _data_or_pair,
@@ -452,6 +455,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "direction": lambda value: choice("direction", value, get_args(Direction)),
     "epoch_seconds": lambda value: to_seconds("epoch_seconds", value),
     "flow": _flow,
+    "hold": lambda value: choice("hold", value, get_args(Hold)),
     "into": RunDir,
     "keep": lambda value: choice("keep", value, get_args(Keep)),
     "max_cluster_workers": lambda value: whole("max_cluster_workers", value),

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
@@ -28,6 +29,7 @@ from dagsel.reopening import adopt, parts_of, study_of
 from dagsel.session import Call, Session, tidy
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.files import Url
+from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, open_study
 from dagsel.workloads.base import Workload, checks
 
@@ -54,6 +56,8 @@ def resume(
     worker_startup: float | str | None = None,
     workers: Sequence[Workers] | None = None,
     worker_timeout: float | str = 60.0,
+    hold: Hold = "auto",
+    cache_dir: str | PathLike[str] | None = None,
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
@@ -82,6 +86,8 @@ def resume(
         much as the dearest did.
     count_downtime
         Whether the time since the interruption counts against the deadline.
+    hold, cache_dir
+        As for `dagsel.optimize`: of this cluster, so they may be others than before.
 
     Returns
     -------
@@ -113,6 +119,7 @@ def resume(
         "study_or_url",
         "flow",
         "data",
+        "cache_dir",
         run_dir=run_dir,
         workload=workload,
         space=space,
@@ -125,9 +132,12 @@ def resume(
         worker_startup=worker_startup,
         workers=workers,
         worker_timeout=worker_timeout,
+        hold=hold,
+        cache_dir=cache_dir,
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    call = Call(client, cluster, *bounds, began, given.workers or ())
+    held = {"hold": given.hold, "cache_dir": given.cache_dir}
+    call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = given.run_dir
     about = folder.about()
@@ -180,6 +190,8 @@ def replay(
     cluster: Any = None,
     into: Url | None = None,
     worker_timeout: float | str = 60.0,
+    hold: Hold = "auto",
+    cache_dir: str | PathLike[str] | None = None,
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
@@ -191,7 +203,7 @@ def replay(
     ----------
     run_dir
         The recorded run's folder; only read.
-    client, cluster, worker_timeout
+    client, cluster, worker_timeout, hold, cache_dir
         As for `dagsel.optimize`.
     workload, space
         Those that the run began with.
@@ -218,12 +230,15 @@ def replay(
         "space",
         "data",
         "into",
+        "cache_dir",
         run_dir=run_dir,
         workload=workload,
         space=space,
         data=data,
         into=into,
         worker_timeout=worker_timeout,
+        hold=hold,
+        cache_dir=cache_dir,
     )
     source = given.run_dir
     settings, entries, then = read_run(source)
@@ -255,7 +270,9 @@ def replay(
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())
-        repeated = opened(session.run(Call(client, cluster, given.worker_timeout), lock), space)
+        held = {"hold": given.hold, "cache_dir": given.cache_dir}
+        here = Call(client, cluster, given.worker_timeout, **held)
+        repeated = opened(session.run(here, lock), space)
     record.notes += [script.state.astray] if script.state.astray else []
     record.notes += then.differences(record)
     for note in record.notes:

@@ -199,8 +199,7 @@ Command: TypeAlias = (
 class WorkerJoined:
     """A worker is ready for units."""
 
-    # Its address and its name.
-    worker: str
+    worker: str  # its address
     name: str
     threads: int | None = None  # threads that PyTorch trains with; None if there is no PyTorch
     max_shards: int | None = None  # how many shards its memory takes; None for no limit
@@ -245,6 +244,13 @@ class GangGathers:
     config: str = field(repr=False)  # the trial's configuration, pickled, in base64
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to know."""
+
+    text: str
+
+
 Notice: TypeAlias = (
     WorkerJoined
     | WorkerRefused
@@ -255,6 +261,7 @@ Notice: TypeAlias = (
     | PieceRecord
     | GangGathers
     | events.GangBroke
+    | Note
 )
 
 # ---- scheduler to worker
@@ -329,13 +336,6 @@ class TrialReport:
     reason: str
     traceback: str = ""
     raised: Raised | None = None  # the error of its workload, if it was that
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something to know."""
-
-    text: str
 
 
 Message: TypeAlias = (

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from os import PathLike
 from typing import TYPE_CHECKING, Any, get_args
 
 from dagsel.arguments import (
@@ -35,6 +36,7 @@ from dagsel.session import Call, Session
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
+from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, home_of
 from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
@@ -74,6 +76,8 @@ def optimize(
     workers: Sequence[Workers] | None = None,
     worker_timeout: float | str = 60.0,
     unit_timeout: float | str | None = None,
+    hold: Hold = "auto",
+    cache_dir: str | PathLike[str] | None = None,
 ) -> Run:
     """Search for the best configuration of a model on a Dask cluster.
 
@@ -168,6 +172,14 @@ def optimize(
         Time that one pass over one shard may take; None for no limit. If it takes longer it is
         stopped at its next batch; if it does not stop there, its worker is restarted. Its trial
         fails at the third time, unless a batch was trained in between.
+    hold
+        Where a worker holds its shards: in ``"memory"``, of whose limit they may take half, or on
+        its ``"disk"``: fetched once, checked, and read as they are needed, mostly from what the
+        system keeps of files in memory. ``"auto"`` puts on the disk what does not fit into memory.
+        All give the same weights. With ``"memory"`` a run ends if the shards do not fit.
+    cache_dir
+        Folder on each worker's machine for shards on its disk; None for one beside Dask's own
+        (``temporary-directory`` in its configuration). What is put there is removed at the end.
 
     Returns
     -------
@@ -198,6 +210,7 @@ def optimize(
         "unit_timeout",
         "run_dir",
         "keep",
+        "cache_dir",
         study=study,
         workload=workload,
         space=space,
@@ -215,9 +228,12 @@ def optimize(
         unit_timeout=unit_timeout,
         run_dir=run_dir,
         data_or_pair=data,
+        hold=hold,
+        cache_dir=cache_dir,
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    call = Call(client, cluster, *bounds, began, given.workers or ())
+    held = {"hold": given.hold, "cache_dir": given.cache_dir}
+    call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)
     deadline_s, cost = limits_of(*limits)

@@ -44,6 +44,7 @@ from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
+from dagsel.storage.shard_cache import Hold
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import PoolsScores, Reconfigurable, Workload, checks
@@ -84,6 +85,8 @@ class Call:
     worker_startup_s: float | None = None
     began: float = field(default_factory=time.monotonic)
     workers: tuple[Workers, ...] = ()
+    hold: Hold = "auto"
+    cache_dir: str | None = None
 
     @property
     def seconds(self) -> float:
@@ -134,7 +137,7 @@ class Session:
         record = self.record
         own = call.own_capacity
         n_own = None if own is None else self._workers_to_begin(call, own)
-        spec = self._spec()
+        spec = self._spec(call)
         journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
@@ -149,9 +152,9 @@ class Session:
             if self.first:
                 journal.append([ENTRIES.encode(entry) for entry in self.first])
             before = record.seconds, record.worker_seconds, record.money or 0.0
-            idle_workers = self._idle_workers(
-                cluster_driver, why_no_room(here, self.data, share=spec.shard_share)
-            )
+            has_room = spec.hold != "memory"  # on the disk
+            why_not = "" if has_room else why_no_room(here, self.data, share=spec.shard_share)
+            idle_workers = self._idle_workers(cluster_driver, why_not)
             self._runner(call, engine, journal, idle_workers, progress).run()
             self.driver.fail_live("the run ended before the trial did")
         ended = _ended(call, engine.bill, cluster_driver, before)
@@ -166,7 +169,7 @@ class Session:
             raise self.driver.error
         return self.result
 
-    def _spec(self) -> RunSpec:
+    def _spec(self, call: Call) -> RunSpec:
         # What a dead driver has left on the cluster, if only for a moment, is not this session's.
         name = f"{self.record.run}.{uuid.uuid4().hex[:4]}"
         return RunSpec(
@@ -177,6 +180,8 @@ class Session:
             self.settings.seed,
             versions_here(),
             threads=1 if self.settings.deterministic else None,
+            hold=call.hold,
+            cache_dir=call.cache_dir,
         )
 
     def _cluster_driver(self, call: Call, here: Client) -> ClusterDriver:

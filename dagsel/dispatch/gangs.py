@@ -164,7 +164,7 @@ class Gangs:
             return f"a gang of {size} was wanted, and there are {n_workers} workers; add workers"
         return (
             f"a gang of {size} was wanted, and memory lets fewer of the {n_workers} workers hold "
-            "the same shard; add memory, or write the data set in smaller shards"
+            "the same shard; add memory, write the data set in smaller shards, or leave hold= out"
         )
 
     def _can_be_formed(self, trial: Trial) -> bool:

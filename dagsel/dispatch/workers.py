@@ -227,6 +227,6 @@ class WorkerTable(dict[Worker, KnownWorker]):
             return f"shard {shards[0]} can be loaded nowhere: {'; '.join(refusals)}"
         return (
             f"{len(shards)} of {self.n_shards} shards have no worker: {len(hosts)} workers have "
-            f"memory for {self.room}; add workers or memory, or write the data set in smaller "
-            "shards"
+            f"memory for {self.room}; add workers or memory, write the data set in smaller shards, "
+            "or leave hold= out"
         )

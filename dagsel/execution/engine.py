@@ -242,6 +242,11 @@ class DaskEngine:
                 self._workforce.drain(worker, retire=retire)
             case Drained(worker):
                 self._workforce.retire(worker)
+            case Note(text):
+                if text in self._troubles:
+                    return  # another worker has said it
+                self._troubles.add(text)
+                logger.warning("%s", text)
         self._messages.put(message)
 
     def _compare_threads(self, threads: int | None) -> None:

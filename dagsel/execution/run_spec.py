@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.shard_cache import Hold
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
 RESOURCE = "TRAIN"
@@ -51,6 +52,9 @@ class RunSpec:
     shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
     # Share of a worker's memory limit past which states wait in the store alone.
     state_share: float = 0.65
+    hold: Hold = "auto"  # where workers hold shards
+    # Folder on each worker's machine for shards on its disk; None for one beside Dask's own.
+    cache_dir: str | None = None
     # A gang breaks when one of its workers is not heard of for so long.
     gang_timeout_s: float = 60.0
     # Known to the run's workers alone: who does not know it cannot join a gang.

@@ -233,7 +233,7 @@ class DispatchPlugin(SchedulerPlugin):
                 speed, node = self._comparable(notice.speed), get_address_host(worker)
                 can = (frozenset[int](), speed, notice.max_shards)
                 self._push(events.WorkerAdded(worker, *can, node, notice.process))
-            case messages.WorkerRefused():
+            case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
             case messages.WorkerLeaves(worker):
                 self._report(messages.WorkerDrains(worker, retire=False))

@@ -14,7 +14,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from dagsel.errors import (
     NothingTrainedError,
     WorkloadError,
 )
+from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, before
@@ -46,23 +47,6 @@ from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
-
-
-@dataclass(slots=True)
-class Held:
-    """A shard as a worker holds it: ready for training and for scoring."""
-
-    train: Any
-    validation: Any
-    n_bytes: int
-
-
-@dataclass(slots=True)
-class Counters:
-    """What a worker has read and run."""
-
-    shard_bytes_read: int = 0
-    units_started: int = 0
 
 
 class UnitRunner:
@@ -84,6 +68,8 @@ class UnitRunner:
         Likewise; returns when it knows.
     is_short_of_memory
         Whether the worker's states had better wait in the store alone.
+    shards
+        Holds the shards; by default in memory.
     """
 
     def __init__(
@@ -95,9 +81,10 @@ class UnitRunner:
         tell: Callable[[Notice], None],
         tell_surely: Callable[[Notice], None],
         is_short_of_memory: Callable[[], bool],
+        shards: HeldShards | None = None,
     ) -> None:
-        self.shards: dict[int, Held] = {}
-        self.counters = Counters()
+        self.shards = shards or HeldShards(spec.data, workload)
+        self.counters = self.shards.counters
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
@@ -108,13 +95,7 @@ class UnitRunner:
 
     def load(self, shard: int) -> int:
         """Read a shard and its validation shard from the data set and hold them."""
-        if shard not in self.shards:
-            data, prepare = self._spec.data, self._workload.prepare
-            train, validation = data.shard(shard), data.validation_shard(shard)
-            n_bytes = sum(array.nbytes for array in (*train.values(), *validation.values()))
-            self.shards[shard] = Held(prepare(train), prepare(validation), n_bytes)
-            self.counters.shard_bytes_read += n_bytes
-        return self.shards[shard].n_bytes
+        return self.shards.load(shard)
 
     def train(
         self,
@@ -221,13 +202,15 @@ class UnitRunner:
         should_stop: ShouldStop,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
-        shard, visit = self.shards[binding.shard].train, self._visit(unit, binding.shard)
+        visit, train = self._visit(unit, binding.shard), self._workload.train
+        shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
-            began = time.time()
-            alone = self._workload.train(state, shard, config, visit=visit, should_stop=should_stop)
+            with shards as shard:
+                began = time.time()
+                alone = train(state, shard, config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
-            with self._lead(unit, binding, config) as gang:
+            with shards as shard, self._lead(unit, binding, config) as gang:
                 began = time.time()
                 together = self._gang_workload.train_gang(
                     state, shard, config, visit=visit, should_stop=should_stop, gang=gang
@@ -319,7 +302,8 @@ class UnitRunner:
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self._check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
-            scores = self._workload.evaluate(loaded, self.shards[unit.position].validation, config)
+            with self.shards.use(unit.position, "validation") as shard:
+                scores = self._workload.evaluate(loaded, shard, config)
             if scores.kept is not None:
                 self.states.save_scores(unit, scores.kept)
             done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
@@ -365,11 +349,12 @@ class UnitRunner:
         try:
             with (
                 own_streams(),
+                self.shards.use(call.shard, "train") as shard,
                 join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
             ):
                 self._gang_workload.train_gang(
                     None,
-                    self.shards[call.shard].train,
+                    shard,
                     cloudpickle.loads(b64decode(call.config)),
                     visit=self._visit(call.unit, call.shard),
                     should_stop=never,
@@ -414,7 +399,7 @@ class UnitRunner:
 
     def drop(self, shard: int) -> None:
         """Forget a shard."""
-        self.shards.pop(shard, None)
+        self.shards.drop(shard)
 
     def forget(self, unit: Unit) -> None:
         """Forget the state that a stopped unit has left in memory."""

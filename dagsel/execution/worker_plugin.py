@@ -15,6 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import cloudpickle
@@ -30,6 +31,7 @@ from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
+from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import (
     check_gpu_resource,
     give_back_memory,
@@ -51,6 +53,7 @@ from dagsel.execution.run_spec import (
 from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
 from dagsel.state import State
+from dagsel.storage.shared_folder import NoRoomError
 
 #: Where Dask's workers log tasks that raise.
 WORKER_LOG = logging.getLogger("distributed.worker")
@@ -91,6 +94,9 @@ class TrainingPlugin(WorkerPlugin):
             check_gpu_resource(worker.state.total_resources, gpus_seen())
             max_shards = self._room(worker)
             await asyncio.to_thread(self._check_store)
+            shards = self._shards(worker, workload)
+            if self.spec.hold == "disk":
+                await asyncio.to_thread(self._open, shards)
             keep_freed_memory()
             own_random_numbers()
             speed = await asyncio.to_thread(measure_speed)
@@ -105,6 +111,7 @@ class TrainingPlugin(WorkerPlugin):
             tell=self._tell,
             tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
+            shards=shards,
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
@@ -126,7 +133,7 @@ class TrainingPlugin(WorkerPlugin):
         if self._sigterm is not None:
             await self._sigterm.end()
         if self.units is not None:
-            self.units.clear()
+            await asyncio.to_thread(self.units.clear)
         watch = worker.periodic_callbacks.pop(self.name, None)
         if watch is not None:
             watch.stop()
@@ -145,6 +152,8 @@ class TrainingPlugin(WorkerPlugin):
             await worker.set_resources(**{RESOURCE: 1})
 
     def _room(self, worker: Worker) -> int | None:
+        if self.spec.hold != "memory":
+            return None  # what does not fit into memory is on the disk
         limit = worker.memory_manager.memory_limit
         largest = max(size.nbytes for size in self.spec.data.shard_sizes)
         max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share)
@@ -152,9 +161,30 @@ class TrainingPlugin(WorkerPlugin):
             raise WorkerMemoryError(
                 f"its memory limit is {limit:,} bytes, of which shards may take "
                 f"{self.spec.shard_share:.0%}; the largest shard takes {largest:,} bytes: give "
-                "workers more memory or write the data set with more shards"
+                "workers more memory, write the data set with more shards, or leave hold= out"
             )
         return max_shards
+
+    def _open(self, shards: HeldShards) -> None:
+        try:
+            shards.open()
+        except NoRoomError as error:
+            raise ClusterError(
+                f"it cannot hold shards on its disk: {error}; give another folder with cache_dir="
+            ) from error
+
+    def _shards(self, worker: Worker, workload: Any) -> HeldShards:
+        # Not in the worker's own folder, which goes with it.
+        beside_it = str(Path(worker.local_directory).parent)
+        return HeldShards(
+            self.spec.data,
+            workload,
+            hold=self.spec.hold,
+            memory_limit=worker.memory_manager.memory_limit,
+            share=self.spec.shard_share,
+            folder=self.spec.cache_dir or beside_it,
+            tell=lambda text: self._tell(messages.Note(text)),
+        )
 
     async def _load_workload(self) -> Any:
         try:

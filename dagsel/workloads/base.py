@@ -221,7 +221,9 @@ class Workload(Protocol):
         """Make what a worker keeps of a shard for all trials.
 
         `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``, or a
-        `dagsel.storage.RaggedArray`.
+        `dagsel.storage.RaggedArray`. Those of a shard on the worker's disk cannot be written to,
+        and are read as they are used: what copies them here takes as much memory as if the shard
+        was not on the disk.
         """
         ...
 
@@ -292,11 +294,25 @@ class ChecksData(Protocol):
         ...
 
 
-def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
-    """Return a function that raises an error if nothing can be trained with a configuration."""
+@runtime_checkable
+class CastsData(Protocol):
+    """A workload whose `prepare` casts arrays: what is held on a disk is cast before it is kept."""
+
+    def cast_dtypes(self, data: DataOutline) -> Mapping[str, np.dtype[Any]]:
+        """Return the dtypes of the arrays that are cast, by name."""
+        ...
+
+
+def outline(manifest: Manifest) -> DataOutline:
+    """Return what is known of a data set."""
     arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
     ragged = frozenset(spec.name for spec in manifest.arrays if spec.is_ragged)
-    data = DataOutline(manifest.sizes("train"), arrays, ragged)
+    return DataOutline(manifest.sizes("train"), arrays, ragged)
+
+
+def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
+    """Return a function that raises an error if nothing can be trained with a configuration."""
+    data = outline(manifest)
 
     def check(config: Config) -> None:
         workload.validate(config)

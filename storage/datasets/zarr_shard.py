@@ -18,6 +18,7 @@ import functools
 import json
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -91,21 +92,35 @@ class ShardFormat:
         Raises a `DamagedError` if a checksum does not match or the stream ends early.
         """
         out = np.empty((self.n_samples, *self.shape), self.dtype)
-        flat, seal = out.reshape(-1).view(np.uint8), _Seal(self.place)
+        for _ in self.pieces(stream, out.reshape(-1).view(np.uint8)):
+            pass
+        return out
+
+    def pieces(
+        self, stream: BinaryIO, into: NDArray[np.uint8] | None = None
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Read an object chunk by chunk: yield the samples' bytes of each once it is checked.
+
+        They are written `into` an array of all bytes, if it is given; else each piece takes the
+        place of the one before. Raises as `decode` does, at the latest after the last piece.
+        """
+        buffer, seal = np.empty(self.chunk_bytes, np.uint8), _Seal(self.place)
+        n_bytes = self.n_samples * (self.chunk_bytes // self.chunk)
         for start in range(0, self.n_chunks * self.chunk_bytes, self.chunk_bytes):
-            data = flat[start : start + self.chunk_bytes]
-            whole = data if data.nbytes == self.chunk_bytes else np.empty(self.chunk_bytes, "u1")
+            end = min(start + self.chunk_bytes, n_bytes)
+            data = buffer[: end - start] if into is None else into[start:end]
+            whole = data if data.nbytes == self.chunk_bytes else buffer
             _read_into(stream, whole)
             if stream.read(_CRC_BYTES) != seal.add(_crc(whole)):
                 raise DamagedError("checksum mismatch")
             if whole is not data:
                 data[:] = whole[: data.nbytes]
+            yield data
         if stream.read(len(seal.text)) != seal.text:
             raise DamagedError("checksum mismatch: it was written for another place")
         index = self._index()
         if stream.read(len(index)) != index:
             raise DamagedError("damaged index")
-        return out
 
     def metadata(self) -> bytes:
         """Return the array's ``zarr.json``, made by zarr-python, or raise ValueError."""

@@ -238,7 +238,9 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
         "no worker came",
     ),
     errors.WorkerMemoryError: (
-        lambda folder: search_here(folder, cluster={"n_workers": 1, "memory_limit": "1 kB"}),
+        lambda folder: search_here(
+            folder, hold="memory", cluster={"n_workers": 1, "memory_limit": "1 kB"}
+        ),
         "1,000 bytes",
     ),
     errors.NoCompletedTrialError: (no_trial, "it burnt down"),

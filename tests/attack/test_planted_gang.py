@@ -16,7 +16,7 @@ import pytest
 from dagsel.dispatch.units import Unit
 from dagsel.errors import GangBrokenError, TrainingError
 from dagsel.execution.run_spec import RunSpec
-from dagsel.execution.unit_runner import Held, UnitRunner
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.messages import JoinGang
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -61,7 +61,7 @@ def test_a_rank_does_not_unpickle_what_its_leader_sends(tmp_path: Path, mark: Pa
         tell_surely=lambda notice: None,
         is_short_of_memory=lambda: False,
     )
-    runner.shards[0] = Held(8, 2, 0)
+    runner.load(0)
 
     def join(port: int) -> None:
         config = base64.b64encode(cloudpickle.dumps({})).decode()

@@ -228,6 +228,11 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "price_per_worker_hour=2.5": (SEARCH, "has no currency", 'write "2.5 USD"'),
     "budget='3 USD', price_per_worker_hour='2 EUR'": (
         SEARCH, "the budget is in USD, and price_per_worker_hour is 2 EUR", "in one currency"),
+    "hold='ram'": (SEARCH, "hold", "'memory', 'disk'"),
+    "hold=None": (SEARCH, "hold", "'auto'"),
+    "cache_dir='s3://bucket/cache'": (SEARCH, "cache_dir must be a folder", "/scratch"),
+    "cache_dir=3": (SEARCH, "cache_dir must be a folder", "got 3"),
+    "cache_dir=''": (SEARCH, "cache_dir must be a folder", "leave it out"),
     "worker_timeout='x'": (SEARCH, "worker_timeout='x' is no time", '"10 min"'),
     "worker_timeout=None": (SEARCH, "worker_timeout=None is no time", '"10 min"'),
     "worker_timeout=0": (SEARCH, "worker_timeout must be above 0", "got 0"),
@@ -370,6 +375,10 @@ CALLS: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "data must be a data set or its URL", "ShardedDataset.write("),
     "dagsel.resume('r', own('closed'), workload=SyntheticWorkload(), space=space)": (
         CLUSTER, "is closed", "a new one"),
+    "dagsel.resume('r', NOBODY, workload=SyntheticWorkload(), space=space, hold='ram')": (
+        SEARCH, "hold", "'memory', 'disk'"),
+    "dagsel.replay('r', NOBODY, workload=SyntheticWorkload(), space=space, cache_dir=1)": (
+        SEARCH, "cache_dir must be a folder", "got 1"),
     "dagsel.resume('r', NOBODY, workload=SyntheticWorkload(), space=space, worker_timeout='x')": (
         SEARCH, "worker_timeout='x'", '"10 min"'),
     "dagsel.replay('r', 3, workload=SyntheticWorkload(), space=space)": (

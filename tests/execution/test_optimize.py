@@ -270,7 +270,14 @@ def test_a_worker_that_is_too_small_is_named_with_its_numbers(optimize: Optimize
         n_workers=1, processes=False, memory_limit="30 MB", dashboard_address="127.0.0.1:0"
     ) as cluster:
         with pytest.raises(errors.WorkerMemoryError, match="30,000,000 bytes.*20,000,000 bytes"):
-            optimize(SyntheticWorkload(), data=data, metric="value", client=None, cluster=cluster)
+            optimize(
+                SyntheticWorkload(),
+                data=data,
+                metric="value",
+                client=None,
+                cluster=cluster,
+                hold="memory",
+            )
 
 
 def test_a_run_dir_out_of_the_workers_reach_is_named(

@@ -172,6 +172,31 @@ def test_shards_take_no_more_than_their_budget_and_give_it_back(
     assert memory_use.taken == 0
 
 
+@pytest.mark.parametrize("stop_after", [None, 2])
+def test_batches_of_a_shard_on_the_hosts_disk_are_sent_and_the_shard_is_not_copied(
+    device: HostDevice, monkeypatch: pytest.MonkeyPatch, stop_after: int | None
+) -> None:
+    made = arrays()
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), "arrays", lambda seed=0, of=arrays: read_only(of(seed)))
+        patched = run(make(device_memory=0), stop_after=stop_after)
+        shard = make(device_memory=0).prepare(read_only(made))
+        resident = make(device_memory=1 << 20).prepare(read_only(made))
+    assert device.n_sent >= device.n_received > 0
+    for name, array in made.items():
+        assert shard[name].data_ptr() == array.__array_interface__["data"][0]
+        assert resident[name].data_ptr() != shard[name].data_ptr(), "there is room on the device"
+    assert patched == run(make(device_memory=0), stop_after=stop_after)
+
+
+def read_only(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Give arrays as they come from a disk."""
+    views = {name: array.view() for name, array in arrays.items()}
+    for view in views.values():
+        view.flags.writeable = False
+    return views
+
+
 def test_a_share_is_a_float_and_bytes_are_an_int() -> None:
     assert place(1, 0, free=9, total=9, budget=1) == "device"
     assert place(2, 0, free=9, total=9, budget=1) == "pinned"

@@ -170,8 +170,17 @@ def place(
     return "device" if taken + n_bytes <= allowed and n_bytes <= free else "pinned"
 
 
-def place_shard(arrays: Shard, device: Accelerator | None, budget: int | float) -> Shard:
-    """Copy a shard to the device's memory, or to pinned memory of the host."""
+class ShardOnDisk(dict[str, Any]):
+    """A shard on the host's disk; its batches are gathered from there and sent ahead."""
+
+
+def place_shard(
+    arrays: Shard, device: Accelerator | None, budget: int | float, *, stays: bool = False
+) -> Shard:
+    """Copy a shard to the device's memory, or to pinned memory of the host.
+
+    If it `stays` where it is, on the host's disk, it is not copied to pinned memory.
+    """
     if device is None:
         return arrays
     free, total = device.memory()
@@ -186,6 +195,8 @@ def place_shard(arrays: Shard, device: Accelerator | None, budget: int | float) 
             for array in placed.values():
                 device.memory_use.release_with(array)
             return placed
+    if stays:
+        return ShardOnDisk(arrays)
     pinned = functools.partial(_pinned, device)
     return {name: _mapped(pinned, array) for name, array in arrays.items()}
 
@@ -202,7 +213,9 @@ def transfer_device(shard: Shard) -> Accelerator | None:
     """Return the device that batches of a shard must be sent to; None if they are on it."""
     device, first = accelerator(), next(iter(shard.values()))
     tensor = first.values if isinstance(first, RaggedTensor) else first
-    return device if device is not None and device.is_pinned(tensor) else None
+    if device is None or not (isinstance(shard, ShardOnDisk) or device.is_pinned(tensor)):
+        return None
+    return device
 
 
 def send_ahead(

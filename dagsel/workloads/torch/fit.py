@@ -64,9 +64,14 @@ class Casting:
         names = self._names({name: array.dtype for name, array in arrays.items()})
         return {n: _as_float32(a) if n in names else a for n, a in arrays.items()}
 
+    def dtypes(self, data: DataOutline) -> dict[str, np.dtype[Any]]:
+        """Return the dtypes of the arrays that are cast."""
+        names = self._names({name: dtype for name, (dtype, _) in data.arrays.items()})
+        return dict.fromkeys(names, np.dtype(np.float32))
+
     def say(self, data: DataOutline) -> None:
         """Log once which arrays of a data set are cast."""
-        names = self._names({name: dtype for name, (dtype, _) in data.arrays.items()})
+        names = self.dtypes(data)
         if names and not self._has_said:
             self._has_said = True
             logger.warning(
@@ -85,8 +90,25 @@ class Casting:
 
 def _as_float32(array: Any) -> Any:
     if isinstance(array, RaggedArray):
-        return RaggedArray(array.values.astype(np.float32), array.shapes)
+        return RaggedArray(array.values.astype(np.float32, copy=False), array.shapes)
     return np.asarray(array, np.float32)
+
+
+class FitsData:
+    """Says what a workload casts."""
+
+    input_fn: Any
+    _casting: Casting
+
+    def cast_dtypes(self, data: DataOutline) -> Mapping[str, np.dtype[Any]]:
+        """Return the dtypes of the arrays that are cast, by name."""
+        return self._casting.dtypes(data) if self.input_fn is None else {}
+
+
+def is_mapped(arrays: Mapping[str, Any]) -> bool:
+    """Whether arrays are read from a disk as they are used; such arrays cannot be written to."""
+    held = (a.values if isinstance(a, RaggedArray) else a for a in arrays.values())
+    return not any(array.flags.writeable for array in held)
 
 
 def _refuses_float64(loss: Any) -> bool:

@@ -40,7 +40,7 @@ from dagsel.workloads.torch.build import (
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
-from dagsel.workloads.torch.fit import Casting, check_batches, check_dtypes
+from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -72,7 +72,7 @@ from dagsel.workloads.torch.state import (
 )
 
 
-class TorchWorkload(GivesModules, Reconfigures, PoolsMetrics):
+class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -295,7 +295,7 @@ class TorchWorkload(GivesModules, Reconfigures, PoolsMetrics):
             }
         except TypeError as error:
             raise WorkloadError(f"the data cannot become tensors: {error}") from error
-        return place_shard(shard, accelerator(), self.device_memory)
+        return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
