@@ -270,7 +270,8 @@ class FlowSuite:
                 if isinstance(step.event, Paused):
                     paused.add(step.event.trial)
                 if _bare(decisions) != _bare(step.decisions):
-                    # Clones of other configurations need other workers, so that others may train.
+                    # Clones of other configurations need other workers, so that others may train;
+                    # and a trial that is cloned to is not at its end.
                     alike = _clones(step.decisions) == _clones(decisions)
                     ours = _favoured(step.decisions, paused, train=alike)
                     theirs = _favoured(decisions, paused, train=alike)
@@ -378,7 +379,7 @@ def _favoured(decisions: tuple[Decision, ...], paused: set[int], *, train: bool)
         match decision:
             case Train(trial, 0) if trial not in paused:
                 continue  # it trains in any case, and its priority may even fall
-            case Train() if not train:
+            case Train() | Stop() if not train:
                 continue
             case Train(trial) | Clone(source=trial) | Stop(trial, _, "complete"):
                 favoured.add(trial)
