@@ -96,7 +96,9 @@ class HeldShards:
         dtypes = (
             workload.cast_dtypes(outline(data.manifest)) if isinstance(workload, CastsData) else {}
         )
-        self._cache = None if folder is None else ShardCache(folder, data, dtypes)
+        self._cache: ShardCache | None = None
+        if folder is not None and not data.is_view:  # a view's shards are no files of their own
+            self._cache = ShardCache(folder, data, dtypes)
         self._is_open, self._said = False, set[str]()
         self._held: dict[int, Held | None] = {}  # None: neither memory nor the disk has room
         self._in_memory: set[int] = set()  # or on the way there
@@ -188,9 +190,15 @@ class HeldShards:
 
     def _from_disk(self, shard: int) -> Held | None:
         """Map a shard from the disk; None if that has no room for it."""
+        if self._cache is None:
+            self._say(
+                "the training and validation samples of a shard together do not fit into a "
+                "worker's memory: they are read from the store for each pass over them, which is "
+                "slow; give workers more memory"
+            )
+            return None
         try:
             self.open()
-            assert self._cache is not None, "a worker that may need a folder is given one"
             mapped = self._cache.load(shard)
         except (LinkError, NoRoomError) as error:
             self._say(

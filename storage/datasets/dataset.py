@@ -247,6 +247,11 @@ class ShardedDataset:
         return self.folder.url
 
     @property
+    def is_view(self) -> bool:
+        """Whether its shards are put together from those of another one."""
+        return False
+
+    @property
     def digest(self) -> str:
         """Checksum of the manifest. Each write gives another one."""
         return f"{google_crc32c.value(self.manifest.to_json()):08x}"

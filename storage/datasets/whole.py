@@ -30,6 +30,11 @@ class WholeDataset(ShardedDataset):
     """
 
     @property
+    def is_view(self) -> bool:
+        """Whether its shards are put together from those of another one: they are."""
+        return True
+
+    @property
     def shard_sizes(self) -> tuple[ShardSize, ...]:
         """Size of each shard."""
         sizes = ShardedDataset.shard_sizes.fget(self)  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from dagsel.execution import mapped_pages
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.mapped_pages import Pages
 from dagsel.storage import RaggedArray, ShardedDataset
+from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.storage.shard_cache import Hold, ShardCache
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Visit
@@ -62,6 +63,29 @@ def sklearn_workload() -> SklearnWorkload:
 
 def held(data: ShardedDataset, workload: Any, tmp_path: Path, hold: Hold) -> HeldShards:
     return HeldShards(data, workload, hold=hold, folder=str(tmp_path / "cache"))
+
+
+@pytest.mark.parametrize("hold", ["memory", "disk", "auto"])
+def test_a_data_set_that_is_trained_on_whole_is_whole_wherever_it_is_held(
+    hold: Hold, data: ShardedDataset, tmp_path: Path
+) -> None:
+    whole = WholeDataset(data.folder, data.manifest)
+    told: list[str] = []
+    shards = HeldShards(
+        whole, torch_workload(), hold=hold, memory_limit=1000, folder=str(tmp_path / "cache"),
+        tell=told.append,
+    )  # fmt: skip
+    shards.open()
+    for index in range(N_SHARDS):
+        n_bytes = shards.load(index)
+        assert n_bytes == sum(rows.nbytes for rows in whole.shard(index).values())
+        for _ in range(2):
+            with shards.use(index, "train") as shard:
+                assert torch.equal(shard["y"], torch.from_numpy(whole.shard(index)["y"]))
+    shards.clear()
+    assert not (tmp_path / "cache").exists()
+    assert len(told) == (hold != "memory")
+    assert all("are read from the store for each pass" in text for text in told)
 
 
 def trained(workload: Workload, shards: HeldShards) -> tuple[bytes, dict[str, float]]:
