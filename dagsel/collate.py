@@ -95,9 +95,8 @@ class Images:
     size: tuple[int, int] | None
     mode: str
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the batch with its images as one tensor."""
-        import numpy as np
+    def decode(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with its images as a list of tensors; ``augment`` gets these."""
         import torch
 
         files = batch.get(self.array)
@@ -108,13 +107,26 @@ class Images:
             )
         streams = [BytesIO(file.cpu().numpy().tobytes()) for file in files]
         made = [decoded_image(stream, self.size, self.mode) for stream in streams]
-        if len({image.shape for image in made}) > 1:
+        device = files[0].device
+        images = [torch.tensor(image, device=device) for image in made]
+        return {name: images if name == self.array else rows for name, rows in batch.items()}
+
+    def stack(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a batch of decoded images with these as one tensor."""
+        import torch
+
+        images = batch[self.array]
+        if len({tuple(image.shape) for image in images}) > 1:
             raise WorkloadError(
                 "the images of a batch differ in size: give the workload "
                 "collate=dagsel.collate.images(size=(width, height))"
             )
-        pixels = torch.from_numpy(np.stack(made)).to(files[0].device)
-        return {name: pixels if name == self.array else rows for name, rows in batch.items()}
+        stacked = torch.stack(images)
+        return {name: stacked if name == self.array else rows for name, rows in batch.items()}
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the batch with its images as one tensor."""
+        return self.stack(self.decode(batch))
 
 
 def decoded_image(file: Any, size: tuple[int, int] | None, mode: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from sklearn.linear_model import SGDClassifier
 from torch import nn
 from torch.nn import functional as F
@@ -369,3 +371,28 @@ def test_float64_values_of_a_ragged_array_are_cast() -> None:
     workload.validate({})
     shard = workload.prepare({"x": rows, "y": np.ones(8, "f4")})
     assert shard["x"].values.dtype is torch.float32
+
+
+def test_images_that_are_stored_as_files_are_changed_as_decoded_ones_are() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (N, 4, 5, 3), "u1")
+    files = []
+    for image in pixels:
+        file = io.BytesIO()
+        Image.fromarray(image).save(file, "png")
+        files.append(np.frombuffer(file.getvalue(), np.uint8))
+    y = np.arange(N) % 3
+
+    def flipped(sample: dict[str, Any], config: Any) -> dict[str, Any]:
+        image = sample["x"].flip(1) if random.random() < 0.5 else sample["x"]
+        return {**sample, "x": image.float() / 255 + 0.1 * torch.randn(image.shape)}
+
+    def bits(x: Any, **options: Any) -> bytes:
+        workload = TorchWorkload(
+            lambda config: nn.Sequential(nn.Flatten(), nn.Linear(60, 3)), F.cross_entropy,
+            torch.optim.SGD, batch_size=BATCH, augment=flipped, **options,
+        )  # fmt: skip
+        state, shard = workload.init({}, 0), workload.prepare({"x": x, "y": y})
+        return bytes(workload.train(state, shard, {}, visit=Visit(0, 1, 1, 0)).state.buffer)
+
+    stored = RaggedArray.of(files)
+    assert bits(stored, collate=dagsel.collate.images()) == bits(pixels)

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from dagsel.collate import Images
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config, DataOutline, Visit
 from dagsel.workloads.gang.gang import Gang
@@ -151,7 +152,11 @@ def _gathered(
         else rows.index_select(0, index.to(rows.device))
         for name, rows in shard.items()
     }
-    return making.collated(batch if change is None else change(batch, places))
+    if change is None:
+        return making.collated(batch)
+    if isinstance(making.collate, Images):  # what is changed are the images, not their files
+        return making.collate.stack(change(making.collate.decode(batch), places))
+    return making.collated(change(batch, places))
 
 
 def _pinned(

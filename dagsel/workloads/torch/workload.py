@@ -111,7 +111,8 @@ class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
     augment
         ``augment(sample, config)`` changes a sample, tensors by name, in training alone. What it
         draws from Python's, NumPy's or PyTorch's streams depends on the run's seed, the trial, the
-        epoch and the sample, so a replay sees the same. Called before `collate`.
+        epoch and the sample, so a replay sees the same. Called before `collate`, but after
+        `dagsel.collate.images` has decoded.
     bucket_by
         Name of an array whose samples differ in shape: a training batch has samples of similar
         size. Each is still taken once an epoch.
