@@ -62,7 +62,7 @@ class OptunaPruner(FullTraining):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return replace(super().traits, uses_pruner=True, pruner=self.pruner)
+        return replace(super().traits, uses_pruner=True, pruner=self.pruner, takes_several=False)
 
     def handle(self, event: Event) -> list[Decision]:
         """Stop a trial where the pruner says so; draw another one for each that ended."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -98,7 +99,11 @@ class Unsendable(Decoded):
         self.transform = lambda x: x
 
 
-def test_what_cannot_be_sent_to_a_process_is_said(tmp_path: Path) -> None:
+def test_what_cannot_be_sent_to_a_process_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawn = multiprocessing.get_context("spawn")  # else nothing is sent
+    monkeypatch.setattr("dagsel.storage.datasets.inputs.decoding._context", lambda: spawn)
     with pytest.raises(DatasetInputError, match="cannot be sent to the processes.*top of a module"):
         ShardedDataset.write(tmp_path / "a", Unsendable(), n_shards=2, workers=2)
 
@@ -404,7 +409,7 @@ make = {
 if __name__ == "__main__":
     options = {"n_shards": 4, "stratify": "y", **({"workers": 2} if kind == "processes" else {})}
     ShardedDataset.write(place + "/small", make(200), **options)  # imports
-    source = make(30_000)
+    source = make(18_000)
     before = peak()
     data = ShardedDataset.write(place + "/out", source, **options)
     print(data.nbytes >> 20, peak() - before)
@@ -421,7 +426,7 @@ def test_what_is_streamed_is_never_in_memory(kind: str, tmp_path: Path) -> None:
         command, capture_output=True, text=True, check=True, timeout=250, env=path, cwd=tmp_path
     )
     nbytes_mb, more_mb = map(int, told.stdout.split())
-    assert nbytes_mb > 460
+    assert nbytes_mb > 270
     assert more_mb < 200, f"{nbytes_mb} MB took {more_mb} MB"
 
 
