@@ -195,7 +195,10 @@ def test_the_study_knows_everything(search: Search) -> None:
     assert {trial.state.name for trial in study.trials} == {"COMPLETE"}
     assert all(set(trial.intermediate_values) == set(range(EPOCHS)) for trial in study.trials)
     assert study.best_value == run.best_value > 0.9
-    assert study.best_params == run.best_params
+    # Of trials that are worth the same Optuna takes the one that ended first.
+    best = [trial.params for trial in study.trials if trial.value == study.best_value]
+    assert study.best_params in best
+    assert run.best_params in best
     assert set(run.metrics.split) == {"train", "validation"}
     frame = run.metrics.query("split == 'validation' and name == 'accuracy'")
     assert frame.value.max() == pytest.approx(
