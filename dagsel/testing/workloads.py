@@ -40,8 +40,9 @@ class WorkloadSuite:
     ----------
     gang_tolerance
         How far, relatively and absolutely, the numbers of a state trained by a gang may be from
-        those of one worker. None if they are not compared: with dropout, or with batch
-        normalization in training mode.
+        those of one worker. None if they are not compared: with dropout, with batch normalization
+        in training mode, or with samples that are changed by chance, since the ranks are threads
+        here and share their random numbers.
 
     Examples
     --------

@@ -112,7 +112,7 @@ def no_dropout(config: Any) -> Bag:
 
 class TestRaggedGang(WorkloadSuite):
     def make_workload(self) -> TorchWorkload:
-        return make(model=no_dropout, augment=noise, bucket_by="ids", input_fn=in_order)
+        return make(model=no_dropout, bucket_by="ids", input_fn=in_order)
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
         return arrays(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -12,9 +11,6 @@ import torch
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config, Visit
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
-
-#: Ranks of a gang that are threads of one process have one set of streams.
-_ALONE = threading.Lock()
 
 Augment: TypeAlias = Callable[[dict[str, torch.Tensor], Any], Any]
 
@@ -46,7 +42,7 @@ class Augmentation:
     def __call__(self, batch: Mapping[str, Any], places: Sequence[int]) -> dict[str, Any]:
         """Return the batch of the samples at these places, changed."""
         made = []
-        with _ALONE, preserved_streams(torch=True):
+        with preserved_streams(torch=True):
             for row, place in enumerate(places):
                 seed_streams(self._seeds[place], torch=True)
                 sample = self._function(
