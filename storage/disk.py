@@ -82,7 +82,7 @@ def append(path: Path, data: bytes, *, at: int) -> None:
         if os.fstat(fd).st_size != at:
             raise OSError(errno.ESTALE, "another process writes to it too")
         try:
-            _write(fd, data)
+            write_all(fd, data)
             os.fsync(fd)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -139,7 +139,7 @@ def _write_new(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
         try:
-            _write(fd, data)
+            write_all(fd, data)
             if sync:
                 os.fsync(fd)
         finally:
@@ -149,7 +149,8 @@ def _write_new(path: Path, data: bytes | memoryview, *, sync: bool) -> None:
         raise
 
 
-def _write(fd: int, data: bytes | memoryview) -> None:
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    """Write all bytes to an open file."""
     left = memoryview(data)
     while left:
         left = left[os.write(fd, left) :]

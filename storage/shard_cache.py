@@ -37,6 +37,7 @@ from dagsel.errors import ShardCorruptError
 from dagsel.storage.datasets.dataset import ShardedDataset, ragged_array
 from dagsel.storage.datasets.manifest import SPLITS, Split
 from dagsel.storage.datasets.zarr_shard import DamagedError, ShardFormat
+from dagsel.storage.disk import write_all
 from dagsel.storage.mapped_shard import MappedShard
 from dagsel.storage.shared_folder import (
     check_room,
@@ -47,7 +48,6 @@ from dagsel.storage.shared_folder import (
     remove_unused,
     sweep,
     unlock,
-    write_all,
 )
 
 #: Where a worker holds shards; ``"auto"`` puts on the disk what does not fit into memory.

@@ -117,13 +117,6 @@ def check_room(folder: Path, n_bytes: int) -> None:
         raise OSError(errno.ENOSPC, text)
 
 
-def write_all(fd: int, data: bytes | memoryview) -> None:
-    """Write all bytes to an open file."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
-
-
 def folder_here(name: str, value: Any) -> str:
     """Return the absolute path of a folder on each machine: working directories differ.
 

@@ -239,7 +239,7 @@ def test_half_a_group_that_a_failed_append_could_not_remove_is_overwritten(
     journal = Journal(tmp_path)
     journal.append(group(0))
     with monkeypatch.context() as broken:
-        broken.setattr(disk, "_write", write_half)
+        broken.setattr(disk, "write_all", write_half)
         broken.setattr(os, "ftruncate", fail)
         with pytest.raises(RunDirError, match="the disk is gone"):
             journal.append(group(1))
