@@ -461,7 +461,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "max_cluster_workers": lambda value: whole("max_cluster_workers", value),
     "n_workers": lambda value: whole("n_workers", value),
     "remeasure": lambda value: flag("remeasure", value),
-    "replicas": lambda value: whole("replicas", value),
+    "replicas": lambda value: value if value == "auto" else whole("replicas", value),
     "run_dir": RunDir,
     "sampler": _sampler,
     "seed": _seed,

@@ -204,9 +204,9 @@ class WorkerJoined:
     threads: int | None = None  # threads that PyTorch trains with; None if there is no PyTorch
     max_shards: int | None = None  # how many shards its memory takes; None for no limit
     speed: float = 1.0  # in GFLOP/s
-    # Whether it has been given the resource that units take for this run.
-    owns_resource: bool = False
+    owns_resource: bool = False  # whether this run has given it the resource that units take
     process: str = ""  # the same for workers that are threads of one process; "" if not known
+    copy_room: int | None = None  # how many shards it may hold where copies are spare
 
 
 @dataclass(frozen=True, slots=True)

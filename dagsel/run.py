@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dagsel.arguments import (
     check_goals,
@@ -22,7 +22,7 @@ from dagsel.checks import choice, short_traceback
 from dagsel.errors import (
     SearchError,
 )
-from dagsel.execution.cluster import check_cluster
+from dagsel.execution.cluster import check_cluster, warm_up
 from dagsel.execution.pools import check_pools
 from dagsel.extending import opened
 from dagsel.flow import Flow, Keep
@@ -68,7 +68,7 @@ def optimize(
     small_population: Policy = "auto",
     keep: Keep | None = None,
     top_k: int = 1,
-    replicas: int = 1,
+    replicas: int | Literal["auto"] = "auto",
     deterministic: bool = False,
     callbacks: Sequence[Callback] = (),
     max_cluster_workers: int | None = None,
@@ -97,8 +97,7 @@ def optimize(
     data
         A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
         tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
-        fifth of the samples for validation, in shards of at most 16 MB. If that is one shard, each
-        worker holds it, and models hop only where that balances the workers.
+        fifth of the samples for validation, in shards of at most 16 MB.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
         configuration as a dict.
@@ -149,7 +148,8 @@ def optimize(
         (`Run.models`, `Run.ensemble`, `Run.export`). Of several metrics those of the Pareto front.
     replicas
         Workers that hold each shard. More than one helps if workers differ in speed or may be lost,
-        and takes as many times the memory.
+        and takes as many times the memory. ``"auto"`` for as many as a tenth of each worker's
+        memory takes: small data is on every worker, and models hop only to balance them.
     deterministic
         Whether the order of a trial's visits depends on seed, trial and epoch alone, so that its
         weights do not depend on the cluster. PyTorch then trains with one thread a worker.
@@ -231,6 +231,7 @@ def optimize(
         hold=hold,
         cache_dir=cache_dir,
     )
+    warm_up(client, cluster)  # while the study is checked and arrays are written
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
     held = {"hold": given.hold, "cache_dir": given.cache_dir}
     call = Call(client, cluster, *bounds, began, given.workers or (), **held)

@@ -212,7 +212,7 @@ class Session:
         """Return what the dispatcher is told of the run."""
         return DispatchConfig(
             self.data.n_shards,
-            self.settings.replicas,
+            None if self.settings.replicas == "auto" else self.settings.replicas,
             unit_timeout_s=self.settings.unit_timeout_s,
             capacity_timeout_s=call.worker_timeout_s,
         )

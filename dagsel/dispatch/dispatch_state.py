@@ -40,7 +40,8 @@ class DispatchConfig:
     """What the dispatcher is told once."""
 
     n_shards: int
-    replicas: int = 1  # copies of each shard, on distinct workers
+    # Copies of each shard, on distinct workers; None: as many as the workers have `copy_room` for.
+    replicas: int | None = 1
     # A trial fails after so many passed time limits or broken gangs of one unit, and no sooner than
     # after so many lost workers (`dagsel.dispatch.suspicion`).
     max_strikes: int = 3
@@ -56,8 +57,9 @@ class DispatchConfig:
 
     def __post_init__(self) -> None:
         for name in ("n_shards", "replicas", "max_strikes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be 1 or more, got {value}")
 
 
 class DispatchState:

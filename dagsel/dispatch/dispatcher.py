@@ -365,6 +365,7 @@ class Dispatcher:
             placed_speed=event.speed,
             node=event.node,
             process=event.process,
+            copy_room=event.copy_room,
         )
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held

@@ -108,6 +108,7 @@ class WorkerAdded:
     max_shards: int | None = None  # how many fit in its memory; None: no limit
     node: str = ""  # a gang prefers workers of few nodes
     process: str = ""  # a gang has one worker of a process; "" for a process of its own
+    copy_room: int | None = None  # how many it may hold where copies are spare; None: no limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class KnownWorker:
     bound: list[Unit] = field(default_factory=list)
     node: str = ""
     process: str = ""  # "" for one of its own
+    copy_room: int | None = None  # how many shards it may hold where copies are spare
+    most: int | None = None  # how many the placement may assign to it
     number: int = 0  # in the order in which they came
 
     def holds(self, shard: int) -> bool:
@@ -48,10 +50,11 @@ def n_processes(hosts: Iterable[KnownWorker]) -> int:
 class WorkerTable(dict[Worker, KnownWorker]):
     """All workers, by address."""
 
-    def __init__(self, n_shards: int, replicas: int) -> None:
+    def __init__(self, n_shards: int, replicas: int | None) -> None:
         super().__init__()
         self.n_shards = n_shards
-        self.replicas = replicas
+        self.replicas = replicas  # of each shard; None: as many as there is `copy_room` for
+        self._copies = replicas or 1  # likewise, of the present placement
         self._n_added = 0
         self._unbound: list[tuple[float, int, KnownWorker]] = []  # sorted by rank, then by number
         self._ranks: dict[Worker, float] = {}  # of those
@@ -136,16 +139,25 @@ class WorkerTable(dict[Worker, KnownWorker]):
 
     def replace(self, speeds: Mapping[Worker, float]) -> None:
         """Place the shards anew on the staying workers, with few moves."""
+        self._copies = self.replicas or max(1, self._spare_copies())
+        is_spare = self.replicas is None and self._copies > 1
         capacities = []
         for host in self.values():
             host.wanted = 0
+            host.most = host.copy_room if is_spare else host.max_shards
             if not host.draining:
                 speed = host.placed_speed = speeds[host.worker]
                 held = frozenset(bits(host.held | host.loading))
                 refused = frozenset(host.refused)
-                capacities.append(Capacity(host.worker, speed, host.max_shards, held, refused))
-        for worker, shards in place(self.n_shards, capacities, replicas=self.replicas).items():
+                capacities.append(Capacity(host.worker, speed, host.most, held, refused))
+        for worker, shards in place(self.n_shards, capacities, replicas=self._copies).items():
             self[worker].wanted = sum(1 << shard for shard in shards)
+
+    def _spare_copies(self) -> int:
+        """Count the copies of each shard that the staying workers have `copy_room` for."""
+        n = self.n_shards
+        rooms = [n if host.copy_room is None else host.copy_room for host in self.staying]
+        return sum(min(n, room) for room in rooms) // n
 
     def drifted(self, speeds: Mapping[Worker, float]) -> bool:
         """Whether measured speeds make the present placement clearly worse than a new one.
@@ -164,12 +176,10 @@ class WorkerTable(dict[Worker, KnownWorker]):
         ):
             return False
         capacities = [
-            Capacity(
-                host.worker, speeds[host.worker], host.max_shards, frozenset(bits(host.wanted))
-            )
+            Capacity(host.worker, speeds[host.worker], host.most, frozenset(bits(host.wanted)))
             for host in hosts
         ]
-        after = place(self.n_shards, capacities, replicas=self.replicas)
+        after = place(self.n_shards, capacities, replicas=self._copies)
         now_s = max(host.wanted.bit_count() / speeds[host.worker] for host in hosts)
         then_s = max(len(after[host.worker]) / speeds[host.worker] for host in hosts)
         return then_s < (1.0 - GAIN) * now_s
@@ -185,16 +195,22 @@ class WorkerTable(dict[Worker, KnownWorker]):
                 if self._is_spare(shard):
                     host.held &= ~(1 << shard)
                     yield DropShard(host.worker, shard)
-            for shard in bits(host.wanted & ~host.held & ~host.loading):
+            for shard in self._in_turn(host.wanted & ~host.held & ~host.loading, host):
                 taken, most = (host.held | host.loading).bit_count(), host.max_shards
                 if shard not in host.refused and (most is None or taken < most):
                     host.loading |= 1 << shard
                     yield LoadShard(host.worker, shard)
 
+    def _in_turn(self, shards: int, host: KnownWorker) -> list[int]:
+        """Return shards in an order that lets each worker begin with others."""
+        n = self.n_shards
+        first = (host.number - 1) * n // len(self)
+        return sorted(bits(shards), key=lambda shard: (shard - first) % n)
+
     def _is_spare(self, shard: int) -> bool:
         wanted = [host for host in self.values() if host.wanted >> shard & 1]
         n_held = sum(host.holds(shard) for host in wanted)
-        return n_held > 0 and n_held >= min(self.replicas, len(wanted))
+        return n_held > 0 and n_held >= min(self._copies, len(wanted))
 
     def missing(self) -> list[int]:
         """Return the shards that no worker holds, loads, or can be asked to load."""

@@ -45,6 +45,7 @@ __all__ = [
     "own_until",
     "silent",
     "told_if_slow",
+    "warm_up",
     "why_no_room",
     "workers_of",
 ]
@@ -198,6 +199,12 @@ def check_cluster(client: Any = None, cluster: Any = None, *, starts: bool = Tru
     for name, value in (("client", client), ("cluster", cluster)):
         if value is not None:
             _check_open(name, value)
+
+
+def warm_up(client: Any, cluster: Any) -> None:
+    """Begin what a cluster of ours takes longest for, if `connect` is to start one of CPUs."""
+    if client is None and cluster is None:
+        fork_server.is_there()
 
 
 def _check_open(name: str, value: Any) -> None:

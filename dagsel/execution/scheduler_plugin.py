@@ -232,7 +232,8 @@ class DispatchPlugin(SchedulerPlugin):
                     self._with_our_resource.add(worker)
                 speed, node = self._comparable(notice.speed), get_address_host(worker)
                 can = (frozenset[int](), speed, notice.max_shards)
-                self._push(events.WorkerAdded(worker, *can, node, notice.process))
+                process, copy_room = notice.process, notice.copy_room
+                self._push(events.WorkerAdded(worker, *can, node, process, copy_room))
             case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
             case messages.WorkerLeaves(worker):

@@ -123,8 +123,9 @@ class TrainingPlugin(WorkerPlugin):
         # Dask looks at the training thread's stack 100 times a second: 5% of its time.
         _profiler(worker, "stop")
         threads = self.spec.threads or torch_threads()
-        told = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
-        self._tell(messages.WorkerJoined(worker.address, str(worker.name), *told))
+        about = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
+        told = (worker.address, str(worker.name), *about, self._copy_room(worker))
+        self._tell(messages.WorkerJoined(*told))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -154,16 +155,26 @@ class TrainingPlugin(WorkerPlugin):
     def _room(self, worker: Worker) -> int | None:
         if self.spec.hold != "memory":
             return None  # what does not fit into memory is on the disk
-        limit = worker.memory_manager.memory_limit
-        largest = max(size.nbytes for size in self.spec.data.shard_sizes)
-        max_shards = shards_that_fit(limit, largest, share=self.spec.shard_share)
+        max_shards = self._fits(worker, self.spec.shard_share)
         if max_shards == 0:
+            limit = worker.memory_manager.memory_limit
             raise WorkerMemoryError(
                 f"its memory limit is {limit:,} bytes, of which shards may take "
-                f"{self.spec.shard_share:.0%}; the largest shard takes {largest:,} bytes: give "
-                "workers more memory, write the data set with more shards, or leave hold= out"
+                f"{self.spec.shard_share:.0%}; the largest shard takes {self._largest:,} bytes: "
+                "give workers more memory, write the data set with more shards, or leave hold= out"
             )
         return max_shards
+
+    def _copy_room(self, worker: Worker) -> int | None:
+        return 0 if self.spec.hold == "disk" else self._fits(worker, self.spec.copy_share)
+
+    def _fits(self, worker: Worker, share: float) -> int | None:
+        limit = worker.memory_manager.memory_limit
+        return shards_that_fit(limit, self._largest, share=share)
+
+    @property
+    def _largest(self) -> int:
+        return max(size.nbytes for size in self.spec.data.shard_sizes)
 
     def _open(self, shards: HeldShards) -> None:
         try:

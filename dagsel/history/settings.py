@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
-from typing import Any, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 import dagsel.flows
 import dagsel.flows.baselines
@@ -43,7 +43,7 @@ class Settings:
     data_digest: str  # checksum of its manifest
     n_shards: int  # of training
     workload: dict[str, str] = field(default_factory=dict)  # descriptions of its parts
-    replicas: int = 1
+    replicas: int | Literal["auto"] = 1
     keep: Keep = field(default="last", metadata={LATER: True})
     top_k: int = field(default=1, metadata={LATER: True})
     # The metrics, if there are several.

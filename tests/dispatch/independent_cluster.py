@@ -301,7 +301,8 @@ class IndependentCluster:
             name = f"w{self.n_workers}"
             self.n_workers += 1
         self.machines[name] = Machine(set(shards), max_shards)
-        self.tell(WorkerAdded(name, frozenset(shards), speed, max_shards))
+        copy_room = None if max_shards is None else max_shards // 2
+        self.tell(WorkerAdded(name, frozenset(shards), speed, max_shards, copy_room=copy_room))
 
     def kill(self, worker, expected, finished, noticed=True):
         """The worker goes; what it ran may have been finished and stored.

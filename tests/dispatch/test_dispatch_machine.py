@@ -56,7 +56,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @initialize(
         n_shards=st.integers(1, 5),
-        replicas=st.integers(1, 2),
+        replicas=st.sampled_from([1, 2, None]),
         n_workers=st.integers(0, 3),
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),

@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
+from dagsel.dispatch.events import LoadShard, RoundAdded, WorkerAdded
 from dagsel.dispatch.placement import Capacity, place, quotas
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.units import Chain, Round, Unit
@@ -181,3 +183,38 @@ def test_a_round_knows_its_units():
     assert Unit("evaluate", 0, 2, 1) in list(round_.chains[0].evaluations(2))
     with pytest.raises(ValueError, match="more than one chain"):
         Round(0, (round_.chains[0], round_.chains[0]))
+
+
+def asked_to_load(rooms, n_shards, replicas, max_shards=None):
+    """What each worker is asked to load, in order, as a round begins."""
+    dispatcher = Dispatcher(DispatchConfig(n_shards, replicas))
+    workers = [
+        WorkerAdded(f"w{k}", max_shards=max_shards, copy_room=room) for k, room in enumerate(rooms)
+    ]
+    chains = RoundAdded(Round(0, (Chain(0, range(1, 2), n_shards),)))
+    told = dispatcher.handle(*workers, chains, now_s=0.0)
+    loads = [instruction for instruction in told if isinstance(instruction, LoadShard)]
+    return {w.worker: [x.shard for x in loads if x.worker == w.worker] for w in workers}
+
+
+@given(st.lists(st.none() | st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 12))
+def test_of_automatic_copies_there_are_as_many_as_take_little_memory(rooms, n_shards):
+    loads = asked_to_load(rooms, n_shards, None)
+    counts = [sum(shard in shards for shards in loads.values()) for shard in range(n_shards)]
+    room = sum(min(n_shards, n_shards if room is None else room) for room in rooms)
+    if room >= 2 * n_shards:
+        assert min(counts) >= room // n_shards
+        most = [n_shards if room is None else room for room in rooms]
+        assert all(len(x) <= n for x, n in zip(loads.values(), most, strict=True))
+    else:  # one copy, on whoever has memory for it
+        assert loads == asked_to_load(rooms, n_shards, 1)
+
+
+def test_small_data_is_everywhere_and_workers_begin_with_other_shards():
+    loads = asked_to_load([None, None], 4, None)
+    assert loads == {"w0": [0, 1, 2, 3], "w1": [2, 3, 0, 1]}
+    assert asked_to_load([4, 4], 4, None, max_shards=20) == loads
+
+
+def test_copies_beyond_one_are_made_only_where_all_shards_get_them():
+    assert asked_to_load([3, 4], 4, None) == asked_to_load([3, 4], 4, 1)
