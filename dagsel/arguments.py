@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar, get_args
 import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.checks import choice, flag, number, short_traceback, shown, takes, whole
+from dagsel.console import Progress
 from dagsel.errors import DatasetInputError, SearchError, WorkloadError
 from dagsel.flow import Direction, Flow, Goal, Keep, Traits
 from dagsel.planning.budget import Budget, budget_for, to_seconds
@@ -224,7 +225,7 @@ _ELSEWHERE = {
     "pruner": "write flow=dagsel.flows.OptunaPruner(max_epochs=9, n_trials=20, pruner=...)",
     "sampler": "write study=optuna.create_study(sampler=...) and "
     "flow=dagsel.flows.SamplerSearch(max_epochs=9, n_trials=20)",
-    "show_progress_bar": "progress is shown where somebody looks; leave it out",
+    "show_progress_bar": "write progress=False to see nothing, or leave it out",
     "storage": "write study=optuna.create_study(storage=...)",
     "timeout": 'write deadline="10 min"',
 }
@@ -246,6 +247,10 @@ def optunas_arguments(call: Callable[P, T]) -> Callable[P, T]:
         return call(*args, **kwargs)
 
     return checked_call
+
+
+def _progress(value: Any) -> Any:
+    return value is not False and choice("progress", value, get_args(Progress)[:-1])
 
 
 def _study(study: Any) -> Study:
@@ -460,6 +465,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "keep": lambda value: choice("keep", value, get_args(Keep)),
     "max_cluster_workers": lambda value: whole("max_cluster_workers", value),
     "n_workers": lambda value: whole("n_workers", value),
+    "progress": _progress,
     "remeasure": lambda value: flag("remeasure", value),
     "replicas": lambda value: value if value == "auto" else whole("replicas", value),
     "run_dir": RunDir,

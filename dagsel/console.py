@@ -9,9 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 _PATIENCE_S = 2.0
+#: How a search shows what it does (`dagsel.views.progress`).
+Progress: TypeAlias = Literal["auto", "table", "line", "log", False]
 #: Columns and lines of a drawing in text, and its size in a notebook.
 COLUMNS, LINES = 60, 8
 WIDTH_PX, HEIGHT_PX = 480, 96

@@ -11,6 +11,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
+from dagsel.console import Progress
 from dagsel.driver.consistency import read_history, read_run
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
@@ -58,6 +59,7 @@ def resume(
     worker_timeout: float | str = 60.0,
     hold: Hold = "auto",
     cache_dir: str | PathLike[str] | None = None,
+    progress: Progress = "auto",
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
@@ -86,8 +88,8 @@ def resume(
         much as the dearest did.
     count_downtime
         Whether the time since the interruption counts against the deadline.
-    hold, cache_dir
-        As for `dagsel.optimize`: of this cluster, so they may be others than before.
+    hold, cache_dir, progress
+        As for `dagsel.optimize`: of this call, so they may be others than before.
 
     Returns
     -------
@@ -134,9 +136,10 @@ def resume(
         worker_timeout=worker_timeout,
         hold=hold,
         cache_dir=cache_dir,
+        progress=progress,
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    held = {"hold": given.hold, "cache_dir": given.cache_dir}
+    held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
     call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = given.run_dir
@@ -192,6 +195,7 @@ def replay(
     worker_timeout: float | str = 60.0,
     hold: Hold = "auto",
     cache_dir: str | PathLike[str] | None = None,
+    progress: Progress = "auto",
 ) -> Run:
     """Repeat a run: the same trials, decisions and orders of visits, so the same weights.
 
@@ -203,7 +207,7 @@ def replay(
     ----------
     run_dir
         The recorded run's folder; only read.
-    client, cluster, worker_timeout, hold, cache_dir
+    client, cluster, worker_timeout, hold, cache_dir, progress
         As for `dagsel.optimize`.
     workload, space
         Those that the run began with.
@@ -239,6 +243,7 @@ def replay(
         worker_timeout=worker_timeout,
         hold=hold,
         cache_dir=cache_dir,
+        progress=progress,
     )
     source = given.run_dir
     settings, entries, then = read_run(source)
@@ -270,7 +275,7 @@ def replay(
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())
-        held = {"hold": given.hold, "cache_dir": given.cache_dir}
+        held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
         here = Call(client, cluster, given.worker_timeout, **held)
         repeated = opened(session.run(here, lock), space)
     record.notes += [script.state.astray] if script.state.astray else []

@@ -19,6 +19,7 @@ from dagsel.arguments import (
     optunas_arguments,
 )
 from dagsel.checks import choice, short_traceback
+from dagsel.console import Progress
 from dagsel.errors import (
     SearchError,
 )
@@ -78,6 +79,7 @@ def optimize(
     unit_timeout: float | str | None = None,
     hold: Hold = "auto",
     cache_dir: str | PathLike[str] | None = None,
+    progress: Progress = "auto",
 ) -> Run:
     """Search for the best configuration of a model on a Dask cluster.
 
@@ -180,6 +182,10 @@ def optimize(
     cache_dir
         Folder on each worker's machine for shards on its disk; None for one beside Dask's own
         (``temporary-directory`` in its configuration). What is put there is removed at the end.
+    progress
+        How the search is shown, on standard error: a ``"table"`` of the trials, one ``"line"``, a
+        ``"log"`` with a line on each trial that ends and one a minute, or False for nothing.
+        ``"auto"`` is a table in a terminal or a notebook, and a log elsewhere.
 
     Returns
     -------
@@ -230,10 +236,11 @@ def optimize(
         data_or_pair=data,
         hold=hold,
         cache_dir=cache_dir,
+        progress=progress,
     )
     warm_up(client, cluster)  # while the study is checked and arrays are written
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
-    held = {"hold": given.hold, "cache_dir": given.cache_dir}
+    held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
     call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)

@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
@@ -87,6 +88,7 @@ class Call:
     workers: tuple[Workers, ...] = ()
     hold: Hold = "auto"
     cache_dir: str | None = None
+    progress: Progress = "auto"
 
     @property
     def seconds(self) -> float:
@@ -141,7 +143,8 @@ class Session:
         journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
-            progress = stack.enter_context(SearchProgress(self.settings.metric))
+            progress = stack.enter_context(SearchProgress(self.settings.metric, call.progress))
+            progress.update(record)  # what an earlier session has done is no news
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             here = stack.enter_context(

@@ -1,4 +1,4 @@
-"""The progress line of a running search, in a terminal or a notebook."""
+"""What is shown while a search runs: a table, a line, or lines of a log."""
 
 from __future__ import annotations
 
@@ -6,65 +6,64 @@ import time
 from collections import deque
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from dagsel.console import Progress
 from dagsel.history.record import Record
+from dagsel.views.displays import choose
+from dagsel.views.snapshot import Snapshot
 
-#: The line is written again after this time at the earliest.
-_REFRESH_S = 0.1
+#: What is shown is made anew after this time at the earliest,
+REFRESH_S = 0.5
+#: and after so many times the time that it took.
+SPARING = 100
 #: Units per second are averaged over this time.
 _WINDOW_S = 10.0
 
 
 class SearchProgress:
-    """Shows epochs done, trials alive, the best value of the metric and units per second.
+    """Shows how a search stands.
 
-    Nothing is shown if the console is neither a terminal nor a notebook.
+    Parameters
+    ----------
+    metric
+        What the search is about, of several metrics the first.
+    how
+        ``"table"``, ``"line"``, ``"log"`` or False for nothing. ``"auto"`` is a table in a terminal
+        or a notebook, and a log elsewhere.
+    console
+        Where to; by default standard error.
     """
 
-    def __init__(self, metric: str, *, console: Console | None = None) -> None:
+    def __init__(
+        self, metric: str, how: Progress = "auto", *, console: Console | None = None
+    ) -> None:
         self._metric = metric
-        self._console = console or Console(stderr=True)
-        live = self._console.is_terminal or self._console.is_jupyter
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TimeElapsedColumn(),
-            console=self._console,
-            disable=not live,
-            refresh_per_second=4,
-        )
-        self._task = self._progress.add_task("starting the workers", total=None)
+        self._display = choose(how, console or Console(stderr=True))
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
         self._last: Record | None = None
 
     def __enter__(self) -> SearchProgress:
-        self._progress.start()
+        if self._display is not None:
+            self._display.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._last is not None:
-            self._show(self._last, time.monotonic())
-        self._progress.stop()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._display is not None:
+            last = None if self._last is None else self._snapshot(self._last)
+            self._display.stop(last, error)
 
     def update(self, record: Record) -> None:
-        """Show what the search has done."""
-        if self._progress.disable:
+        """Show what the search has done, unless that was a moment ago."""
+        if self._display is None:
             return
         self._last, now = record, time.monotonic()
         if now >= self._due:
-            self._due = now + _REFRESH_S
-            self._show(record, now)
+            self._display.show(self._snapshot(record))
+            self._due = now + max(REFRESH_S, SPARING * (time.monotonic() - now))
 
-    def _show(self, record: Record, now: float) -> None:
-        self._progress.update(
-            self._task,
-            description=describe(record, self._metric, self._rate(len(record.units), now)),
-            completed=record.n_epochs,
-            total=record.n_epochs_decided or None,
-        )
+    def _snapshot(self, record: Record) -> Snapshot:
+        return Snapshot.of(record, self._metric, self._rate(len(record.units), time.monotonic()))
 
     def _rate(self, n_units: int, now: float) -> float:
         while self._window and now - self._window[0][0] >= _WINDOW_S:
@@ -72,15 +71,3 @@ class SearchProgress:
         self._window.append((now, n_units))
         then, before = self._window[0]
         return (n_units - before) / (now - then) if now > then else 0.0
-
-
-def describe(record: Record, metric: str, units_per_second: float) -> str:
-    """Return the text of the line."""
-    parts = [f"{record.n_epochs} epochs", f"{record.n_live} trials alive"]
-    if record.failures:
-        parts.append(f"{len(record.failures)} failed")
-    if record.leading is not None:
-        parts.append(f"best {metric} {record.leading.value:.4g}")
-    if record.goals:
-        parts.append(f"{len(record.top)} on the Pareto front")
-    return " · ".join([*parts, f"{units_per_second:.1f} units/s"])

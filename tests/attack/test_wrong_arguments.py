@@ -212,6 +212,9 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "client=None, cluster=own('running', asynchronous=True)": (
         CLUSTER, "the cluster is asynchronous", "await asyncio.to_thread(dagsel.optimize, ..."),
     # numbers, times, words
+    "progress='bar'": (SEARCH, "progress must be one of 'auto', 'table', 'line', 'log'", "'bar'"),
+    "progress=True": (SEARCH, "progress must be one of", "got True"),
+    "progress=None": (SEARCH, "progress must be one of", "got None"),
     "replicas=0": (SEARCH, "replicas must be a whole number of 1 or more", "got 0"),
     "replicas=True": (SEARCH, "replicas must be", "got True"),
     "replicas=1.5": (SEARCH, "replicas must be", "got 1.5"),

@@ -79,6 +79,7 @@ def run(folder: Path, slow: float, *command: str, program: str | None = None) ->
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert " · the search has ended: " in done.stderr
     return done.stdout
 
 
@@ -106,3 +107,6 @@ def test_a_notebook_names_both_and_nothing_else(tmp_path: Path, slow: float) -> 
     outputs = [output for cell in book.cells for output in cell.outputs]
     check("".join(output.text for output in outputs if output.output_type == "stream"), slow)
     assert "<svg" in outputs[-1].data["text/html"]
+    views = [output.data["text/html"] for output in outputs if output.output_type == "display_data"]
+    assert any("best accuracy" in view and "<td>complete</td>" in view for view in views)
+    assert 'install "ipywidgets"' not in str(book), "what is shown needs no widgets"

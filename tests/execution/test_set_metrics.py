@@ -126,12 +126,17 @@ def test_a_driver_that_is_stopped_anywhere_goes_on_with_the_same_numbers(
 
 
 def test_a_replay_has_the_same_numbers(
-    search: Optimize, client: Client, digits: ShardedDataset
+    search: Optimize, client: Client, digits: ShardedDataset, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = search()
-    again = dagsel.replay(
-        run.run_dir.url, client, workload=workload(), space=space, into=f"{run.run_dir.url}-again"
-    )
+    parts: dict[str, Any] = {"workload": workload(), "space": space}
+    run = search(progress="log")
+    told = capsys.readouterr().err
+    for number in run.record.trials:
+        assert told.count(f"trial {number} complete after") == 1
+    run_dir = run.run_dir.url
+    again = dagsel.replay(run_dir, client, **parts, into=f"{run_dir}-again", progress=False)
+    dagsel.resume(run_dir, client, **parts, progress=False)  # it has ended, and is only read
+    assert capsys.readouterr().err == ""
     assert again.record.notes == []
     check(again, digits)
 

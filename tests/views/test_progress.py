@@ -1,22 +1,33 @@
-"""The line that lives while a search runs."""
+"""What is shown while a search runs: in a terminal, in a notebook, and in a log."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from io import StringIO
+from itertools import pairwise
+from typing import Any
 
+import pyte
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
+from dagsel.console import Progress
 from dagsel.dispatch.units import Unit
-from dagsel.flow import Asked, Reported, Stop, TrialFailed
+from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
-from dagsel.views.progress import SearchProgress, describe
+from dagsel.views.displays import line
+from dagsel.views.progress import SPARING, SearchProgress
+from dagsel.views.snapshot import Snapshot
+from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
+from dagsel.views.words import seconds_left
 
 
-def terminal(**options: object) -> Console:
-    return Console(file=StringIO(), force_terminal=True, width=100, **options)  # type: ignore[arg-type]
+def terminal(width: int = 100, height: int = 24) -> Console:
+    return Console(file=StringIO(), force_terminal=True, width=width, height=height)
 
 
 def written(console: Console) -> str:
@@ -25,14 +36,18 @@ def written(console: Console) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
 
 
-def make_record() -> Record:
+def make_record(n_trials: int = 4, config: dict[str, Any] | None = None) -> Record:
+    """All trials have scored an epoch: the first is complete, the second failed, others go on."""
     record = Record("3f9a", n_shards=4, direction="maximize")
-    record.add(Turn(Asked((0, 1, 2, 3)), (), params={number: {} for number in range(4)}))
-    for number in range(4):
-        value = 0.98765 - 0.1 * number
+    numbers = tuple(range(n_trials))
+    record.add(Turn(Asked(numbers), (), params={number: {} for number in numbers}))
+    record.configure({number: config or {"lr": 0.1 / (1 + number)} for number in numbers})
+    record.add(Turn(None, tuple(Train(number, 2) for number in numbers)))
+    for number in numbers:
+        value = round(0.9 - number / 1000 if n_trials > 9 else 0.9 - number / 10, 3)
         record.add(Turn(Reported(number, 1, value, {"accuracy": value}, 1.0), ()))
     record.add(Turn(None, (Stop(0, "", "complete"),)))
-    record.add(Turn(TrialFailed(1, "broken"), ()))
+    record.add(Turn(TrialFailed(1, "broken\nbeyond repair"), ()))
     return record
 
 
@@ -41,63 +56,239 @@ def add_units(record: Record, n: int) -> None:
     record.units.extend([unit] * n)
 
 
-def test_the_line_says_all_that_was_promised() -> None:
-    line = describe(make_record(), "accuracy", 41.27)
-    assert line == "4 epochs · 2 trials alive · 1 failed · best accuracy 0.9877 · 41.3 units/s"
+def snapshot(record: Record, units_per_second: float = 41.27) -> Snapshot:
+    return Snapshot.of(record, "accuracy", units_per_second)
 
 
-def test_a_terminal_shows_where_the_search_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
-    console, record = terminal(), make_record()
-    with SearchProgress("accuracy", console=console) as progress:
-        progress.update(record)
-        now[0] += 5
-        add_units(record, 20)
-        progress.update(record)
-    first, *_, last = [line for line in re.split(r"[\r\n]+", written(console)) if line.strip()]
-    assert "starting the workers" in first
-    assert "best accuracy 0.9877 · 4.0 units/s" in last
+class Clock:
+    """A clock that stands still unless it is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("dagsel.views.progress.time.monotonic", lambda: self.now)
 
 
-def test_the_rate_forgets_what_is_long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
-    console, record = terminal(), make_record()
-    with SearchProgress("accuracy", console=console) as progress:
+# ---- in a terminal
+
+
+def test_a_table_has_what_matters_and_the_best_trial_that_lives_first() -> None:
+    head, counts, best, names, *rows = terminal_lines(snapshot(make_record()), height=24)
+    assert head == "0:00 · 4 of 6 epochs"
+    assert counts == "2 training · 1 complete · 1 failed · 0 workers · 41.3 units/s"
+    assert best == "best accuracy 0.9: trial 0 after 1 epoch · lr=0.1"
+    assert names.split() == ["trial", "state", "epochs", "accuracy", "configuration"]
+    assert [row.split()[:4] for row in rows] == [
+        ["2", "training", "1/2", "0.7"],
+        ["3", "training", "1/2", "0.6"],
+        ["0", "complete", "1", "0.9"],
+        ["1", "failed", "1", "0.8"],
+    ]
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50), (44, 12)])
+def test_a_table_fits_the_terminal(width: int, height: int) -> None:
+    config = {f"a_long_name_of_a_parameter_{k}": "and a long value of it" for k in range(9)}
+    console, record = terminal(width, height), make_record(100, config)
+    assert isinstance(console.file, StringIO)
+    screen = pyte.Screen(width, height)
+    with SearchProgress("accuracy", "table", console=console) as progress:
+        for _ in range(3):
+            progress.update(record)
+            progress._due = 0.0
+    pyte.Stream(screen).feed(console.file.getvalue().replace("\n", "\r\n"))
+    shown = [text.rstrip() for text in screen.display]
+    assert shown[0] == "0:00 · 100 of 198 epochs"  # nothing has scrolled, and it stands once
+    assert shown[3].startswith("trial  state")
+    assert shown[4].startswith("2      training     1/2")
+    assert f"and {100 - (height - AROUND)} more trials" in shown
+
+
+def test_a_line_says_how_far_it_is() -> None:
+    text = line(snapshot(make_record()))
+    assert text == "4 epochs · 2 trials alive · 1 failed · best accuracy 0.9 · 41.3 units/s"
+
+
+@pytest.mark.parametrize("how", ["table", "line"])
+def test_the_rate_forgets_what_is_long_ago(how: Progress, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, console, record = Clock(monkeypatch), terminal(), make_record()
+    with SearchProgress("accuracy", how, console=console) as progress:
         add_units(record, 1000)
         progress.update(record)
         for _ in range(30):
-            now[0] += 1
+            clock.now += 1
             add_units(record, 3)
             progress.update(record)
-    assert written(console).rstrip().splitlines()[-1].count("3.0 units/s") == 1
+    assert "3.0 units/s" in written(console)[-1000:]
 
 
-def test_the_last_update_is_shown_however_quickly_it_came() -> None:
+@pytest.mark.parametrize("how", ["table", "line"])
+def test_the_last_update_is_shown_however_quickly_it_came(how: Progress) -> None:
     console, record = terminal(), make_record()
-    with SearchProgress("accuracy", console=console) as progress:
+    with SearchProgress("accuracy", how, console=console) as progress:
         progress.update(record)
         record.add(Turn(Reported(2, 2, 1.0, {"accuracy": 1.0}, 2.0), ()))
         progress.update(record)
-    assert "best accuracy 1 " in written(console).rstrip().splitlines()[-1]
+    assert "best accuracy 1" in written(console)[-1000:]
 
 
-def test_nothing_is_written_where_nobody_watches() -> None:
-    file = StringIO()
-    with SearchProgress("accuracy", console=Console(file=file)) as progress:
-        progress.update(make_record())
-    assert file.getvalue() == ""
-
-
-def test_the_line_is_taken_down_when_a_search_is_interrupted() -> None:
+@pytest.mark.parametrize("how", ["table", "line"])
+def test_the_terminal_is_left_to_others_when_a_search_is_interrupted(how: Progress) -> None:
     console = terminal()
 
     def search() -> None:
-        with SearchProgress("accuracy", console=console) as progress:
+        with SearchProgress("accuracy", how, console=console) as progress:
             progress.update(make_record())
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         search()
     assert console._live_stack == []
+
+
+@given(st.floats(0.0, 5.0))
+def test_a_hundredth_of_the_time_is_spent_on_it(seconds: float) -> None:
+    now, shown = [0.0], list[float]()
+
+    class Slow:
+        def start(self) -> None: ...
+
+        def show(self, snapshot: Snapshot) -> None:
+            now[0] += seconds
+            shown.append(now[0])
+
+        def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None: ...
+
+    progress, record = SearchProgress("accuracy", False), make_record()
+    progress._display = Slow()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
+        while len(shown) < 4:
+            progress.update(record)
+            now[0] += 0.25
+    gaps = [later - seconds - sooner for sooner, later in pairwise(shown)]
+    assert min(gaps) >= max(0.5, SPARING * seconds) - 1e-9 - seconds
+
+
+# ---- in a notebook
+
+
+def test_a_notebook_shows_text_of_the_study_as_text() -> None:
+    html = notebook_table(snapshot(make_record(30, {"act": "<script>alert(1)</script>"})))
+    assert "<script>" not in html
+    assert "act=&lt;script&gt;" in html
+    assert html.count("<tr>") == 1 + IN_NOTEBOOK
+    assert "and 10 more trials" in html
+
+
+# ---- in a log
+
+
+def log(record: Record, *changes: Any, how: Progress = "log") -> list[str]:
+    """What a log has after changes of the record, each seen 30 s after the one before."""
+    file, now = StringIO(), [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
+        with SearchProgress("accuracy", how, console=Console(file=file)) as progress:
+            progress.update(record)
+            for change in changes:
+                change(record)
+                now[0] += 30.0
+                record.seconds += 30.0
+                progress.update(record)
+    return file.getvalue().splitlines()
+
+
+def test_a_log_has_a_line_a_minute_and_says_what_came_out() -> None:
+    lines = log(make_record(), *[lambda record: None] * 5, how="auto")  # a file is no terminal
+    assert [text.partition(" · ")[0] for text in lines] == ["dagsel 1:00", "dagsel 2:00",
+                                                            "dagsel 2:30"]  # fmt: skip
+    assert "4 of 6 epochs · 2 training · 1 complete · 1 failed" in lines[0]
+    assert lines[-1].endswith(
+        "the search has ended: 4 trials, 4 epochs, 0 s of workers' time · best accuracy 0.9: "
+        "trial 0 after 1 epoch · lr=0.1"
+    )
+
+
+@given(st.lists(st.sampled_from(["complete", "pruned", "fail", "report"]), max_size=12), st.data())
+def test_a_log_has_one_line_for_each_trial_that_ends(steps: list[str], data: st.DataObject) -> None:
+    def change(step: str) -> Any:
+        def do(record: Record) -> None:
+            live = [trial for trial in record.trials.values() if trial.is_live]
+            if not live:
+                return
+            trial = data.draw(st.sampled_from(live))
+            if step == "fail":
+                record.add(Turn(TrialFailed(trial.number, "broken\nbeyond repair"), ()))
+            elif step == "report":
+                epoch = len(trial.epochs) + 1
+                record.add(Turn(Reported(trial.number, epoch, 0.5, {"accuracy": 0.5}, 1.0), ()))
+            else:
+                record.add(Turn(None, (Stop(trial.number, "", step),)))  # type: ignore[arg-type]
+
+        return do
+
+    record = make_record(8)
+    before = {trial.number for trial in record.trials.values() if not trial.is_live}
+    lines = log(record, *map(change, steps))
+    named = [re.search(r" · trial (\d+) (complete|pruned|failed) after", text) for text in lines]
+    told = Counter(int(found[1]) for found in named if found)
+    ended = {trial.number for trial in record.trials.values() if not trial.is_live}
+    assert told == Counter(ended - before)
+    assert not any("beyond repair" in text for text in lines)
+
+
+def test_a_log_says_that_a_search_was_interrupted() -> None:
+    file = StringIO()
+
+    def search() -> None:
+        with SearchProgress("accuracy", "log", console=Console(file=file)) as progress:
+            progress.update(make_record())
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search()
+    assert "interrupted by KeyboardInterrupt: 4 trials" in file.getvalue()
+
+
+@pytest.mark.parametrize("force_terminal", [False, True])
+def test_nothing_is_shown_where_nobody_wants_it(force_terminal: bool) -> None:
+    file = StringIO()
+    console = Console(file=file, force_terminal=force_terminal)
+    with SearchProgress("accuracy", False, console=console) as progress:
+        progress.update(make_record())
+    assert file.getvalue() == ""
+
+
+# ---- how long it may take
+
+
+@given(
+    st.lists(st.floats(0.1, 10.0), min_size=2, max_size=64),
+    st.integers(1, 100),
+    st.integers(1, 8),
+    st.integers(1, 16),
+)
+def test_the_time_left_surrounds_that_of_mean_units(
+    took: list[float], n_epochs: int, n_shards: int, n_workers: int
+) -> None:
+    units = [
+        UnitRecord(Unit("train", 0, 1, k), "w", k, 5.0, 5.0 + seconds, hop=False)
+        for k, seconds in enumerate(took)
+    ]
+    found = seconds_left(units, n_epochs, n_shards=n_shards, n_workers=n_workers)
+    assert found is not None
+    likely = sum(took) / len(took) * n_epochs * n_shards / n_workers
+    assert 0 <= found[0] <= likely * (1 + 1e-9)
+    assert found[1] >= likely * (1 - 1e-9)
+
+
+def test_evaluating_counts_too() -> None:
+    kinds = ["train", "evaluate"] * 4
+    units = [
+        UnitRecord(Unit(kind, 0, 1, k), "w", k, 0.0, 3.0 if kind == "train" else 1.0, hop=False)  # type: ignore[arg-type]
+        for k, kind in enumerate(kinds)
+    ]
+    least, most = seconds_left(units, 100, n_shards=2, n_workers=4) or (0.0, 0.0)
+    assert least < 100 * 2 * (3.0 + 1.0) / 4 < most
+    assert seconds_left(units, 0, n_shards=2, n_workers=4) is None
+    assert seconds_left(units[:1], 9, n_shards=2, n_workers=4) is None

@@ -1,0 +1,195 @@
+"""Where a search is shown: in a terminal, in a notebook, in a log."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as RichProgress
+from rich.text import Text
+
+from dagsel.console import Progress, span
+from dagsel.views.snapshot import Snapshot, TrialRow
+from dagsel.views.table import notebook_table, terminal_lines
+from dagsel.views.words import clock, epochs
+
+#: A log has a line on the whole search so often.
+LOG_EVERY_S = 60.0
+_STARTING = "starting the workers"
+
+
+class Display(Protocol):
+    """Shows snapshots of a search."""
+
+    def start(self) -> None:
+        """Show that workers are started."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how the search stands."""
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Show how it stood at the end, and leave the screen to others."""
+
+
+def choose(how: Progress, console: Console) -> Display | None:
+    """Return what shows a search; None for nothing."""
+    if how == "auto":
+        how = "table" if console.is_terminal or console.is_jupyter else "log"
+    if how == "table":
+        return InNotebook() if console.is_jupyter else InTerminal(console)
+    if how == "line":
+        return OneLine(console)
+    return InLog(console) if how == "log" else None
+
+
+class InTerminal:
+    """A table that lives in a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(_STARTING, console=console, auto_refresh=False)
+
+    def start(self) -> None:
+        """Show that workers are started."""
+        self._live.start(refresh=True)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how the search stands."""
+        text = "\n".join(terminal_lines(snapshot, height=self._console.height))
+        self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Show how it stood at the end."""
+        if snapshot is not None:
+            self.show(snapshot)
+        self._live.stop()
+
+
+class InNotebook:
+    """A table that lives below a cell of a notebook; it needs no widgets."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def start(self) -> None:
+        """Show that workers are started."""
+        from IPython.display import HTML, display
+
+        self._handle = display(HTML(_STARTING), display_id=True)  # type: ignore[no-untyped-call]
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how the search stands."""
+        from IPython.display import HTML
+
+        if self._handle is not None:
+            self._handle.update(HTML(notebook_table(snapshot)))  # type: ignore[no-untyped-call]
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Show how it stood at the end."""
+        if snapshot is not None:
+            self.show(snapshot)
+
+
+class OneLine:
+    """One line that lives in a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TimeElapsedColumn(),
+        )
+        self._progress = RichProgress(*columns, console=console, refresh_per_second=4)
+        self._task = self._progress.add_task(_STARTING, total=None)
+
+    def start(self) -> None:
+        """Show that workers are started."""
+        self._progress.start()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how the search stands."""
+        self._progress.update(
+            self._task,
+            description=line(snapshot),
+            completed=snapshot.n_epochs,
+            total=snapshot.n_decided or None,
+        )
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Show how it stood at the end."""
+        if snapshot is not None:
+            self.show(snapshot)
+        self._progress.stop()
+
+
+class InLog:
+    """Plain lines: one for each trial that has ended, one a minute on all, and what came out."""
+
+    def __init__(self, console: Console) -> None:
+        self._file = console.file
+        self._ended: set[int] = set()
+        self._due: float | None = None
+
+    def start(self) -> None:
+        """Show nothing yet."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Write a line on each trial that has ended since, and one on all if it is due."""
+        if self._due is None:  # a search that goes on: who had ended before is no news
+            self._ended = {row.number for row in _ended(snapshot)}
+            self._due = snapshot.seconds + LOG_EVERY_S
+            return
+        ended = {row.number: row for row in _ended(snapshot)}
+        for number in ended.keys() - self._ended:
+            self._write(snapshot, _end_of(ended[number], snapshot.metric))
+        self._ended = set(ended)
+        if snapshot.seconds >= self._due:
+            self._due = snapshot.seconds + LOG_EVERY_S
+            _, *rest = snapshot.head
+            far = snapshot.head[0].partition(" · ")[2]
+            self._write(snapshot, " · ".join([far, *rest]))
+
+    def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
+        """Write what came out."""
+        if snapshot is None:
+            return
+        self.show(snapshot)
+        how = "has ended" if error is None else f"was interrupted by {type(error).__name__}"
+        trials = f"{len(snapshot.rows)} trials, {epochs(snapshot.n_epochs)}"
+        cost = f"{span(snapshot.worker_seconds)} of workers' time"
+        _, _, *best = snapshot.head
+        self._write(snapshot, " · ".join([f"the search {how}: {trials}, {cost}", *best]))
+
+    def _write(self, snapshot: Snapshot, text: str) -> None:
+        print(f"dagsel {clock(snapshot.seconds)} · {text}", file=self._file, flush=True)
+
+
+def _ended(snapshot: Snapshot) -> list[TrialRow]:
+    ended = [row for row in snapshot.rows if row.state not in ("training", "paused")]
+    return sorted(ended, key=lambda row: row.number)
+
+
+def _end_of(row: TrialRow, metric: str) -> str:
+    parts = [f"trial {row.number} {row.state} after {epochs(row.n_epochs)}"]
+    if row.value is not None:
+        parts.append(f"{metric} {row.value:.4g}")
+    if row.state == "failed":
+        parts.append(row.reason.partition("\n")[0])
+    return " · ".join([*parts, *([row.config] if row.config else [])])
+
+
+def line(snapshot: Snapshot) -> str:
+    """Return the text of the one line."""
+    n_live = sum(row.state in ("training", "paused") for row in snapshot.rows)
+    n_failed = sum(row.state == "failed" for row in snapshot.rows)
+    parts = [f"{snapshot.n_epochs} epochs", f"{n_live} trials alive"]
+    if n_failed:
+        parts.append(f"{n_failed} failed")
+    if snapshot.best is not None:
+        parts.append(f"best {snapshot.metric} {snapshot.best.value:.4g}")
+    if snapshot.n_front is not None:
+        parts.append(f"{snapshot.n_front} on the Pareto front")
+    return " · ".join([*parts, f"{snapshot.units_per_second:.1f} units/s"])

@@ -1,0 +1,114 @@
+"""The words in which a search is shown: times, configurations, curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dagsel.console import amount, span
+from dagsel.messages import UnitRecord
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def seconds_left(
+    units: Sequence[UnitRecord], n_epochs: int, *, n_shards: int, n_workers: int
+) -> tuple[float, float] | None:
+    """Estimate how long so many epochs take, at least and at most, by the last units.
+
+    The least and the most are two standard errors of a mean unit apart from what is likely, and
+    workers are taken to be always busy.
+
+    Examples
+    --------
+    >>> from dagsel.dispatch.units import Unit
+    >>> units = [
+    ...     UnitRecord(Unit("train", 0, 1, k), "w", k, 0.0, 2.0 + k % 2, False) for k in range(8)
+    ... ]
+    >>> least, most = seconds_left(units, 10, n_shards=4, n_workers=2)
+    >>> round(least), round(most)
+    (42, 58)
+    """
+    took = [unit.stop - unit.start for unit in units if not unit.recovered]
+    n_train = sum(unit.unit.kind == "train" and not unit.recovered for unit in units)
+    if n_epochs <= 0 or n_train < 2 or not n_workers:
+        return None
+    mean = math.fsum(took) / len(took)
+    variance = math.fsum((seconds - mean) ** 2 for seconds in took) / (len(took) - 1)
+    n_left = n_epochs * n_shards * len(took) / n_train
+    error = 2 * math.sqrt(variance * (1 / len(took) + 1 / n_left))
+    return max(0.0, mean - error) * n_left / n_workers, (mean + error) * n_left / n_workers
+
+
+def epochs(n: float) -> str:
+    """Return a number of epochs.
+
+    Examples
+    --------
+    >>> epochs(1), epochs(2.5)
+    ('1 epoch', '2.5 epochs')
+    """
+    return f"{amount(n)} epoch{'s' * (n != 1)}"
+
+
+def from_to(least: float, most: float) -> str:
+    """Return two times in two digits, as one if they are alike.
+
+    Examples
+    --------
+    >>> from_to(123.4, 167.2), from_to(5.01, 5.02)
+    ('2 min to 2.83 min', 'about 5 s')
+    """
+    low, high = span(float(f"{least:.2g}")), span(float(f"{most:.2g}"))
+    return f"about {high}" if low == high else f"{low} to {high}"
+
+
+def clock(seconds: float) -> str:
+    """Return a time since the beginning.
+
+    Examples
+    --------
+    >>> clock(83.2), clock(7384)
+    ('1:23', '2:03:04')
+    """
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def shown_config(config: Mapping[str, Any]) -> str:
+    """Return a configuration as a short text.
+
+    Examples
+    --------
+    >>> shown_config({"lr": 0.0123456, "width": 64, "act": "relu"})
+    'lr=0.0123, width=64, act=relu'
+    """
+    return ", ".join(f"{name}={_shown(value)}" for name, value in config.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return text if len(text) <= 24 else f"{text[:23]}…"
+
+
+def sparkline(values: Sequence[float], *, width: int = 12) -> str:
+    """Return the last values as a line of blocks, from the least to the largest of them.
+
+    Examples
+    --------
+    >>> sparkline([0.1, 0.5, 0.9, 0.7])
+    '▁▅█▆'
+    >>> sparkline([1.0, 1.0]), sparkline([1.0, float("nan"), 2.0])
+    ('▁▁', '▁ █')
+    """
+    last = values[-width:]
+    finite = [value for value in last if math.isfinite(value)]
+    least, most = min(finite, default=0.0), max(finite, default=0.0)
+    scale = (len(_BLOCKS) - 1) / (most - least) if most > least else 0.0
+    return "".join(
+        _BLOCKS[round((value - least) * scale)] if math.isfinite(value) else " " for value in last
+    )
