@@ -24,9 +24,9 @@ from tests.conftest import Optimize
 TIMES = st.floats(1.0, 1e6)
 
 
-@given(st.integers(1, 64), st.integers(1, 9), st.none() | TIMES, TIMES)
+@given(st.integers(1, 64), st.integers(1, 9) | st.just("auto"), st.none() | TIMES, TIMES)
 def test_the_dispatcher_is_told_of_replicas_and_time_limits(
-    n_shards: int, replicas: int, unit_timeout_s: float | None, worker_timeout_s: float
+    n_shards: int, replicas: Any, unit_timeout_s: float | None, worker_timeout_s: float
 ) -> None:
     settings = Settings(
         *("study", None, "TPESampler", 0, "minimize", "loss", 0),
@@ -40,7 +40,7 @@ def test_the_dispatcher_is_told_of_replicas_and_time_limits(
     session = Session(settings, other, other, flow, other, data, Record("run"))
     assert session.dispatch_config(Call(None, None, worker_timeout_s)) == DispatchConfig(
         n_shards,
-        replicas,
+        None if replicas == "auto" else replicas,
         unit_timeout_s=unit_timeout_s,
         capacity_timeout_s=worker_timeout_s,
     )

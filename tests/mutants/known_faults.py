@@ -344,9 +344,37 @@ FAULTS = (
     Fault(
         "session: the dispatcher does not hear of replicas",
         "session.py",
-        "            self.settings.replicas,\n",
+        '            None if self.settings.replicas == "auto" else self.settings.replicas,\n',
         "",
         "driver/test_session.py",
+    ),
+    Fault(
+        "workers: copies take as much memory as the only ones may",
+        "dispatch/workers.py",
+        "host.most = host.copy_room if is_spare else host.max_shards",
+        "host.most = host.max_shards",
+        "dispatch/test_placement.py",
+    ),
+    Fault(
+        "workers: all begin with the same shard",
+        "dispatch/workers.py",
+        "first = (host.number - 1) * n // len(self)",
+        "first = 0",
+        "dispatch/test_placement.py",
+    ),
+    Fault(
+        "progress: showing takes what time it wants",
+        "views/progress.py",
+        "max(REFRESH_S, SPARING * (time.monotonic() - now))",
+        "REFRESH_S",
+        "views/test_progress.py",
+    ),
+    Fault(
+        "a log tells again of trials that had ended before",
+        "views/displays.py",
+        "self._ended = {row.number for row in _ended(snapshot)}",
+        "self._ended = set()",
+        "views/test_progress.py",
     ),
     Fault(
         "session: the dispatcher does not hear of the time limit of a unit",
