@@ -83,7 +83,7 @@ def extend(
         draws = (settings.seed, how.callbacks, record.run, settings.sampler_seed, flow.traits)
         counts = (settings.n_before, settings.first_step)
         driver = StudyDriver(run.study, space, settings.metric, *draws, *counts)
-        driver.validate(grid=False, check=checks(workload, dataset.manifest))
+        driver.validate(grid=False, check=checks(workload, dataset.manifest, settings.goal))
         turn = ENTRIES.encode(Turn(more, tuple(decisions)))
         logger.info("%s", said(more, record))
         record.add(ENTRIES.decode(turn))

@@ -164,7 +164,7 @@ def resume(
         draws = (settings.seed, given.callbacks, record.run, settings.sampler_seed, flow.traits)
         counts = (settings.n_before, settings.first_step)
         driver = StudyDriver(study, space, settings.metric, *draws, *counts)
-        driver.validate(grid=False, check=checks(workload, dataset.manifest))
+        driver.validate(grid=False, check=checks(workload, dataset.manifest, settings.goal))
         adopt(driver, record)
         if given.count_downtime and entries:
             began = next(entry.at for entry in entries if isinstance(entry, SessionBegun))

@@ -241,7 +241,7 @@ class GangGathers:
     worker: str
     attempt: int
     port: int
-    config: str = field(repr=False)  # the trial's configuration, pickled, in base64
+    how: str = field(repr=False)  # the trial's configuration and more, pickled, in base64
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +296,8 @@ class JoinGang:
     # Where the leader waits.
     host: str
     port: int
-    # The trial's configuration, pickled, in base64: it comes by Dask, as tasks do.
-    config: str = field(repr=False)
+    # The trial's configuration and more, pickled, in base64: it comes by Dask, as tasks do.
+    how: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

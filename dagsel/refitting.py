@@ -94,9 +94,9 @@ def refit(
         study = open_study(settings.study, ("minimize",), None)
         driver = StudyDriver(study, lambda trial: config, "train_loss", settings.seed, (), name, 0)
         adopt(driver, record)
-        session = Session(
-            settings, goal, driver, flow, workload, dataset, record, first=first, again=_AGAIN
-        )
+        seen = tuple(epoch.value for epoch in run.record.trials[number].epochs)
+        parts = (settings, goal, driver, flow, workload, dataset, record)
+        session = Session(*parts, first=first, again=_AGAIN, foreseen=seen)
         done = session.result
         if not record.finished:
             done = session.run(Call(client, cluster, given.worker_timeout), lock)

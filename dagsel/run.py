@@ -256,7 +256,7 @@ def optimize(
     driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
     dataset = given.data_or_pair
-    driver.validate(grid=grid, check=checks(workload, dataset.manifest))
+    driver.validate(grid=grid, check=checks(workload, dataset.manifest, goals[0]))
     assert driver.sampler_seed is not None
     assert driver.n_before is not None
     assert driver.first_step is not None

@@ -31,7 +31,7 @@ from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.pools import driver_for
 from dagsel.execution.run_spec import RunSpec
-from dagsel.flow import Context, Flow
+from dagsel.flow import Context, Flow, Goal
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
@@ -48,7 +48,13 @@ from dagsel.storage.runs.lock import RunLock
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import StudyDriver
 from dagsel.views.progress import SearchProgress
-from dagsel.workloads.base import PoolsScores, Reconfigurable, Workload, checks
+from dagsel.workloads.base import (
+    FollowsMetric,
+    PoolsScores,
+    Reconfigurable,
+    Workload,
+    checks,
+)
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
 
 if TYPE_CHECKING:
@@ -119,6 +125,8 @@ class Session:
     visits: Mapping[tuple[int, int], tuple[int, ...]] | None = None
     first: tuple[Entry, ...] = ()  # what the journal begins with; the record has it already
     again: str = ""  # what goes on with the run, if not `dagsel.resume`
+    # Metrics by epoch that training follows, where they are not the run's own.
+    foreseen: tuple[float, ...] | None = None
 
     @property
     def result(self) -> Run:
@@ -239,7 +247,9 @@ class Session:
             settings.metric,
             seed=settings.seed,
             about=self.folder.digest(),
-            check=checks(self.workload, self.data.manifest),
+            check=checks(self.workload, self.data.manifest, self._followed),
+            follows=self._follows_metric,
+            foreseen=self.foreseen,
             check_gang=self._check_gang,
             adapt=self._adapt,
             pool=self._pool,
@@ -327,6 +337,17 @@ class Session:
             self.workload, instead=f"let the search use gangs of 1, not {size}"
         )
         workload.validate_gang(config, size)
+
+    @property
+    def _followed(self) -> Goal | None:
+        """The metric that training may follow; None if it follows those of another run."""
+        return self.settings.goal if self.foreseen is None else None
+
+    def _follows_metric(self, config: Mapping[str, Any]) -> bool:
+        workload, goal = self.workload, self._followed
+        if goal is None or not isinstance(workload, FollowsMetric):
+            return False
+        return workload.follows_metric(config, goal)
 
     @property
     def _pool(self) -> Callable[[list[bytes]], dict[str, float]] | None:

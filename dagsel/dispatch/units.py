@@ -60,6 +60,8 @@ class Chain:
     order: tuple[tuple[int, ...] | None, ...] | None = None
     evaluate: bool = True  # whether each epoch is followed by a validation
     begun: tuple[Begun, ...] = ()  # what is already done of the first epochs
+    # by epoch the metric of the state that it begins with, if its training follows that
+    values: tuple[float | None, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:
@@ -85,6 +87,11 @@ class Chain:
         """Return what was done of an epoch before the chain is added."""
         index = epoch - self.epochs.start
         return self.begun[index] if index < len(self.begun) else Begun()
+
+    def value(self, unit: Unit) -> float | None:
+        """Return the metric that a training unit is told: the first one of its epoch."""
+        index = unit.epoch - self.epochs.start
+        return self.values[index] if unit.position == 0 and index < len(self.values) else None
 
     @property
     def units(self) -> Iterator[Unit]:

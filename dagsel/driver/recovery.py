@@ -256,14 +256,18 @@ class Continuation:
     epochs: range  # which; none if nothing is left
     begun: tuple[Begun, ...] = ()  # what is done of the first ones
 
-    def chain(self, record: Record, orders: Orders) -> Chain:
-        """Return the units to be sent; `orders` says in which order shards are visited."""
+    def chain(self, record: Record, orders: Orders, values: tuple[float | None, ...] = ()) -> Chain:
+        """Return the units to be sent.
+
+        `orders` says in which order shards are visited, `values` what the training of each epoch
+        is told of the one before.
+        """
         order = tuple(
             # What was scored was scored after these visits in this order.
             orders(self.trial, epoch) or record.order(self.trial, epoch)
             for epoch in self.epochs
         )
-        how = (order, record.validates, self.begun)
+        how = (order, record.validates, self.begun, values)
         return Chain(self.trial, self.epochs, record.n_shards, *how)
 
 

@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 from dagsel.codec import Json, plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
-from dagsel.dispatch.units import Round, Unit
+from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine, EntryLog, States
 from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
+from dagsel.driver.rounds import Rounds
 from dagsel.driver.scoring import Pool, Scores
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
@@ -58,7 +59,6 @@ from dagsel.messages import (
     Note,
     PartFound,
     PieceRecord,
-    RoundSent,
     SessionBegun,
     StatesFound,
     TooLittleTime,
@@ -97,6 +97,9 @@ class Runner:
     adapt: Callable[[bytes, Any, Any], bytes] = lambda blob, config, new: blob
     pool: Pool | None = None  # makes metrics of what all validation shards have kept
     orders: Orders = lambda trial, epoch: None  # returns the orders of visits
+    # Whether training with a configuration follows the metric of the epoch before.
+    follows: Callable[[Any], bool] = lambda config: False
+    foreseen: Sequence[float] | None = None  # metrics that it follows instead, by epoch
     idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
@@ -108,10 +111,10 @@ class Runner:
     _n_turns: int = 0
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
-    _repairs: dict[int, list[Continuation]] = field(default_factory=dict)  # wait for lost states
     _clock: RunClock = field(init=False)
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
+    _rounds: Rounds = field(init=False)
     _troubles: Troubles = field(init=False)
     _first_epoch: FirstEpoch = field(init=False)
 
@@ -121,6 +124,8 @@ class Runner:
         metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
         scores = Scores(self.states, metrics, self.pool, self.record.validates)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
+        how = (self.orders, self.follows, self.foreseen)
+        self._rounds = Rounds(self.engine, self.record, self._note, *how)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
@@ -177,7 +182,7 @@ class Runner:
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
         self._stored.drop_ended()
-        self._submit([plan for trial in live if (plan := self._mend(trial)) is not None])
+        self._rounds.send([plan for trial in live if (plan := self._mend(trial)) is not None])
         for trial in live:
             self._report_if_complete(trial)
         for ask in tuple(self.record.awaited):
@@ -198,14 +203,12 @@ class Runner:
             reason = "CheckpointCorruptError: none of its stored states can be read"
             self._fail(trial.number, reason)
             return None
-        if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
-            self._repairs[trial.number] = []
         if self._stored.is_kept_lost(trial):
             self._note(BestLost(trial.number))
         plan, share = self._stored.find_partial(plan)
         if share and plan.epochs.start > len(trial.epochs):
             self._note(PartFound(trial.number, share))
-        return plan
+        return self._rounds.anew(plan)
 
     # ---- turns
 
@@ -296,11 +299,13 @@ class Runner:
         self.journal.append(self._entries)
         self._entries = []
         trains: dict[int, Train] = {}
+        due: list[Continuation] = []
         for step in steps:
             match step:
                 case Reported(trial, epoch):
                     self.engine.release(trial, epoch)
                     self._stored.reported(trial, epoch)
+                    due.append(self._rounds.due(self.record.trials[trial]))
                 case Ask() if not self.record.finished:  # by what was decided after it
                     self._ask(step)
                 case Train(trial, epochs) if self.record.trials[trial].is_live:
@@ -319,7 +324,7 @@ class Runner:
                 case Finish():
                     for trial in self.study.live:
                         self._end(trial)
-        self._train(*trains.values())
+        self._train(*trains.values(), due=due)
         self._stored.drop_ends()  # a clone may need them until here
 
     def _ask(self, ask: Ask) -> None:
@@ -330,8 +335,8 @@ class Runner:
         asked = Asked(tuple(configs), exhausted, tuple(map(plain_part, configs.values())))
         self._events.append(Turn(asked, (), params=params, infeasible=infeasible))
 
-    def _train(self, *trains: Train | None) -> None:
-        plans: list[Continuation] = []
+    def _train(self, *trains: Train | None, due: Iterable[Continuation] = ()) -> None:
+        plans = [*due]
         for train in trains:
             if train is None:
                 continue
@@ -345,10 +350,8 @@ class Runner:
                 self.study.reopen(trial.number)
                 plans += [plan] if (plan := self._mend(trial)) is not None else []
             elif train.epochs:
-                last = trial.n_decided
-                plan = Continuation(trial.number, range(last - train.epochs + 1, last + 1))
-                self._repairs.get(trial.number, plans).append(plan)
-        self._submit(plans)
+                plans.append(self._rounds.more(trial, train.epochs))
+        self._rounds.send(plans)
 
     def _use_idle_workers(self) -> None:
         """Train few trials on several workers each, or release some; note which."""
@@ -371,21 +374,11 @@ class Runner:
                 return False
         return True
 
-    def _submit(self, plans: Sequence[Continuation]) -> None:
-        chains = tuple(plan.chain(self.record, self.orders) for plan in plans if plan.epochs)
-        if not chains:
-            return
-        number = len(self.record.rounds) + 1
-        epochs = tuple((chain.trial, chain.epochs.start, chain.epochs.stop) for chain in chains)
-        self._note(RoundSent(number, self.engine.wall(), epochs))
-        configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
-        self.engine.submit(Round(number, chains), configs)
-
     def _end(self, number: int) -> None:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
         trial = self.record.trials[number]
         self.engine.stop(number)
-        self._repairs.pop(number, None)
+        self._rounds.forget(number)
         self._limits.forget(number)
         match trial.state:
             case "complete":
@@ -439,10 +432,8 @@ class Runner:
             self._put(self._limits.checked(done))
             return
         self._report_if_complete(trial)
-        repair = Unit("train", trial.number, *self._stored.end_of(trial))
-        if trial.number in self._repairs and unit == repair:
-            self.engine.release(trial.number, unit.epoch)
-            self._submit(self._repairs.pop(trial.number))
+        if unit == Unit("train", trial.number, *self._stored.end_of(trial)):
+            self._rounds.repaired(trial)
 
     def _rests(self, trial: TrialRecord, number: int) -> None:
         """Tell the flow of a trial that has come to rest, once its state is scored."""
@@ -489,7 +480,7 @@ class Runner:
             plan = self._mend(trial)
             if plan is not None:
                 self._limits.renew(trial)
-                self._submit([plan])
+                self._rounds.send([plan])
                 if trial.is_held:  # a trial that was stopped is held once it has units again
                     self._limits.hold(trial)
             return

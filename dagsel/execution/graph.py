@@ -115,7 +115,8 @@ def _compile_chain(
     previous: Key | None = None
     for unit, key in made.items():
         state = None if previous is None else TaskRef(previous)  # none: begin, or read the store
-        tasks[key] = Task(key, train_unit, run, tuple(unit), config, state)
+        value = chain.value(unit)
+        tasks[key] = Task(key, train_unit, run, tuple(unit), config, state, value)
         previous = key
     for epoch in chain.epochs:
         last = Unit("train", chain.trial, epoch, chain.n_shards - 1)

@@ -407,7 +407,7 @@ class DispatchPlugin(SchedulerPlugin):
         host, size = get_address_host(leader), len(binding.workers)
         for rank, member in enumerate(binding.members, start=1):
             place = (rank, size, host, call.port)
-            join = messages.JoinGang(unit, attempt, binding.shard, *place, call.config)
+            join = messages.JoinGang(unit, attempt, binding.shard, *place, call.how)
             self._send(member, join)
 
     def _may_read(self, key: Any, worker: str) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import astuple, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -47,6 +47,13 @@ from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
+
+
+class How(NamedTuple):
+    """What a training unit gets beside state and shard."""
+
+    config: Mapping[str, Any]  # its trial's
+    value: float | None = None  # the metric of the epoch before, for `Visit.last_value`
 
 
 class UnitRunner:
@@ -103,8 +110,11 @@ class UnitRunner:
         binding: Assignment,
         config: Mapping[str, Any],
         state: State | StoredResult | None,
+        value: float | None = None,
     ) -> tuple[State | StoredResult, UnitRecord]:
         """Train a unit: return the next state and a record of it.
+
+        `value` is the metric of the epoch before, for `Visit.last_value`.
 
         Raises
         ------
@@ -122,7 +132,7 @@ class UnitRunner:
             with own_streams(give_up=stop.is_set) as is_its_turn:
                 if not is_its_turn:
                     raise Reschedule
-                return self._train_next(unit, binding, config, state, stop)
+                return self._train_next(unit, binding, How(config, value), state, stop)
         finally:
             self._stops.pop(unit, None)
             self._stop_early.discard((unit, binding.attempt))
@@ -131,7 +141,7 @@ class UnitRunner:
         self,
         unit: Unit,
         binding: Assignment,
-        config: Mapping[str, Any],
+        how: How,
         state: State | StoredResult | None,
         stop: threading.Event,
     ) -> tuple[State | StoredResult, UnitRecord]:
@@ -149,9 +159,9 @@ class UnitRunner:
         self._tell_of_begin(UnitTrains(unit, self._address), binding)
         if begin is None:
             seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
-            begin = self._workload.init(config, int(seeds.generate_state(1)[0]))
+            begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
         should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
-        trained, began = self._train(unit, begin, config, binding, should_stop)
+        trained, began = self._train(unit, begin, how, binding, should_stop)
         if not trained.finished:
             self._suspend(unit, binding, trained, start, began)
             raise Reschedule
@@ -197,23 +207,23 @@ class UnitRunner:
         self,
         unit: Unit,
         state: State,
-        config: Mapping[str, Any],
+        how: How,
         binding: Assignment,
         should_stop: ShouldStop,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
-        visit, train = self._visit(unit, binding.shard), self._workload.train
+        visit, train = self._visit(unit, binding.shard, how.value), self._workload.train
         shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
             with shards as shard:
                 began = time.time()
-                alone = train(state, shard, config, visit=visit, should_stop=should_stop)
+                alone = train(state, shard, how.config, visit=visit, should_stop=should_stop)
             return alone, began
         try:
-            with shards as shard, self._lead(unit, binding, config) as gang:
+            with shards as shard, self._lead(unit, binding, how) as gang:
                 began = time.time()
                 together = self._gang_workload.train_gang(
-                    state, shard, config, visit=visit, should_stop=should_stop, gang=gang
+                    state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )
                 return together, began
         except GangBrokenError as error:
@@ -318,15 +328,13 @@ class UnitRunner:
                 f"trial {unit.trial} is lost before it was scored on shard {unit.position}"
             )
 
-    def _visit(self, unit: Unit, shard: int) -> Visit:
+    def _visit(self, unit: Unit, shard: int, value: float | None) -> Visit:
         ends_epoch = unit.position == self._spec.data.n_shards - 1
-        return Visit(self._spec.seed, unit.trial, unit.epoch, shard, ends_epoch)
+        return Visit(self._spec.seed, unit.trial, unit.epoch, shard, ends_epoch, value)
 
-    def _lead(
-        self, unit: Unit, binding: Assignment, config: Mapping[str, Any]
-    ) -> AbstractContextManager[Gang]:
-        """Form a gang: the dispatcher sends the others here, and the configuration to them."""
-        attempt, packed = binding.attempt, b64encode(cloudpickle.dumps(config)).decode()
+    def _lead(self, unit: Unit, binding: Assignment, how: How) -> AbstractContextManager[Gang]:
+        """Form a gang: the dispatcher sends the others here, and to them how they train."""
+        attempt, packed = binding.attempt, b64encode(cloudpickle.dumps(how)).decode()
         return lead_gang(
             get_address_host(self._address),
             size=binding.gang,
@@ -347,6 +355,7 @@ class UnitRunner:
         use_torch_threads(self._spec.threads)
         about = self._gang(call.unit, call.attempt)
         try:
+            how: How = cloudpickle.loads(b64decode(call.how))
             with (
                 own_streams(),
                 self.shards.use(call.shard, "train") as shard,
@@ -355,8 +364,8 @@ class UnitRunner:
                 self._gang_workload.train_gang(
                     None,
                     shard,
-                    cloudpickle.loads(b64decode(call.config)),
-                    visit=self._visit(call.unit, call.shard),
+                    how.config,
+                    visit=self._visit(call.unit, call.shard, how.value),
                     should_stop=never,
                     gang=gang,
                 )

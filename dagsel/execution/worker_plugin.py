@@ -332,13 +332,17 @@ def _this_task() -> TaskState:
 
 
 def train_unit(
-    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | StoredResult | None
+    run: str,
+    unit: tuple[Any, ...],
+    config: Mapping[str, Any],
+    state: State | StoredResult | None,
+    value: float | None,
 ) -> State | StoredResult:
     """Task of a training unit."""
     task = _this_task()
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
-        trained, done = units.train(which, _assignment(task), config, state)
+        trained, done = units.train(which, _assignment(task), config, state, value)
     _report(task, done)
     return trained
 

@@ -71,6 +71,11 @@ class Settings:
         return tuple(goal.direction for goal in self.goals) or (self.direction,)
 
     @property
+    def goal(self) -> Goal:
+        """The metric, of several the first one, and its direction."""
+        return Goal(self.metric, self.direction)
+
+    @property
     def ranks_by(self) -> tuple[Direction, Keep, int, tuple[Goal, ...]]:
         """What a `Record` ranks trials by."""
         return self.direction, self.keep, self.top_k, self.goals

@@ -42,6 +42,7 @@ class Adoption:
     source_epoch: int
     root: int  # the trial whose drawn configuration lies under it
     config: Mapping[str, Any]  # all that differs from that
+    value: float  # the metric of that state
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,13 @@ class TrialRecord:
         """The metrics that the search is about, of the state that is kept; empty if none is."""
         return () if self.kept is None else self.kept.values
 
+    def value_before(self, epoch: int) -> float | None:
+        """Return the metric of the state that an epoch begins with; None if it is not known."""
+        for adoption in reversed(self.adoptions):
+            if adoption.after == epoch - 1:
+                return adoption.value
+        return self.epochs[epoch - 2].value if 2 <= epoch <= len(self.epochs) + 1 else None
+
     @property
     def copied_check(self) -> int:
         """The number of the check whose copy is its kept state; 0 if it is in its own place."""
@@ -213,8 +221,9 @@ class TrialRecord:
         if origin.adoptions:
             root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
         changes |= config
-        adoption = Adoption(len(self.epochs), origin.number, len(origin.epochs), root, changes)
-        self.adoptions.append(adoption)
+        source = (origin.number, len(origin.epochs), root)
+        value = origin.last_values[0]
+        self.adoptions.append(Adoption(len(self.epochs), *source, changes, value))
         self.is_scored, self.last_values = False, origin.last_values
         self.config = {**origin.config, **config}
 

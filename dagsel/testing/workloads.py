@@ -309,7 +309,8 @@ def _holds_a_pickle(data: bytes) -> bool:
 
 
 def _visit(epoch: int) -> Visit:
-    return Visit(seed=0, trial=2, epoch=epoch, shard=1, ends_epoch=True)
+    value = 0.5 if epoch > 1 else None
+    return Visit(seed=0, trial=2, epoch=epoch, shard=1, ends_epoch=True, last_value=value)
 
 
 def _content(state: State) -> tuple[dict[str, bytes], dict[str, Any]]:

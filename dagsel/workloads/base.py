@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import dagsel.metrics
 from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
-from dagsel.flow import Direction, Losses
+from dagsel.flow import Direction, Goal, Losses
 from dagsel.state import State
 from dagsel.workloads.pooled import accumulates, check_pooled
 
@@ -43,6 +43,9 @@ class Visit:
         Index of the training shard.
     ends_epoch
         Whether this is the last shard of the trial's epoch.
+    last_value
+        The search's metric after the epoch before, on the first shard of an epoch of a workload
+        that `FollowsMetric`; None if it is not known.
     """
 
     seed: int
@@ -50,6 +53,7 @@ class Visit:
     epoch: int
     shard: int
     ends_epoch: bool = False
+    last_value: float | None = None
 
     def order(self, n_samples: int) -> NDArray[np.int64]:
         """Return the order in which the visit takes its `n_samples` samples: a permutation.
@@ -310,14 +314,36 @@ def outline(manifest: Manifest) -> DataOutline:
     return DataOutline(manifest.sizes("train"), arrays, ragged)
 
 
-def checks(workload: Workload, manifest: Manifest) -> Callable[[Config], None]:
-    """Return a function that raises an error if nothing can be trained with a configuration."""
+@runtime_checkable
+class FollowsMetric(Protocol):
+    """A workload whose training may follow the metric of the search, as ReduceLROnPlateau does.
+
+    An epoch of it begins once that of the epoch before is known: `Visit.last_value` has it.
+    """
+
+    def follows_metric(self, config: Config, goal: Goal) -> bool:
+        """Return whether training with this configuration follows a metric.
+
+        Raises a `WorkloadError` if it cannot follow this one.
+        """
+        ...
+
+
+def checks(
+    workload: Workload, manifest: Manifest, goal: Goal | None = None
+) -> Callable[[Config], None]:
+    """Return a function that raises an error if nothing can be trained with a configuration.
+
+    `goal` is the metric that training may follow, if it is to be checked too.
+    """
     data = outline(manifest)
 
     def check(config: Config) -> None:
         workload.validate(config)
         if isinstance(workload, ChecksData):
             workload.validate_data(config, data)
+        if goal is not None and isinstance(workload, FollowsMetric):
+            workload.follows_metric(config, goal)
 
     return check
 

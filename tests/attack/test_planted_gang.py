@@ -16,7 +16,7 @@ import pytest
 from dagsel.dispatch.units import Unit
 from dagsel.errors import GangBrokenError, TrainingError
 from dagsel.execution.run_spec import RunSpec
-from dagsel.execution.unit_runner import UnitRunner
+from dagsel.execution.unit_runner import How, UnitRunner
 from dagsel.messages import JoinGang
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -64,8 +64,8 @@ def test_a_rank_does_not_unpickle_what_its_leader_sends(tmp_path: Path, mark: Pa
     runner.load(0)
 
     def join(port: int) -> None:
-        config = base64.b64encode(cloudpickle.dumps({})).decode()
-        runner.join(JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, config))
+        how = base64.b64encode(cloudpickle.dumps(How({}))).decode()
+        runner.join(JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how))
 
     def lead() -> None:
         about: Any = {"name": "0-1-0-1", "secret": spec.secret, "timeout_s": 20.0}

@@ -101,6 +101,10 @@ def torch_workload(**changes: Any) -> Any:
     return parts
 
 
+def plateau(optimizer: Any, config: Any) -> Any:
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max")
+
+
 def own(status: str, **members: Any) -> Any:
     """A cluster object of a kind that dagsel does not know."""
     return SimpleNamespace(scheduler_address=NOBODY, status=status, **members)
@@ -130,6 +134,10 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         WORK, "an estimator", "workload=dagsel.SklearnWorkload(SGDClassifier())"),
     "workload=dagsel.TorchWorkload": (WORK, "the class TorchWorkload", "workload=TorchWorkload("),
     "workload=None": (WORK, "got None", "workload=dagsel.TorchWorkload(model="),
+    "workload=dagsel.TorchWorkload(**torch_workload(lr_scheduler=plateau)), metric='loss', "
+    "study=optuna.create_study()": (
+        WORK, "ReduceLROnPlateau has mode='max', and the search is to minimize 'loss'",
+        "write ReduceLROnPlateau(optimizer, mode='min')"),
     "workload=dagsel.TorchWorkload(**torch_workload(model=lambda config: Net)), metric='loss', "
     "study=optuna.create_study()": (WORK, "model gave a type", "not a torch.nn.Module"),
     "workload=Half()": (

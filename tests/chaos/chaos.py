@@ -386,7 +386,8 @@ def check_states(job: Job, record: Record, outcome: Outcome) -> None:
         else:
             lr = {"lr": trial.params["lr"]}
             model = workload.restore(state, lr).state_dict()
-            for name, tensor in plain_pytorch(job, number, lr, orders).items():
+            values = [done.value for done in trial.epochs]
+            for name, tensor in plain_pytorch(job, number, lr, orders, values).items():
                 if not torch.equal(model[name], tensor):
                     outcome.wrong.append(f"trial {number}: {name} is not what one process computes")
 

@@ -67,13 +67,22 @@ def build_optimizer(parameters: Any, config: Config) -> torch.optim.Optimizer:
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, config: Config) -> Any:
-    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    if config["lr"] < 1e-3:
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    return torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", 0.5, 0, threshold=0.1)
 
 
 def plain_pytorch(
-    job: Job, trial: int, config: Mapping[str, Any], visits: list[tuple[int, ...]]
+    job: Job,
+    trial: int,
+    config: Mapping[str, Any],
+    visits: list[tuple[int, ...]],
+    values: list[float],
 ) -> dict[str, torch.Tensor]:
-    """Train as a script does, on one core, visiting the shards in the given orders."""
+    """Train as a script does, on one core, visiting the shards in the given orders.
+
+    `values` are the metrics after each epoch.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     data = ShardedDataset.open(f"{job.folder}/data.zarr")
@@ -96,7 +105,8 @@ def plain_pytorch(
                     output, target = scored(model, samples)
                     torch.nn.functional.cross_entropy(output, target).backward()
                     optimizer.step()
-            schedule.step()
+            follows = isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+            schedule.step(values[epoch - 1]) if follows else schedule.step()
     finally:
         torch.set_num_threads(threads)
     return model.state_dict()

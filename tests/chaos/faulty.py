@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from dagsel.flow import Direction
+from dagsel.flow import Direction, Goal
 from dagsel.state import State
 from dagsel.workloads.base import (
     Config,
     Evaluated,
+    FollowsMetric,
     Reconfigurable,
     Trained,
     Visit,
@@ -90,6 +91,11 @@ class FaultyWorkload:
 
     def restore(self, state: State, config: Config) -> Any:
         return self.workload.restore(state, config)
+
+    def follows_metric(self, config: Config, goal: Goal) -> bool:
+        if isinstance(self.workload, FollowsMetric):
+            return self.workload.follows_metric(config, goal)
+        return False
 
     def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
         if isinstance(self.workload, Reconfigurable):

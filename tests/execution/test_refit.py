@@ -14,7 +14,7 @@ import optuna
 import pytest
 import torch
 from distributed import Client, LocalCluster
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import dagsel
 from dagsel.dispatch.units import visit_order
@@ -50,7 +50,9 @@ def workload() -> dagsel.TorchWorkload:
         torch.nn.functional.cross_entropy,
         lambda parameters, config: torch.optim.Adam(parameters, config["lr"]),
         batch_size=BATCH,
-        lr_scheduler=lambda optimizer, config: ExponentialLR(optimizer, 0.9),
+        lr_scheduler=lambda optimizer, config: ReduceLROnPlateau(
+            optimizer, "max", factor=0.5, patience=0, threshold=0.1
+        ),
         metrics={"accuracy": dagsel.metrics.accuracy},
     )  # fmt: skip
 
@@ -81,12 +83,16 @@ def run(
 
 
 def plain_pytorch(
-    lr: float, trial: int, epochs: int, data: ShardedDataset
+    run: dagsel.Run, trial: int, epochs: int, data: ShardedDataset
 ) -> dict[str, torch.Tensor]:
-    """Train as a script does that puts each shard's samples, of both kinds, together."""
+    """Train as a script does that puts each shard's samples, of both kinds, together.
+
+    Its rate follows what the search has seen, and stays as it is after that.
+    """
     torch.manual_seed(int(np.random.SeedSequence([SEED, trial]).generate_state(1)[0]))
     parts: Any = workload()
-    config = {"lr": lr}
+    config = run.record.trials[trial].params
+    values = [done.value for done in run.record.trials[trial].epochs]
     model = parts.model(config)
     optimizer = parts.optimizer(model.parameters(), config)
     schedule = parts.lr_scheduler(optimizer, config)
@@ -99,7 +105,8 @@ def plain_pytorch(
                 optimizer.zero_grad()
                 torch.nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
                 optimizer.step()
-        schedule.step()
+        if epoch <= len(values):
+            schedule.step(values[epoch - 1])
     return dict(model.state_dict())
 
 
@@ -113,12 +120,10 @@ def test_it_is_what_a_plain_loop_over_all_samples_comes_to(
     run: dagsel.Run, client: Client, digits: ShardedDataset
 ) -> None:
     """For as many epochs as the best one; and of another trial, for as many as are named."""
-    lr = run.best_params["lr"]
-    expected = plain_pytorch(lr, run.best.trial, run.best.epoch, digits)
+    expected = plain_pytorch(run, run.best.trial, run.best.epoch, digits)
     assert same(run.refit(client), expected)
     trial = ranked(run.record)[-1].number
-    lr = run.record.trials[trial].params["lr"]
-    assert same(run.refit(client, trial=trial, epochs=2), plain_pytorch(lr, trial, 2, digits))
+    assert same(run.refit(client, trial=trial, epochs=2), plain_pytorch(run, trial, 2, digits))
 
 
 def test_it_is_trained_once_and_read_then(
@@ -152,7 +157,7 @@ def test_another_data_set_is_trained_on_whole(
     arrays = {"x": chance.normal(size=(90, 64)).astype("float32"), "y": np.arange(90) % 10}
     other = ShardedDataset.write(tmp_path / "other.zarr", arrays, n_shards=2)
     model = run.refit(client, data=other, epochs=1)
-    assert same(model, plain_pytorch(run.best_params["lr"], run.best.trial, 1, other))
+    assert same(model, plain_pytorch(run, run.best.trial, 1, other))
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -168,7 +173,7 @@ def test_a_call_that_was_interrupted_goes_on_when_it_is_made_again(
     if n_steps > 3:
         assert "go on with  run.refit(...) as before" in "".join(error.value.__notes__)
     model = run.refit(client, epochs=epochs)
-    expected = plain_pytorch(run.best_params["lr"], run.best.trial, epochs, digits)
+    expected = plain_pytorch(run, run.best.trial, epochs, digits)
     assert same(model, expected)
 
 
@@ -191,7 +196,7 @@ def test_a_driver_that_is_killed_is_followed_by_another(
     name = f"refit/trial-{run.best.trial}-8-epochs-{digits.digest}"
     assert RunDir(f"{run.run_dir.url}/{name}").has_begun()
     model = run.refit(client, epochs=8)
-    assert same(model, plain_pytorch(run.best_params["lr"], run.best.trial, 8, digits))
+    assert same(model, plain_pytorch(run, run.best.trial, 8, digits))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {

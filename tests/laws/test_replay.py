@@ -17,7 +17,7 @@ import optuna
 import pytest
 import torch
 from distributed import Client
-from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 import dagsel
 from dagsel.execution.cluster import close, local_cluster
@@ -37,9 +37,15 @@ def workload() -> dagsel.TorchWorkload:
         torch.nn.functional.cross_entropy,
         lambda parameters, config: torch.optim.Adam(parameters, config["lr"]),
         batch_size=32,
-        lr_scheduler=lambda optimizer, config: ExponentialLR(optimizer, 0.9),
+        lr_scheduler=schedule,
         metrics={"accuracy": dagsel.metrics.accuracy},
     )  # fmt: skip
+
+
+def schedule(optimizer: torch.optim.Optimizer, config: Any) -> Any:
+    if config["lr"] < 3e-3:
+        return ExponentialLR(optimizer, 0.9)
+    return ReduceLROnPlateau(optimizer, "max", patience=0, threshold=0.05)
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:

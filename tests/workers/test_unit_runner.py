@@ -6,6 +6,7 @@ No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tel
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,13 @@ from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.unit_runner import ShouldStop, UnitRunner
-from dagsel.messages import Assignment, PieceRecord
+from dagsel.messages import AbandonGang, Assignment, GangGathers, JoinGang, PieceRecord
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
+from dagsel.workloads.base import Visit
+from dagsel.workloads.gang.gang import lead_gang
+from tests.waiting import wait_until
 
 UNIT = Unit("train", 0, 1, 0)
 
@@ -34,7 +38,7 @@ class Workers:
         arrays = {"x": np.zeros((20, 2), np.float32)}
         data = ShardedDataset.write(folder / "data.zarr", arrays, n_shards=2)
         self.spec = RunSpec("3f9a", b"", data, RunDir(folder / "run"), seed=0)
-        self.workload = SyntheticWorkload(n_batches=n_batches)
+        self.workload: Any = SyntheticWorkload(n_batches=n_batches)
         self.told: list[Any] = []
 
     def come(self, address: str) -> UnitRunner:
@@ -112,3 +116,40 @@ def test_an_epoch_is_scored_by_the_state_at_its_end_and_by_no_later_one(tmp_path
     with pytest.raises(CheckpointNotFoundError, match="end of epoch 1 of trial 0 is lost"):
         worker.evaluate(scoring, again, {}, lost)
     worker.evaluate(Unit("check", 0, 1, 1), again, {}, lost)
+
+
+class Ranks(SyntheticWorkload):
+    """Writes down what ranks of a gang train with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = []
+
+    def validate_gang(self, config: Any, size: int) -> None:
+        pass
+
+    def train_gang(self, state: Any, shard: Any, config: Any, *, visit: Visit, **_: Any) -> Any:
+        self.told.append((config, visit.last_value))
+
+
+def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = Ranks()
+    leader, member = workers.come("tcp://127.0.0.1:1"), workers.come("tcp://127.0.0.1:2")
+    unit = Unit("train", 0, 2, 0)
+    state = workers.workload.init({}, 0)
+
+    def abandon(notice: Any) -> None:
+        workers.told.append(notice)
+        if isinstance(notice, GangGathers):
+            leader.abandon(AbandonGang(unit, 1))
+
+    leader._tell = abandon
+    with pytest.raises(Reschedule):
+        leader.train(unit, Assignment(shard=0, gang=2), {"lr": 0.5}, state, 0.25)
+    (call,) = (told for told in workers.told if isinstance(told, GangGathers))
+    about: Any = {"name": "0-2-0-1", "secret": workers.spec.secret, "timeout_s": 20.0}
+    join = partial(JoinGang, unit, 1, 0, 1, 2, "127.0.0.1", how=call.how)
+    with lead_gang("127.0.0.1", size=2, gather=lambda port: member.join(join(port=port)), **about):
+        wait_until(member.is_idle, "the rank to end")
+    assert workers.workload.told == [({"lr": 0.5}, 0.25)]

@@ -146,16 +146,6 @@ def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def check_schedule(schedule: Any) -> Any:
-    """Return what a schedule factory has made, or raise a `WorkloadError`."""
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise WorkloadError("ReduceLROnPlateau needs a metric that no unit has; use another "
-                            "schedule, or change the rate in train_fn")  # fmt: skip
-    if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
-        raise WorkloadError(f"lr_scheduler gave a {type(schedule).__name__}, not a scheduler")
-    return schedule
-
-
 def equal(before: Any, after: Any) -> bool:
     """Whether two nested structures of tensors, arrays and plain values are equal."""
     if isinstance(before, dict) and isinstance(after, dict):

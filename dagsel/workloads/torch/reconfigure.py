@@ -18,6 +18,7 @@ from dagsel.state import State, reading_state
 from dagsel.workloads.base import Config
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch.build import equal
+from dagsel.workloads.torch.schedules import takes_metric
 from dagsel.workloads.torch.state import StateReader, module_tree, pack
 
 
@@ -66,7 +67,10 @@ class Reconfigures:
                     f"{difference(before.kind, after.kind)}"
                 )
         meta = {name: value for name, value in reader.meta.items() if name != "tree"}
-        return pack(merge(tree, before.settings, after.settings), meta)
+        merged = merge(tree, before.settings, after.settings)
+        if before.follows and after.follows:
+            lower(merged, tree, before.settings, after.settings)
+        return pack(merged, meta)
 
     def _outline(self, config: Config, steps: int) -> Outline:
         module = self._build(config, seed=0, large=True)
@@ -78,18 +82,21 @@ class Outline:
     """What a configuration says of a trial.
 
     `kind` cannot change: shapes, the class of the optimizer; by a name for errors. `settings` can:
-    everything else in the state dicts of optimizer and schedule.
+    everything else in the state dicts of optimizer and schedule. `follows`: whether the schedule
+    follows a metric, so that its steps cannot be repeated.
     """
 
     kind: dict[str, Any]
     settings: dict[str, Any]
+    follows: bool = False
 
 
 def outline(
     module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int
 ) -> Outline:
     """Return the outline of a fresh model, optimizer and schedule; steps the schedule."""
-    if schedule is not None:
+    follows = takes_metric(schedule)
+    if schedule is not None and not follows:
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or PyTorch warns
         for _ in range(steps):
             schedule.step()
@@ -102,7 +109,21 @@ def outline(
         len(group["params"]) for group in optimizer.param_groups
     ]
     own = {key: value for key, value in optimizer.state_dict().items() if key != "state"}
-    return Outline(kind, {"optimizer": own, "schedule": schedule and schedule.state_dict()})
+    settings = {"optimizer": own, "schedule": schedule and schedule.state_dict()}
+    return Outline(kind, settings, follows)
+
+
+def lower(merged: Any, saved: Any, before: Any, after: Any) -> None:
+    """Lower rates that have changed by as much as a schedule has lowered them by a metric."""
+    trees = (merged, saved, before, after)
+    for group, reached, base, new in zip(
+        *(tree["optimizer"]["param_groups"] for tree in trees), strict=True
+    ):
+        if new["lr"] != base["lr"] and base["lr"]:
+            group["lr"] = new["lr"] * (reached["lr"] / base["lr"])
+    if "_last_lr" in merged["schedule"]:
+        rates = [group["lr"] for group in merged["optimizer"]["param_groups"]]
+        merged["schedule"]["_last_lr"] = rates
 
 
 def difference(before: dict[str, Any], after: dict[str, Any]) -> str:

@@ -31,13 +31,7 @@ from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import Making, evaluation_batches, training_batches
-from dagsel.workloads.torch.build import (
-    LARGE,
-    build_unfilled,
-    check_module,
-    check_optimizer,
-    check_schedule,
-)
+from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
@@ -52,6 +46,7 @@ from dagsel.workloads.torch.loop import (
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
+from dagsel.workloads.torch.schedules import FollowsMetrics, begin_epoch, end_epoch
 from dagsel.workloads.torch.speed import (
     Precision,
     can_record,
@@ -72,7 +67,7 @@ from dagsel.workloads.torch.state import (
 )
 
 
-class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
+class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -97,7 +92,8 @@ class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
         `dagsel.metrics.over_set` or an object of torchmetrics. A function may have a ``direction``.
         Names of `dagsel.metrics` will do: ``["accuracy"]``. The validation ``"loss"`` is always in.
     lr_scheduler
-        ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule.
+        ``lr_scheduler(optimizer, config)`` builds the learning-rate schedule. One that steps by a
+        metric, such as ``ReduceLROnPlateau``, gets that of the search after each epoch.
     input_fn
         ``input_fn(batch, config)`` makes inputs and targets of a batch, given as tensors by name.
         By default the first array is the input and the last one the target. Inputs may be a mapping
@@ -366,6 +362,8 @@ class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
             load_optimizer(reader, optimizer, module)
             if schedule is not None:
                 load_schedule(reader, schedule, optimizer)
+                if "cursor" not in reader.meta:
+                    begin_epoch(schedule, visit)
             if gang is None or gang.rank == 0:
                 reader.set_streams(device)
             else:
@@ -382,9 +380,8 @@ class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
                     f"input_fn returns inputs without a sample for every batch of shard "
                     f"{visit.shard}: return what the model gets of the batch's arrays"
                 )
-            ends_epoch = visit.ends_epoch and not batches.stopped
-            if schedule is not None and self.lr_scheduler_interval == "epoch" and ends_epoch:
-                schedule.step()
+            if visit.ends_epoch and not batches.stopped:
+                end_epoch(schedule, self.lr_scheduler_interval)
             reached = batches.cursor
             meta = {"seed": reader.seed, "cursor": asdict(reached)}
             if not batches.stopped:
@@ -437,15 +434,6 @@ class TorchWorkload(GivesModules, Reconfigures, FitsData, PoolsMetrics):
             seed_streams(seed, torch=True)
             module = self.model(config)
         return self._casting.learn(check_module(module))
-
-    def _build_optimizer(
-        self, module: torch.nn.Module, config: Config
-    ) -> tuple[torch.optim.Optimizer, Any]:
-        made = factories.make_optimizer(self.optimizer, module.parameters(), config)
-        optimizer = check_optimizer(made)
-        if self.lr_scheduler is None:
-            return optimizer, None
-        return optimizer, check_schedule(self.lr_scheduler(optimizer, config))
 
     def _restore(
         self, reader: StateReader, config: Config, device: torch.device

@@ -1,0 +1,116 @@
+"""Which epochs are sent when: rounds of what trials are to train.
+
+Epochs are sent as they are decided, all of a decision as one chain. But training that follows the
+metric of the search begins an epoch with that of the one before. So such a trial's epochs are sent
+one by one, each when the one before it was reported; the journal has the metric, so a later session
+sends the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dagsel.dispatch.units import Round
+from dagsel.driver.protocols import Engine
+from dagsel.driver.recovery import Continuation, Orders
+from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
+from dagsel.messages import Entry, RoundSent
+
+
+@dataclass(slots=True)
+class Rounds:
+    """What is sent of a run's epochs."""
+
+    engine: Engine  # where they are trained
+    record: Record  # what has happened
+    note: Callable[[Entry], None]  # writes to the journal
+    orders: Orders  # returns the orders of visits
+    follows_metric: Callable[[Any], bool]  # whether training with a configuration does
+    # The metrics that it follows, by epoch, where they are not the run's own.
+    foreseen: Sequence[float] | None = None
+    _sent: dict[int, int] = field(default_factory=dict)  # by trial that follows: its last epoch
+    _follow: dict[int, tuple[object, bool]] = field(default_factory=dict)  # by trial, for a config
+    # By trial whose last state is made anew: what waits for it.
+    _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
+
+    def more(self, trial: TrialRecord, n_epochs: int) -> Continuation:
+        """Return what can be sent of the epochs that were just decided, and of earlier ones."""
+        if self._waits(trial):
+            return self.due(trial)
+        last = trial.n_decided
+        return Continuation(trial.number, range(last - n_epochs + 1, last + 1))
+
+    def due(self, trial: TrialRecord) -> Continuation:
+        """Return the epoch of a trial that has waited for what was just reported, if it has."""
+        n_reported, following = len(trial.epochs), range(0)
+        has_more = trial.is_live and trial.n_decided > n_reported
+        if has_more and self._waits(trial) and self._sent.get(trial.number, 0) <= n_reported:
+            following = range(n_reported + 1, n_reported + 2)
+            self._sent[trial.number] = n_reported + 1
+        return Continuation(trial.number, following)
+
+    def anew(self, plan: Continuation) -> Continuation:
+        """Return what can be sent of a plan for a trial of which nothing is under way."""
+        trial = self.record.trials[plan.trial]
+        self._repairs.pop(plan.trial, None)
+        if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
+            self._repairs[plan.trial] = []
+        if not plan.epochs or not self._waits(trial):
+            return plan
+        # Of what begins after the epoch that follows the reported ones the metric is not known.
+        ready = range(plan.epochs.start, min(plan.epochs.stop, len(trial.epochs) + 2))
+        self._sent[plan.trial] = ready[-1]
+        return replace(plan, epochs=ready)
+
+    def send(self, plans: Iterable[Continuation]) -> None:
+        """Send what there is; what follows on a state that is made anew waits for that."""
+        chains = []
+        for plan in plans:
+            trial = self.record.trials[plan.trial]
+            if plan.epochs.start > len(trial.epochs) and plan.trial in self._repairs:
+                self._repairs[plan.trial].append(plan)
+            elif plan.epochs:
+                is_told = self.foreseen is not None or self._follows(trial)
+                values = self._values(trial, plan.epochs) if is_told else ()
+                chains.append(plan.chain(self.record, self.orders, values))
+        if not chains:
+            return
+        number = len(self.record.rounds) + 1
+        epochs = tuple((chain.trial, chain.epochs.start, chain.epochs.stop) for chain in chains)
+        self.note(RoundSent(number, self.engine.wall(), epochs))
+        configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
+        self.engine.submit(Round(number, tuple(chains)), configs)
+
+    def repaired(self, trial: TrialRecord) -> None:
+        """Send what has waited for a trial's last state, if that was to be made anew."""
+        if trial.number in self._repairs:
+            self.engine.release(trial.number, len(trial.epochs))
+            for plan in self._repairs.pop(trial.number):
+                self.send([plan])
+
+    def forget(self, trial: int) -> None:
+        """Forget a trial that has ended."""
+        for by_trial in (self._repairs, self._sent, self._follow):
+            by_trial.pop(trial, None)
+
+    def _waits(self, trial: TrialRecord) -> bool:
+        return self.foreseen is None and self._follows(trial)
+
+    def _follows(self, trial: TrialRecord) -> bool:
+        config, follows = self._follow.get(trial.number, (None, False))
+        if config is not trial.config:
+            try:
+                follows = self.follows_metric(trial.config)
+            except Exception:  # noqa: BLE001 - the user's own code; its unit will raise it too
+                follows = True
+            self._follow[trial.number] = (trial.config, follows)
+        return follows
+
+    def _values(self, trial: TrialRecord, epochs: range) -> tuple[float | None, ...]:
+        if self.foreseen is None:
+            return tuple(map(trial.value_before, epochs))
+        known = dict(enumerate(self.foreseen, start=2))
+        return tuple(map(known.get, epochs))
