@@ -59,9 +59,10 @@ def extend(
     check_cluster(client, cluster)
     given["space"] = run.space if given["space"] is None else given["space"]
     may_be_none = ("space", "flow", "data", "workers", "max_cluster_workers", "worker_startup")
-    how = checked(*may_be_none, worker_timeout=worker_timeout, **given)
+    how = checked(*may_be_none, "cache_dir", worker_timeout=worker_timeout, **given)
     bounds = (how.worker_timeout, how.max_cluster_workers, how.worker_startup)
-    call = Call(client, cluster, *bounds, began, how.workers or ())
+    held = {"hold": how.hold, "cache_dir": how.cache_dir}
+    call = Call(client, cluster, *bounds, began, how.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = run.run_dir
     about = folder.about()

@@ -24,10 +24,12 @@ from dagsel.workloads.base import GivesModels, Workload
 
 if TYPE_CHECKING:
     from datetime import timedelta
+    from os import PathLike
 
     from dagsel.flow import Flow
     from dagsel.planning.pools import Workers
     from dagsel.storage import ShardedDataset
+    from dagsel.storage.shard_cache import Hold
     from dagsel.study import Callback, Space
 
 
@@ -82,6 +84,8 @@ class Run(Result):
         worker_startup: float | str | None = None,
         workers: Sequence[Workers] | None = None,
         worker_timeout: float | str = 60.0,
+        hold: Hold = "auto",
+        cache_dir: str | PathLike[str] | None = None,
     ) -> Run:
         """Go on with a search that has ended: more trials, more epochs, or both.
 
@@ -114,7 +118,7 @@ class Run(Result):
             As for `dagsel.optimize`, but counted from now on. Those of before count no more.
         space, data, flow
             As for `dagsel.resume`; needed only if the run does not know them.
-        callbacks, max_cluster_workers, worker_startup, workers, worker_timeout
+        callbacks, max_cluster_workers, worker_startup, workers, worker_timeout, hold, cache_dir
             As for `dagsel.optimize`.
 
         Returns
@@ -148,6 +152,8 @@ class Run(Result):
             worker_startup=worker_startup,
             workers=workers,
             worker_timeout=worker_timeout,
+            hold=hold,
+            cache_dir=cache_dir,
         )
 
     @property

@@ -246,6 +246,19 @@ def test_a_run_goes_on_on_a_cluster_that_holds_its_shards_elsewhere(
     assert weights(run) == weights(whole)
 
 
+def test_a_search_that_is_extended_may_hold_its_shards_elsewhere(
+    client: Client, digits: ShardedDataset, run_dir: str, cache_dir: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"workload": classifier()}
+    runs = [search(digits, f"{run_dir}-{k}", client, **given) for k in range(2)]
+    whole = runs[0].extend(client, max_epochs=2)
+    more = runs[1].extend(client, max_epochs=2, hold="disk", cache_dir=cache_dir)
+    assert weights(more) == weights(whole)
+    (tmp_path / "file").touch()
+    with pytest.raises(ClusterError, match="file/dagsel-shards.*cache_dir="):
+        more.extend(client, max_epochs=3, hold="disk", cache_dir=tmp_path / "file")
+
+
 def test_a_cache_dir_that_cannot_be_is_named_before_anything_trains(
     client: Client, digits: ShardedDataset, run_dir: str, tmp_path: Path
 ) -> None:

@@ -85,6 +85,23 @@ def test_metrics_of_the_whole_set_are_those_of_the_pooled_set(
     assert {"auroc", "f1", "confusion[3,5]"} <= set(run.metrics["name"])
 
 
+def test_r2_is_that_of_the_pooled_set(search: Optimize, digits: ShardedDataset) -> None:
+    regression = dagsel.TorchWorkload(
+        model=lambda config: torch.nn.Linear(64, 1),
+        loss=torch.nn.functional.mse_loss,
+        optimizer=torch.optim.SGD,
+        batch_size=32,
+        metrics=["r2"],
+        input_fn=lambda batch, config: (batch["x"] / 64, batch["y"][:, None].float()),
+    )
+    run = search(workload=regression, metric="r2")
+    inputs, target = validation_of(digits)
+    with torch.inference_mode():
+        guess = run.best_model()(inputs / 64)[:, 0]
+    assert run.best_value == pytest.approx(sk.r2_score(target, guess.double()), abs=1e-12)
+    assert run.best_value < 1
+
+
 @pytest.mark.parametrize(("n_workers", "n_shards"), [(1, 1), (3, 5), (4, 16)])
 def test_they_are_the_same_whatever_the_shards_and_workers(
     n_workers: int,
