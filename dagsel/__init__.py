@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from dagsel.profiling import Profile as Profile
     from dagsel.profiling import profile as profile
     from dagsel.run import optimize as optimize
+    from dagsel.run import start as start
+    from dagsel.searching import Search as Search
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
+    "Search": "dagsel.searching",
     "SklearnWorkload": "dagsel.workloads",
     "TorchWorkload": "dagsel.workloads",
     "Workers": "dagsel.planning.pools",
@@ -44,6 +47,7 @@ _HOMES = {
     "replay": "dagsel.going_on",
     "resume": "dagsel.going_on",
     "simulate": "dagsel.simulation",
+    "start": "dagsel.run",
 }
 _MODULES = (
     "codec",
@@ -53,6 +57,7 @@ _MODULES = (
     "flows",
     "metrics",
     "simulation",
+    "steering",
     "storage",
     "testing",
     "workloads",
@@ -61,6 +66,7 @@ _MODULES = (
 __all__ = [
     "Profile",
     "Run",
+    "Search",
     "SklearnWorkload",
     "TorchWorkload",
     "Workers",
@@ -75,6 +81,7 @@ __all__ = [
     "replay",
     "resume",
     "simulate",
+    "start",
 ]
 
 

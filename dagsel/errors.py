@@ -30,6 +30,7 @@
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
     │   ├── WorkerMemoryError     (MemoryError) a worker cannot hold its shards
     │   └── VersionMismatchError  client, scheduler and workers differ in what matters
+    ├── SearchCancelledError      the search was told to end at once
     └── NoCompletedTrialError     the run has no completed trial
 
 All arguments of an error are in its ``args``, so it survives pickling between processes.
@@ -174,6 +175,10 @@ class WorkerMemoryError(ClusterError, MemoryError):
 
 class VersionMismatchError(ClusterError):
     """Client, scheduler and workers differ in what matters."""
+
+
+class SearchCancelledError(DagselError):
+    """The search was told to end at once; its run is kept."""
 
 
 class NoCompletedTrialError(DagselError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.arguments import checked
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
+from dagsel.driver.steered import Steered
 from dagsel.errors import RunDirError, SearchError
 from dagsel.execution.cluster import check_cluster
 from dagsel.execution.pools import check_pools
@@ -23,6 +24,7 @@ from dagsel.history.extension import (
 from dagsel.history.record import Record
 from dagsel.history.result import Run, RunCalls
 from dagsel.history.settings import Settings
+from dagsel.interrupting import interruptible
 from dagsel.messages import ENTRIES, Turn
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
@@ -74,10 +76,10 @@ def extend(
         _check_study(run.study, settings, folder.url)
         parts = parts_of(settings, folder, run.given_workload, how.space, how.data)
         workload, space, dataset = parts
-        flow = settings.make_flow(how.flow, folder.url)
+        flow = Steered(settings.make_flow(how.flow, folder.url))
         catch_up(flow, entries, folder.url)
         more = extension(flow.traits, settings, record, n_trials, max_epochs, n_best)
-        check_flow_extends(flow, more)
+        check_flow_extends(flow.flow, more)
         more = limited(more, settings, record, call.workers, deadline, budget)
         decisions = flow.handle(more)
         check_work(decisions, more)
@@ -92,7 +94,8 @@ def extend(
         folder.journal.append([turn])
         within = settings.within(more)
         session = Session(within, folder, driver, flow, workload, dataset, record)
-        return opened(session.run(call, lock), space)
+        with interruptible(folder.url) as inbox:
+            return opened(session.run(call, lock, inbox), space)
 
 
 def _check_ended(record: Record, url: str) -> None:

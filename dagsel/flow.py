@@ -25,6 +25,9 @@ from dagsel.planning.brackets import StagePlan
 from dagsel.planning.budget import Budget
 from dagsel.planning.capacity import ClusterCapacity, Plan
 from dagsel.planning.losses import Losses as Losses
+from dagsel.steering import Commanded as Commanded
+from dagsel.steering import Ended as Ended
+from dagsel.steering import Extended as Extended
 
 Sampling: TypeAlias = Literal["study", "random", "grid"]
 Direction: TypeAlias = Literal["minimize", "maximize"]
@@ -123,6 +126,13 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Add:
+    """Create a trial with these parameters; answered by `Asked`. Labels stand for some values."""
+
+    params: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Train:
     """Train a trial for more epochs; each is answered by `Reported`, or all by `TrialFailed`.
 
@@ -194,8 +204,8 @@ class Stop:
 class Clone:
     """Replace a trial's state by a copy of another one's, and change its configuration.
 
-    Both must have reported. The target must be paused and stays paused; it keeps its number and its
-    count of epochs.
+    The source must have reported. The target must be paused and stays paused; it keeps its number
+    and its count of epochs, and if that is 0, its own configuration lies under `config`.
 
     Parameters
     ----------
@@ -340,53 +350,17 @@ class DeadlineReached:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A trial of a search that has finished, which can train on.
-
-    Parameters
-    ----------
-    trial, epochs
-        Its number, and how far it has trained.
-    value
-        The metric after its last epoch.
-    """
-
-    trial: int
-    epochs: int
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Extended:
-    """A search that has finished goes on, if `Traits.extends`; `Train` may name an ended trial.
-
-    Parameters
-    ----------
-    n_trials
-        How many more trials to draw.
-    max_epochs
-        Epochs of the longest trial from now on; None for as many as before.
-    n_best
-        How many of the best ended trials train on, where the flow trains all to the end.
-    ended
-        The trials that can train on, the best first.
-    deadline_s, budget_s, budget_money
-        Limits from now on, since the beginning of the run.
-    """
-
-    n_trials: int = 0
-    max_epochs: int | None = None
-    n_best: int = 0
-    ended: tuple[Ended, ...] = ()
-    deadline_s: float | None = None
-    budget_s: float | None = None
-    budget_money: float | None = None
-
-
-Decision: TypeAlias = Ask | Train | Pause | Stop | Clone | Scale | Wake | Plan | Finish
+Decision: TypeAlias = Ask | Add | Train | Pause | Stop | Clone | Scale | Wake | Plan | Finish
 Event: TypeAlias = (
-    Asked | Reported | Paused | TrialFailed | WorkersChanged | Tick | DeadlineReached | Extended
+    Asked
+    | Reported
+    | Paused
+    | TrialFailed
+    | WorkersChanged
+    | Tick
+    | DeadlineReached
+    | Extended
+    | Commanded
 )
 
 DECISIONS: Tagged[Decision] = Tagged(*get_args(Decision))

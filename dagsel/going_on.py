@@ -14,6 +14,7 @@ from dagsel.arguments import checked
 from dagsel.console import Progress
 from dagsel.driver.consistency import read_history, read_run
 from dagsel.driver.recovery import catch_up
+from dagsel.driver.steered import Steered
 from dagsel.errors import AllTrialsFailedError, RunDirError, TooLittleTimeError
 from dagsel.execution.cluster import check_cluster
 from dagsel.execution.pools import check_pools
@@ -23,6 +24,7 @@ from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.script import Script
 from dagsel.history.settings import Settings, flow_name
+from dagsel.interrupting import interruptible
 from dagsel.messages import SessionBegun, Turn
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
@@ -152,7 +154,7 @@ def resume(
         settings = settings.within(record.extended)
         check_cluster(client, cluster, starts=not record.finished)
         workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
-        flow = settings.make_flow(flow, folder.url)
+        flow = Steered(settings.make_flow(flow, folder.url))
         catch_up(flow, entries, folder.url)
         study = study_of(settings, folder, given.study_or_url)
         if type(study.sampler).__name__ != settings.sampler:
@@ -180,7 +182,8 @@ def resume(
             if record.too_little_time:
                 raise TooLittleTimeError(record.too_little_time)
             return opened(session.result, space)
-        return opened(session.run(call, lock), space)
+        with interruptible(folder.url) as inbox:
+            return opened(session.run(call, lock, inbox), space)
 
 
 def replay(

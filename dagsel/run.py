@@ -1,14 +1,15 @@
-"""The call that begins a search."""
+"""The calls that begin a search."""
 
 from __future__ import annotations
 
-import logging
+import inspect
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from datetime import timedelta
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
 from dagsel.arguments import (
     check_goals,
@@ -20,19 +21,19 @@ from dagsel.arguments import (
 )
 from dagsel.checks import choice, short_traceback
 from dagsel.console import Progress
-from dagsel.errors import (
-    SearchError,
-)
+from dagsel.driver.steered import Steered
+from dagsel.errors import SearchError
 from dagsel.execution.cluster import check_cluster, warm_up
 from dagsel.execution.pools import check_pools
-from dagsel.extending import opened
 from dagsel.flow import Flow, Keep
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings, flow_config, flow_name
+from dagsel.interrupting import interruptible
 from dagsel.planning.budget import price_for
 from dagsel.planning.pools import Workers
 from dagsel.planning.small_population import Policy
+from dagsel.searching import Prepared, Search
 from dagsel.session import Call, Session
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.pair import ArrayPair
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
     from dagsel.study import Study
 
-logger = logging.getLogger("dagsel")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @optunas_arguments
@@ -207,6 +209,70 @@ def optimize(
     ClusterError
         If the cluster cannot run it.
     """
+    prepared = _prepared(**locals())
+    with interruptible(prepared.session.folder.url) as inbox:
+        return prepared.run(inbox)
+
+
+def _takes(what: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Give a function the parameters of another one."""
+
+    def decorate(call: Callable[..., T]) -> Callable[P, T]:
+        call.__signature__ = inspect.signature(what)  # type: ignore[attr-defined]
+        return cast("Callable[P, T]", call)
+
+    return decorate
+
+
+@optunas_arguments
+@_takes(optimize)
+def start(*args: Any, **options: Any) -> Search:
+    """Begin a search in the background, and return at once.
+
+    It takes what `dagsel.optimize` takes, and raises at once what that raises of arguments that
+    cannot be used. What goes wrong later, `Search.wait` raises. The process has to live on: at its
+    end Python waits for the search.
+
+    Returns
+    -------
+    Search
+        To look at the search, to steer it, and to wait for its end.
+    """
+    given = inspect.signature(optimize).bind(*args, **options)
+    given.apply_defaults()
+    return Search(_prepared(**given.arguments))
+
+
+def _prepared(
+    study: Any,
+    workload: Any,
+    data: Any,
+    space: Any,
+    flow: Any,
+    metric: Any,
+    client: Any,
+    cluster: Any,
+    run_dir: Any,
+    seed: Any,
+    deadline: Any,
+    budget: Any,
+    price_per_worker_hour: Any,
+    small_population: Any,
+    keep: Any,
+    top_k: Any,
+    replicas: Any,
+    deterministic: Any,
+    callbacks: Any,
+    max_cluster_workers: Any,
+    worker_startup: Any,
+    workers: Any,
+    worker_timeout: Any,
+    unit_timeout: Any,
+    hold: Any,
+    cache_dir: Any,
+    progress: Any,
+) -> Prepared:
+    """Check the arguments of a search, claim its folder, and write down what it was called with."""
     began = time.monotonic()
     check_cluster(client, cluster)
     given = checked(
@@ -261,7 +327,8 @@ def optimize(
     assert driver.n_before is not None
     assert driver.first_step is not None
     folder = given.run_dir or RunDir.fresh(driver.name, run)
-    with folder.lock(run) as lock:
+    with ExitStack() as stack:
+        lock = stack.enter_context(folder.lock(run))
         if isinstance(dataset, ArrayPair):
             folder.check_free()
             dataset = dataset.write(folder.data)
@@ -297,8 +364,9 @@ def optimize(
         )
         folder.claim(run, settings.to_json())
         record = Record(run, dataset.n_shards, *settings.ranks_by)
-        session = Session(settings, folder, driver, flow.fresh(), workload, dataset, record)
-        return opened(session.run(call, lock), space)
+        steered = Steered(flow.fresh())
+        session = Session(settings, folder, driver, steered, workload, dataset, record)
+        return Prepared(session, call, lock, space, stack.pop_all())
 
 
 @short_traceback

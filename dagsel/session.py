@@ -18,6 +18,7 @@ from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.inbox import Inbox
 from dagsel.driver.runner import Runner
 from dagsel.errors import (
     AllTrialsFailedError,
@@ -142,8 +143,21 @@ class Session:
             return None
         return visit_order(settings.n_shards, seed=settings.seed, trial=trial, epoch=epoch)
 
-    def run(self, call: Call, lock: RunLock) -> Run:
-        """Search on a cluster until the run ends; only the holder of the lock may."""
+    def run(self, call: Call, lock: RunLock, inbox: Inbox | None = None) -> Run:
+        """Search on a cluster until the run ends; only the holder of the lock may.
+
+        Commands come from `inbox`, which takes no more when the run has ended.
+        """
+        inbox = inbox or Inbox()
+        try:
+            run = self._run(call, lock, inbox)
+        except BaseException as error:
+            inbox.close(error)
+            raise
+        inbox.close()
+        return run
+
+    def _run(self, call: Call, lock: RunLock, inbox: Inbox) -> Run:
         record = self.record
         own = call.own_capacity
         n_own = None if own is None else self._workers_to_begin(call, own)
@@ -166,7 +180,8 @@ class Session:
             has_room = spec.hold != "memory"  # on the disk
             why_not = "" if has_room else why_no_room(here, self.data, share=spec.shard_share)
             idle_workers = self._idle_workers(cluster_driver, why_not)
-            self._runner(call, engine, journal, idle_workers, progress).run()
+            inbox.wake = engine.wake
+            self._runner(call, engine, journal, idle_workers, progress, inbox).run()
             self.driver.fail_live("the run ended before the trial did")
         ended = _ended(call, engine.bill, cluster_driver, before)
         journal.append([ENTRIES.encode(ended)])
@@ -235,6 +250,7 @@ class Session:
         journal: LockedJournal,
         idle_workers: IdleWorkers,
         progress: SearchProgress,
+        inbox: Inbox,
     ) -> Runner:
         settings = self.settings
         return Runner(
@@ -260,6 +276,7 @@ class Session:
             budget_money=settings.budget_money,
             observe=progress.update,
             lead_s=call.seconds,
+            inbox=inbox,
         )
 
     def _left(self, call: Call) -> tuple[float, float]:

@@ -46,6 +46,7 @@ def test_what_is_exported() -> None:
     assert dagsel.__all__ == [
         "Profile",
         "Run",
+        "Search",
         "SklearnWorkload",
         "TorchWorkload",
         "Workers",
@@ -60,6 +61,7 @@ def test_what_is_exported() -> None:
         "replay",
         "resume",
         "simulate",
+        "start",
     ]
     for name in dagsel.__all__:
         assert getattr(dagsel, name) is not None

@@ -62,6 +62,7 @@ class Chain:
     begun: tuple[Begun, ...] = ()  # what is already done of the first epochs
     # by epoch the metric of the state that it begins with, if its training follows that
     values: tuple[float | None, ...] = ()
+    is_clone: bool = False  # whether its first unit begins with a stored state, if it is epoch 1's
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:

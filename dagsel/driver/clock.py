@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
+from typing import TypeVar
 
 from dagsel.driver.protocols import Engine
 from dagsel.history.record import Record
+from dagsel.messages import PieceRecord, Turn, UnitRecord
+
+Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
 @dataclass(slots=True)
@@ -80,3 +84,8 @@ class RunClock:
         if limit != self._told:
             self._told = limit
             self.engine.limit(limit)
+
+    def timed(self, entry: Timed) -> Timed:
+        """Add what the run has taken so far, for a later session to continue from."""
+        taken = (self.seconds, self.worker_seconds, self.money)
+        return replace(entry, seconds=taken[0], worker_seconds=taken[1], money=taken[2])

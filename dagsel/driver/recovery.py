@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -160,6 +160,12 @@ class StoredStates:
         retry_while_full(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
         return ""
 
+    def check_clone(self, source: TrialRecord, config: Mapping[str, Any]) -> None:
+        """Raise an error if the state of a trial cannot go on with another configuration."""
+        found = self.states.load_latest(source.number, self.end_of(source))
+        if found is not None:  # else the clone fails, and says why
+            self.adapt(found[1], source.config, config)
+
     def adopt_again(self, trial: TrialRecord) -> str:
         """Call `adopt` if the driver before this one was interrupted before it could."""
         if trial.adoptions and trial.adoptions[-1].after == len(trial.epochs):
@@ -267,7 +273,8 @@ class Continuation:
             orders(self.trial, epoch) or record.order(self.trial, epoch)
             for epoch in self.epochs
         )
-        how = (order, record.validates, self.begun, values)
+        is_clone = bool(record.trials[self.trial].adoptions)
+        how = (order, record.validates, self.begun, values, is_clone)
         return Chain(self.trial, self.epochs, record.n_shards, *how)
 
 
@@ -298,7 +305,7 @@ def reconcile(trial: TrialRecord, n_shards: int, newest: StoredState | None) -> 
     """
     n_reported = len(trial.epochs)
     first, begun = n_reported + 1, list[Begun]()
-    if newest is None and n_reported and trial.adoptions:
+    if newest is None and trial.adoptions:
         return None
     if newest is None or (newest.epoch, newest.position) < (n_reported, n_shards - 1):
         # Epochs that were reported are trained once more, and not scored.

@@ -12,14 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from dagsel.codec import Json, plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
+from dagsel.driver.commands import Commands
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
+from dagsel.driver.inbox import Inbox
 from dagsel.driver.protocols import Engine, EntryLog, States
 from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
 from dagsel.driver.rounds import Rounds
@@ -28,6 +30,7 @@ from dagsel.driver.trial_limits import TrialLimits
 from dagsel.driver.troubles import Troubles
 from dagsel.errors import AllTrialsFailedError, ClusterError, TooLittleTimeError
 from dagsel.flow import (
+    Add,
     Ask,
     Asked,
     Clone,
@@ -67,13 +70,12 @@ from dagsel.messages import (
     UnitRecord,
     WorkerRefused,
 )
+from dagsel.steering import Commanded, PauseTrial, ResumeTrial
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import raised
 
 #: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
 TURNS_PER_SNAPSHOT = 500
-
-Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
 
 @dataclass(slots=True)
@@ -106,6 +108,7 @@ class Runner:
     budget_money: float | None = None  # and in money, if they differ in their price
     observe: Callable[[Record], None] = lambda record: None  # called whenever it has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
+    inbox: Inbox = field(default_factory=Inbox)  # what the user commands
     _entries: list[dict[str, Json]] = field(default_factory=list)
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
@@ -117,6 +120,7 @@ class Runner:
     _rounds: Rounds = field(init=False)
     _troubles: Troubles = field(init=False)
     _first_epoch: FirstEpoch = field(init=False)
+    _commands: Commands = field(init=False)
 
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
@@ -129,6 +133,9 @@ class Runner:
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
+        self._commands = Commands(
+            self.inbox, self.record, self.study, self.flow.traits, self._stored, self.check
+        )
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -160,6 +167,7 @@ class Runner:
                 self._hear(message)
             self._watch()
             self._turn()
+            self._obey()
             self._use_idle_workers()
             self.engine.check_alive()
             self.observe(self.record)
@@ -183,10 +191,10 @@ class Runner:
             self._limits.tell(trial)
         self._stored.drop_ended()
         self._rounds.send([plan for trial in live if (plan := self._mend(trial)) is not None])
+        for ask in tuple(self.record.awaited):  # first: a clone's source may end by a report
+            self._ask(ask)
         for trial in live:
             self._report_if_complete(trial)
-        for ask in tuple(self.record.awaited):
-            self._ask(ask)
         if self.record.wanted is not None:
             self.engine.scale(self.record.wanted)
 
@@ -243,8 +251,7 @@ class Runner:
         self._do([])
         if isinstance(verdict, Note):
             return
-        for trial in self.study.live:
-            self._end(trial)
+        self._end_all()
         if isinstance(verdict, TooLittleTime):
             raise TooLittleTimeError(verdict.text)
         raise AllTrialsFailedError(verdict.text) from self._troubles.cause
@@ -260,27 +267,16 @@ class Runner:
 
     def _take(self, turn: Turn) -> None:
         self._limits.check_gangs(turn.decisions)
-        self._note(self._timed(replace(turn, pass_=self._n_passes)))
+        self._note(self._clock.timed(replace(turn, pass_=self._n_passes)))
         self._n_turns += 1
         if self._n_turns % TURNS_PER_SNAPSHOT == 0:
             self._note(FlowState(save_state(self.flow)))
-
-    def _timed(self, entry: Timed) -> Timed:
-        """Add what the run has taken so far, for a later session to continue from."""
-        now = self._clock
-        return replace(
-            entry, seconds=now.seconds, worker_seconds=now.worker_seconds, money=now.money
-        )
 
     def _note(self, entry: Entry) -> None:
         written = ENTRIES.encode(entry)
         self._entries.append(written)
         # A flow's own values are taken in as a resumed run will read them.
         self.record.add(ENTRIES.decode(written) if isinstance(entry, Turn) else entry)
-
-    def _tell(self, event: Event) -> None:
-        """Put an event to the flow in the next turn."""
-        self._events.append(Turn(event, ()))
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
@@ -306,7 +302,7 @@ class Runner:
                     self.engine.release(trial, epoch)
                     self._stored.reported(trial, epoch)
                     due.append(self._rounds.due(self.record.trials[trial]))
-                case Ask() if not self.record.finished:  # by what was decided after it
+                case Ask() | Add() if not self.record.finished:  # by what was decided after it
                     self._ask(step)
                 case Train(trial, epochs) if self.record.trials[trial].is_live:
                     epochs += trains[trial].epochs if trial in trains else 0
@@ -314,6 +310,8 @@ class Runner:
                 case Pause(trial):
                     self._train(trains.pop(trial, None))
                     self._limits.hold(self.record.trials[trial])
+                case Commanded(PauseTrial(trial) | ResumeTrial(trial)):
+                    self._limits.tell(self.record.trials[trial])
                 case Scale(n_workers):
                     self.engine.scale(n_workers)
                 case Stop(trial) | TrialFailed(trial):
@@ -322,13 +320,12 @@ class Runner:
                     if reason := self._stored.adopt(self.record.trials[target]):
                         self._fail(target, reason)
                 case Finish():
-                    for trial in self.study.live:
-                        self._end(trial)
+                    self._end_all()
         self._train(*trains.values(), due=due)
         self._stored.drop_ends()  # a clone may need them until here
 
-    def _ask(self, ask: Ask) -> None:
-        configs, exhausted = self.study.ask(ask.n, ask.sampling)
+    def _ask(self, ask: Ask | Add) -> None:
+        configs, exhausted = self.study.draw(ask)
         self._configs |= configs
         params = {trial: self.study.params(trial) for trial in configs}
         infeasible = tuple(filter(self.study.is_infeasible, configs))
@@ -341,7 +338,8 @@ class Runner:
             if train is None:
                 continue
             trial = self.record.trials[train.trial]
-            if not self._is_shared(trial):
+            if reason := self._limits.why_no_gang(trial, self.check_gang):
+                self._fail(trial.number, reason)
                 continue
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
@@ -355,24 +353,12 @@ class Runner:
 
     def _use_idle_workers(self) -> None:
         """Train few trials on several workers each, or release some; note which."""
-        now = (self.engine.n_workers, self._clock.seconds)
-        for change in self.idle_workers.settle(self.record, *now):
-            if change.note:
-                self._note(Note(change.note))
-            for number in change.trials:
-                self._limits.tell(self.record.trials[number])
-            if change.n_workers is not None:
-                self.engine.scale(change.n_workers)
+        for note in self._limits.use_idle_workers():
+            self._note(Note(note))
 
-    def _is_shared(self, trial: TrialRecord) -> bool:
-        """Whether its gang can train a trial; if not, it fails before it has begun."""
-        if trial.gang > 1:
-            try:
-                self.check_gang(trial.config, trial.gang)
-            except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
-                self._fail(trial.number, f"{type(error).__name__}: {error}")
-                return False
-        return True
+    def _end_all(self) -> None:
+        for trial in self.study.live:
+            self._end(trial)
 
     def _end(self, number: int) -> None:
         """Tell the study how a trial has ended, and forget what is not needed of it."""
@@ -390,6 +376,13 @@ class Runner:
         self._stored.ended(number)
 
     # ---- what comes in
+
+    def _obey(self) -> None:
+        """Do what the user has commanded, one command after the other."""
+        while (command := self._commands.next(self._clock.seconds)) is not None:
+            self._put(command)
+            self._turn()
+            self._commands.done()
 
     def _watch(self) -> None:
         """Tell the flow of workers and of the time."""
@@ -410,7 +403,7 @@ class Runner:
             case UnitRecord():
                 self._unit_done(message)
             case PieceRecord():
-                self._note(self._timed(message))
+                self._note(self._clock.timed(message))
             case TrialRests(trial, number):
                 self._rests(self.record.trials[trial], number)
             case UnitTrains(unit):
@@ -425,7 +418,7 @@ class Runner:
                 raise ClusterError(reason)
 
     def _unit_done(self, done: UnitRecord) -> None:
-        self._note(self._timed(done))
+        self._note(self._clock.timed(done))
         unit = done.unit
         trial = self.record.trials[unit.trial]
         if unit.kind == "check":
@@ -444,10 +437,10 @@ class Runner:
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
         tally = trial.tallies.get(epoch)
-        validates = self.record.validates
-        is_over = tally is not None and (tally.is_complete if validates else tally.is_trained)
-        if tally is None or not is_over or self._is_reported(trial.number, epoch):
-            return  # the trial has ended, or there is more to come
+        if tally is None or self._is_reported(trial.number, epoch):
+            return  # the trial has ended
+        if not (tally.is_complete if self.record.validates else tally.is_trained):
+            return  # there is more to come
         score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)
         if score.why_not:
             self._fail(trial.number, score.why_not)
@@ -460,11 +453,15 @@ class Runner:
         self._tell(Reported(trial.number, epoch, *told))
 
     def _is_reported(self, trial: int, epoch: int) -> bool:
-        told = [turn.event for turn in self._events if isinstance(turn.event, Reported)]
+        told = (turn.event for turn in self._events if isinstance(turn.event, Reported))
         return any((event.trial, event.epoch) == (trial, epoch) for event in told)
 
     def _fail(self, trial: int, reason: str) -> None:
         self._tell(TrialFailed(trial, reason))
+
+    def _tell(self, event: Event) -> None:
+        """Put an event to the flow in the next turn."""
+        self._put(Turn(event, ()))
 
     def _put(self, turn: Turn | None) -> None:
         if turn is not None:

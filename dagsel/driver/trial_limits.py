@@ -5,8 +5,9 @@ The dispatcher keeps each trial's `dagsel.dispatch.trials.Allowance`; here the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.driver.clock import RunClock
@@ -45,7 +46,7 @@ class TrialLimits:
 
         To be called before its units are sent: the first one needs it already.
         """
-        if trial.is_held:
+        if trial.is_held or trial.paused_by_user:
             self.hold(trial)
             return
         gang = trial.gang if trial.gang > 1 else self.idle_workers.gang_of(trial.number)
@@ -93,13 +94,34 @@ class TrialLimits:
                     "that can be scaled, or let the flow use smaller gangs"
                 )
 
+    def use_idle_workers(self) -> Iterator[str]:
+        """Train few trials on several workers each, or release some; yield what to say of it."""
+        now = (self.engine.n_workers, self.clock.seconds)
+        for change in self.idle_workers.settle(self.record, *now):
+            if change.note:
+                yield change.note
+            for number in change.trials:
+                self.tell(self.record.trials[number])
+            if change.n_workers is not None:
+                self.engine.scale(change.n_workers)
+
+    def why_no_gang(self, trial: TrialRecord, check: Callable[[Any, int], None]) -> str:
+        """Say why its gang cannot train a trial; empty if it can, or the trial has none."""
+        if trial.gang > 1:
+            try:
+                check(trial.config, trial.gang)
+            except Exception as error:  # noqa: BLE001 - the workload's own code may raise anything
+                return f"{type(error).__name__}: {error}"
+        return ""
+
     # ---- what is heard of trials that rest
 
     def is_awaited(self, trial: TrialRecord, number: int) -> bool:
         """Whether a trial rests as it was last told to, and the flow waits for it."""
         if not trial.is_live or self._numbers.get(trial.number) != number:
             return False  # it was told something else meanwhile
-        return trial.pausing is not None or (trial.has_work and not trial.is_held)
+        is_over = trial.has_work and not trial.is_held and not trial.paused_by_user
+        return trial.pausing is not None or is_over
 
     def rests(self, trial: TrialRecord) -> Turn | None:
         """Return what the flow is told of a trial that rests; None while its state is scored."""

@@ -339,14 +339,15 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
     if gpus_seen():
         logger.warning('the workers train on the CPU; cluster="cuda" starts one for each GPU')
     # If they saw the GPUs, all of them would train on the first one.
-    cluster = fork_server.OwnCluster(
-        n_workers=0,
-        resources={RESOURCE: 1},
-        # A fork server has the environment that there was when it began.
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
-        config=UNSEEN,
-        **_OPTIONS,
-    )
+    with fork_server.deaf_to_interrupts():
+        cluster = fork_server.OwnCluster(
+            n_workers=0,
+            resources={RESOURCE: 1},
+            # A fork server has the environment that there was when it began.
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
+            config=UNSEEN,
+            **_OPTIONS,
+        )
     try:
         _start_workers(cluster, n_workers or dask.system.CPU_COUNT, within_s)
     except BaseException:
@@ -385,7 +386,10 @@ def cuda_cluster(n_workers: int | None = None) -> LocalCluster:
         ) from error
     check_gpus_here()
     options = _OPTIONS if n_workers is None else {**_OPTIONS, "n_workers": n_workers}
-    cluster: LocalCluster = LocalCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **options)
+    with fork_server.deaf_to_interrupts():
+        cluster: LocalCluster = LocalCUDACluster(
+            resources={RESOURCE: 1, GPU_RESOURCE: 1}, **options
+        )
     return cluster
 
 

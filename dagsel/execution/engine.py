@@ -88,7 +88,8 @@ class DaskEngine:
     _n_most: int = 0  # workers that were there at once
     _troubles: set[str] = field(default_factory=set)  # those that were told
     _threads: set[int] = field(default_factory=set)
-    _messages: queue.SimpleQueue[Message] = field(default_factory=queue.SimpleQueue)
+    # What came in; None where somebody else wakes the driver.
+    _messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _checks: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
@@ -427,13 +428,19 @@ class DaskEngine:
                 if trouble not in self._troubles:
                     self._troubles.add(trouble)
                     yield Note(trouble)
-            yield self._read(timeout_s=min(timeout_s, self.poll_s))
+            message = self._read(timeout_s=min(timeout_s, self.poll_s))
             while True:
-                yield self._read()
+                if message is not None:
+                    yield message
+                message = self._read()
         except queue.Empty:
             return
 
-    def _read(self, *, timeout_s: float = 0.0) -> Message:
+    def wake(self) -> None:
+        """Have `messages` wait no longer; may be called by other threads and signal handlers."""
+        self._messages.put(None)
+
+    def _read(self, *, timeout_s: float = 0.0) -> Message | None:
         message = self._messages.get(timeout_s > 0, timeout_s)
         if isinstance(message, WorkerJoined):
             self._shrink()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
-from collections.abc import Iterable, Mapping
-from multiprocessing import forkserver
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 import dask.config
@@ -92,13 +94,29 @@ def prepare() -> None:
     forkserver.set_forkserver_preload(modules_for_workers(list(sys.modules)))
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Let threads and processes that are started here, and what these start, hear no Ctrl-C.
+
+    A terminal sends it to all processes of a script. The driver alone is to act on it: it ends the
+    search in order, and then the workers.
+    """
+    resource_tracker.ensure_running()  # where it starts, it lets the signal through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def is_there() -> bool:
     """Whether workers can come from the server; start it if it does not run, wait for nothing."""
     if not is_possible():
         return False
     prepare()
     try:
-        forkserver.ensure_running()
+        with deaf_to_interrupts():
+            forkserver.ensure_running()
     except OSError as error:  # say, temporary files lie so deep that a socket there has no name
         logger.info("workers are spawned: Python's fork server does not start: %s", error)
         return False

@@ -114,7 +114,9 @@ def _compile_chain(
     made = {unit: unit_key(run, unit) for unit in chain.units}
     previous: Key | None = None
     for unit, key in made.items():
-        state = None if previous is None else TaskRef(previous)  # none: begin, or read the store
+        state: Any = None if previous is None else TaskRef(previous)  # none: begin, or the store's
+        if chain.is_clone and (unit.epoch, unit.position) == (1, 0):
+            state = StoredResult(unit.trial, 0, chain.n_shards - 1)
         value = chain.value(unit)
         tasks[key] = Task(key, train_unit, run, tuple(unit), config, state, value)
         previous = key

@@ -1,11 +1,8 @@
 """What a run has done: trials, epochs and units, folded from the entries of its journal.
 
 A run writes its journal entry by entry (`dagsel.messages.ENTRIES`) and takes each one in with
-`Record.add` at once; a resumed run reads the journal and takes the same entries in. So a process
-that was started again knows what the one before it knew.
-
-What is known of one trial is in `dagsel.history.trial`; tables of it are made in
-`dagsel.history.tables`.
+`Record.add` at once; a resumed run reads the journal and takes the same entries in. What is known
+of one trial is in `dagsel.history.trial`; tables of it are made in `dagsel.history.tables`.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from typing import Any, assert_never
 from dagsel.dispatch.events import ShardLoaded
 from dagsel.errors import SearchError
 from dagsel.flow import (
+    Add,
     Ask,
     Asked,
     Clone,
@@ -66,6 +64,7 @@ from dagsel.messages import (
 )
 from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
+from dagsel.steering import Commanded, PauseTrial, ResumeTrial
 
 
 @dataclass(slots=True)
@@ -103,8 +102,8 @@ class Record:
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
     course: list[Moment] = field(default_factory=list)  # what it had taken, in the order of time
     trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
-    # `Ask` decisions that no `Asked` has answered.
-    awaited: deque[Ask] = field(default_factory=deque)
+    awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
+    commands: set[str] = field(default_factory=set)  # those of the user, by id
     n_sessions: int = 0
     n_epochs_decided: int = 0
     n_workers: int = 0  # what the flow was last told of workers
@@ -282,6 +281,10 @@ class Record:
                 self.n_workers = n_workers
             case Tick():
                 self.wake_at = None
+            case Commanded(command, id_):
+                self.commands.add(id_)
+                if isinstance(command, PauseTrial | ResumeTrial):
+                    self.trials[command.trial].paused_by_user = isinstance(command, PauseTrial)
             case Extended(ended=ended) as event:
                 self.extended, self.finished = event, False
                 self.resumable = {it.trial for it in ended}
@@ -297,7 +300,7 @@ class Record:
         """
         for decision in decisions:
             match decision:
-                case Ask():
+                case Ask() | Add():
                     self.awaited.append(decision)
                 case Train(trial, epochs, _, gang):
                     if trial in self.resumable:
@@ -337,13 +340,14 @@ class Record:
 
     def _clone(self, source: int, target: int, config: Mapping[str, Any]) -> None:
         origin, taker = self._live(source, "clones"), self._live(target, "clones onto")
-        if not origin.epochs or not taker.epochs or not taker.is_paused:
+        if not origin.epochs or not taker.is_paused:
             raise SearchError(
-                f"the flow clones trial {source} onto trial {target}: both must have reported an "
-                "epoch, and the target must be paused"
+                f"the flow clones trial {source} onto trial {target}: the source must have "
+                "reported an epoch, and the target must be paused"
             )
         taker.adopt(origin, config)
-        self._score(taker, self._end_of(taker), afresh=True)
+        if taker.epochs:
+            self._score(taker, self._end_of(taker), afresh=True)
 
     def _stop(self, number: int, reason: str, outcome: Outcome) -> None:
         trial = self._live(number, "stops")

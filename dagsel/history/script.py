@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -41,7 +42,8 @@ class ScriptState:
     # Trials and epochs that have come in.
     reported: set[tuple[int, int]] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)  # trials that were stopped or have failed
-    # Of each trial the epochs that it was given to train.
+    # Of each trial the epochs that it was given to train, then and now.
+    decided: dict[int, int] = field(default_factory=dict)
     granted: dict[int, int] = field(default_factory=dict)
     astray: str = ""  # a trial that failed now and did not then, or later, and why
     n_workers: int = 1  # workers that are there now
@@ -84,6 +86,19 @@ class Script(Flow):
     def _reported(self) -> dict[int, int]:
         events = [turn.event for turn in self.turns if isinstance(turn.event, Reported)]
         return {event.trial: event.epoch for event in events}
+
+    @cached_property
+    def _clones(self) -> dict[int, list[tuple[int, int]]]:
+        """Of each trial that was cloned, in which turns, and how many epochs it had ended."""
+        found, n_epochs = dict[int, list[tuple[int, int]]](), dict[int, int]()
+        for number, turn in enumerate(self.turns, start=1):
+            if isinstance(turn.event, Reported):
+                n_epochs[turn.event.trial] = turn.event.epoch
+            for decision in turn.decisions:
+                if isinstance(decision, Clone):
+                    place = (number, n_epochs.get(decision.source, 0))
+                    found.setdefault(decision.source, []).append(place)
+        return found
 
     @cached_property
     def _last_trains(self) -> dict[int, int]:
@@ -138,6 +153,19 @@ class Script(Flow):
                 decided += self._again(decision)
         return decided if Finish() in decided else [*decided, Finish()]
 
+    def _train(self, decision: Train) -> list[Decision]:
+        """Train a trial as far as it was trained then, but not past the state that is cloned."""
+        trial, state = decision.trial, self.state
+        granted, ahead = state.granted.get(trial, 0), self._clones.get(trial, [])
+        until = min([n for turn, n in ahead if turn > state.n_played], default=math.inf)
+        until = min(state.decided.get(trial, 0), self._reported.get(trial, 0), until)
+        state.granted[trial] = max(granted, int(until))
+        n_done = sum(reported == trial for reported, _ in state.reported)
+        if state.granted[trial] <= n_done:
+            return []
+        epochs, gang = state.granted[trial] - granted, min(decision.gang, state.n_workers)
+        return [replace(decision, epochs=epochs, seconds=None, gang=gang)]
+
     def _again(self, decision: Decision) -> list[Decision]:
         match decision:
             case Ask() | Pause() | Scale() | Wake():  # of what a trial learns they change nothing
@@ -145,14 +173,10 @@ class Script(Flow):
             case Train(trial) | Clone(_, trial) if trial in self.state.ended:
                 return []
             case Train(trial, epochs):
-                granted = self.state.granted.get(trial, 0)
-                epochs = max(0, min(epochs, self._reported.get(trial, 0) - granted))
-                self.state.granted[trial] = granted + epochs
-                n_done = sum(reported == trial for reported, _ in self.state.reported)
-                has_work = granted + epochs > n_done
-                gang = min(decision.gang, self.state.n_workers)
-                again = replace(decision, epochs=epochs, seconds=None, gang=gang)
-                return [again] if has_work else []
+                self.state.decided[trial] = self.state.decided.get(trial, 0) + epochs
+                return self._train(decision)
+            case Clone(source) if source not in self.state.ended:  # it may train on from here
+                return [decision, *self._train(Train(source, 0))]
             case Stop(trial):
                 trains_on = self._last_trains.get(trial, 0) > self.state.n_played
                 if trial in self.state.ended or trains_on:

@@ -97,6 +97,7 @@ class TrialRecord:
     gang: int = 1
     seconds_left: float | None = None
     is_held: bool = False  # whether it was told to rest, and not to go on
+    paused_by_user: bool = False  # whether a command has paused it; the flow does not notice
     pausing: Pause | None = None  # what asked it to rest, until the flow was told that it does
     share: float = 0.0  # how much is trained of the unit in which it was stopped
     # Seconds of training and training losses since it was last told to train.
@@ -217,15 +218,18 @@ class TrialRecord:
 
         From there it is worth what that state is, whatever it was worth before.
         """
-        root, changes = origin.number, dict[str, Any]()
-        if origin.adoptions:
+        root, changes, under = origin.number, dict[str, Any](), origin.config
+        if not self.epochs:  # it was drawn for that, with a configuration of its own
+            root, under = self.number, self.config
+        elif origin.adoptions:
             root, changes = origin.adoptions[-1].root, dict(origin.adoptions[-1].config)
         changes |= config
         source = (origin.number, len(origin.epochs), root)
         value = origin.last_values[0]
         self.adoptions.append(Adoption(len(self.epochs), *source, changes, value))
-        self.is_scored, self.last_values = False, origin.last_values
-        self.config = {**origin.config, **config}
+        if self.epochs:
+            self.is_scored, self.last_values = False, origin.last_values
+        self.config = {**under, **config}
 
     def spend(self, work: UnitWork) -> None:
         """Count what a training unit, or a piece of one, has taken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,7 @@ from dagsel.errors import SearchError
 from dagsel.flow import Sampling
 from dagsel.study.checks import Space, configure
 from dagsel.study.grid import GridWalk, Point, is_finite, point
+from dagsel.study.labels import ChosenTrial, labelled
 from dagsel.study.sampler import SamplerStudy
 from dagsel.study.streams import reseed
 
@@ -97,3 +99,41 @@ class Draws:
         except BaseException:
             self.view.take_back()
             raise
+
+
+def choose(
+    space: Space, params: Mapping[str, Any], over: Mapping[str, Any], number: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the parameters of a trial that the user chooses, and its configuration.
+
+    Parameters
+    ----------
+    space
+        What draws trials.
+    params
+        Parameters by name; the space must suggest each of them.
+    over
+        Those of another trial, for what `params` leaves out.
+    number
+        The trial's number.
+
+    Returns
+    -------
+    params, config
+        All that the space suggests, with labels for what has no form in JSON.
+
+    Raises
+    ------
+    SearchError
+        If a parameter is missing, is none of the space's, or has a value that it does not suggest.
+    """
+    trial = ChosenTrial({**over, **params}, number)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna warns of a value that is refused here
+        config = configure(space, trial)
+    if unknown := params.keys() - trial.params.keys():
+        raise SearchError(
+            f"the space does not suggest {', '.join(map(repr, sorted(unknown)))} here; it suggests "
+            f"{', '.join(trial.params)}"
+        )
+    return labelled(trial.params, trial.distributions), config

@@ -9,22 +9,23 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.pruners import BasePruner
 from optuna.samplers import RandomSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
-from dagsel.flow import Direction, Sampling, Traits
-from dagsel.study.checks import Space, check_pruner, directions_of, probe
-from dagsel.study.draws import Draws
+from dagsel.flow import Add, Ask, Direction, Sampling, Traits
+from dagsel.study.checks import Space, check_pruner, configure, directions_of, probe
+from dagsel.study.draws import Draws, choose
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
-from dagsel.study.labels import labelled
+from dagsel.study.labels import ChosenTrial, labelled
 from dagsel.study.resume import (
     REASON,
     TRACEBACK,
@@ -147,6 +148,12 @@ class StudyDriver:
 
     # ---- Drawing.
 
+    def draw(self, decision: Ask | Add) -> tuple[dict[int, dict[str, Any]], bool]:
+        """Draw what is decided; return configurations, and whether no more can be drawn."""
+        if isinstance(decision, Add):
+            return self.add(decision.params), False
+        return self.ask(decision.n, decision.sampling)
+
     def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
         """Draw trials; those that the user has enqueued come first.
 
@@ -181,6 +188,33 @@ class StudyDriver:
             configs[number] = config
             self._draws.count(self._live[number].params)
         return configs, sampling == "grid" and self._draws.grid.ended
+
+    def complete_params(
+        self, params: Mapping[str, Any], over: Mapping[str, Any] = MappingProxyType({})
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return all parameters of a trial that the user chooses, and its configuration.
+
+        `over` has those of another trial, for what `params` leaves out. Raises a `SearchError` if
+        the space cannot suggest them, or suggests more.
+        """
+        return choose(self.space, params, over, len(self._view))
+
+    def add(self, params: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+        """Begin a trial with all these parameters; return its configuration by its number."""
+        self._count_before()
+        chosen = ChosenTrial(dict(params), len(self._view))
+        configure(self.space, chosen)
+        trial = create_trial(
+            state=TrialState.RUNNING,
+            user_attrs={RUN: self.run},
+            system_attrs={"fixed_params": chosen.params},
+        )
+        storage, study_id = self._theirs._storage, self._theirs._study_id
+        trial = storage.get_trial(storage.create_new_trial(study_id, trial))
+        self._follow()
+        config = self._draw_rest(trial, "study")
+        self._draws.count(self._live[trial.number].params)
+        return {trial.number: config}
 
     def _count_before(self) -> None:
         if self.n_before is None:

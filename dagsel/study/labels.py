@@ -13,6 +13,8 @@ from typing import Any
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FixedTrial
 
+from dagsel.errors import SearchError
+
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -60,3 +62,24 @@ class RecalledTrial(FixedTrial):
             known = dict(zip(labels(distribution.choices), distribution.choices, strict=True))
             self._params[name] = known.get(value, value)
         return super()._suggest(name, distribution)
+
+
+class ChosenTrial(RecalledTrial):
+    """A trial whose parameters the user has chosen; the space must be able to draw each."""
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        if name not in self._params:
+            given = ", ".join(self._params) or "none"
+            raise SearchError(f"{name!r} is missing: the space suggests it too; given are {given}")
+        try:
+            value = super()._suggest(name, distribution)
+            inner = distribution.to_internal_repr(value)
+            can_be = distribution._contains(inner)
+        except (ValueError, TypeError):
+            can_be = False
+        if not can_be:
+            raise SearchError(
+                f"{name}={self._params[name]!r} is outside of the space, which has {distribution}"
+            )
+        self._params[name] = chosen = distribution.to_external_repr(inner)
+        return chosen

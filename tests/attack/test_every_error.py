@@ -154,6 +154,25 @@ def no_trial(folder: Path) -> None:
     _ = run.best_value
 
 
+def cancelled(folder: Path) -> None:
+    """Cancel a search that would train for ever."""
+    with LocalCluster(
+        n_workers=1, processes=False, dashboard_address="127.0.0.1:0", threads_per_worker=1
+    ) as made:
+        search = dagsel.start(
+            study=optuna.create_study(direction="maximize"),
+            workload=SyntheticWorkload(seconds=0.05),
+            data=str(RUNS / "data"),
+            space=searches.space,
+            flow=RandomSearch(max_epochs=1000, n_trials=4),
+            metric="value",
+            client=made.scheduler_address,
+            run_dir=str(folder / "run"),
+        )
+        search.cancel()
+        search.wait()
+
+
 def unsendable() -> dagsel.TorchWorkload:
     return dagsel.TorchWorkload(
         lambda config: LOCK and torch.nn.Linear(4, 2),
@@ -244,6 +263,7 @@ RAISES: dict[type[errors.DagselError], tuple[Call, str]] = {
         "1,000 bytes",
     ),
     errors.NoCompletedTrialError: (no_trial, "it burnt down"),
+    errors.SearchCancelledError: (cancelled, "go on with  dagsel.resume"),
 }
 
 #: Errors that end a trial or a unit, not a call; a version of one's own needs a process of its own.

@@ -16,6 +16,7 @@ from dagsel.flow import (
     Ask,
     Asked,
     Clone,
+    Commanded,
     Context,
     DeadlineReached,
     Decision,
@@ -295,7 +296,7 @@ class InTurn(Flow):
                 return self.resize(max(n_workers, 1))
             case Tick(seconds):
                 return [*self.pause(), Wake(seconds + 3.0)]
-            case Extended():
+            case Extended() | Commanded():
                 raise AssertionError
 
     def loss(self, value: float) -> float:

@@ -210,8 +210,8 @@ FAULTS = (
     Fault(
         "runner: an Ask is answered after the search finished",
         "driver/runner.py",
-        "case Ask() if not self.record.finished:",
-        "case Ask():",
+        "case Ask() | Add() if not self.record.finished:",
+        "case Ask() | Add():",
         "driver/test_runner.py",
     ),
     Fault(

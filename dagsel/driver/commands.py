@@ -1,0 +1,134 @@
+"""What the user commands: whether it can be done, and what it means then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagsel.driver.inbox import Inbox, Order
+from dagsel.driver.recovery import StoredStates
+from dagsel.errors import SearchError
+from dagsel.flow import Traits
+from dagsel.history.record import Record
+from dagsel.history.trial import TrialRecord
+from dagsel.messages import Turn
+from dagsel.steering import (
+    AddTrial,
+    CloneTrial,
+    Commanded,
+    PauseTrial,
+    ResumeTrial,
+    StopTrial,
+    UserCommand,
+)
+from dagsel.study import StudyDriver
+
+
+@dataclass(slots=True)
+class Commands:
+    """Takes commands from an inbox, one at a time. One that cannot be done changes nothing."""
+
+    inbox: Inbox
+    record: Record  # what has happened
+    study: StudyDriver  # knows the space
+    traits: Traits  # of the flow
+    stored: StoredStates  # the states of trials
+    check: Callable[[Any], None]  # raises if nothing can be trained with a configuration
+    _current: Order | None = None  # is being performed
+
+    def next(self, seconds: float) -> Turn | None:
+        """Return the next command that can be done, now after so many seconds; None if none is."""
+        while (order := self.inbox.next()) is not None:
+            if order.id in self.record.commands:  # it was given twice
+                order.answer.set_result(None)
+                continue
+            try:
+                command = self._understood(order.command)
+            except Exception as error:  # noqa: BLE001 - space and workload may raise anything
+                order.refuse(error)
+                continue
+            self._current = order
+            return Turn(Commanded(command, order.id, seconds), ())
+        return None
+
+    def done(self) -> None:
+        """Answer the last command: it is in the journal."""
+        assert self._current is not None
+        adds = isinstance(self._current.command, AddTrial | CloneTrial)
+        self._current.answer.set_result([*self.record.trials][-1] if adds else None)
+
+    def _understood(self, command: UserCommand) -> UserCommand:
+        if self.record.finished:
+            raise SearchError("the search has ended, so it takes no command")
+        match command:
+            case StopTrial(trial):
+                live_trial(self.record, trial, "stopped")
+            case PauseTrial(trial):
+                if live_trial(self.record, trial, "paused").paused_by_user:
+                    raise SearchError(f"trial {trial} is paused already")
+            case ResumeTrial(trial):
+                if not live_trial(self.record, trial, "resumed").paused_by_user:
+                    raise SearchError(f"trial {trial} was not paused by a command")
+            case CloneTrial(trial, changes):
+                return self._clone(live_trial(self.record, trial, "cloned"), changes)
+            case AddTrial(params):
+                fixed, config = self.study.complete_params(params)
+                self.check(config)
+                return AddTrial(fixed, self._n_epochs)
+        return command
+
+    def _clone(self, source: TrialRecord, changes: Mapping[str, Any]) -> AddTrial:
+        if not source.epochs:
+            raise SearchError(
+                f"trial {source.number} has not ended an epoch yet, so there is no state to clone: "
+                "wait for its first epoch, or add a trial"
+            )
+        fixed, config = self.study.complete_params(changes, over=params_now(self.record, source))
+        self.check(config)
+        self.stored.check_clone(source, config)
+        return AddTrial(fixed, max(1, self._n_epochs - len(source.epochs)), source.number)
+
+    @property
+    def _n_epochs(self) -> int:
+        """Epochs of the longest trial: as planned, or so far."""
+        so_far = (trial.n_decided for trial in self.record.trials.values())
+        return self.traits.max_epochs or max(so_far, default=1) or 1
+
+
+def live_trial(record: Record, number: int, what: str) -> TrialRecord:
+    """Return a live trial; raise a `SearchError` if it is none, and so cannot be `what`.
+
+    Examples
+    --------
+    >>> live_trial(Record("run"), 3, "stopped")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: trial 3 cannot be stopped: the search has no such trial; ...
+    """
+    trial = record.trials.get(number)
+    if trial is None:
+        live = [str(other.number) for other in record.trials.values() if other.is_live]
+        raise SearchError(
+            f"trial {number} cannot be {what}: the search has no such trial; those that have not "
+            f"ended: {', '.join(live) or 'none'}"
+        )
+    if not trial.is_live:
+        raise SearchError(f"trial {number} cannot be {what}: it is {trial.state} ({trial.reason})")
+    return trial
+
+
+def params_now(record: Record, trial: TrialRecord) -> dict[str, Any]:
+    """Return the parameters that a trial has now: some searches change those that were drawn.
+
+    Examples
+    --------
+    >>> record = Record("run", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
+    >>> params_now(record, record.trials[0])
+    {'lr': 0.1}
+    """
+    if not trial.adoptions:
+        return dict(trial.params)
+    last = trial.adoptions[-1]
+    drawn = dict(record.trials[last.root].params)
+    return drawn | {name: value for name, value in last.config.items() if name in drawn}

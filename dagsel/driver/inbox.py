@@ -1,0 +1,71 @@
+"""Commands on their way to the driver, from other threads and from signal handlers."""
+
+from __future__ import annotations
+
+import queue
+import uuid
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from dagsel.errors import SearchCancelledError, SearchError
+from dagsel.steering import UserCommand
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A command that waits for the driver."""
+
+    command: UserCommand
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    # The number of the trial that came of it, if one did, once it stands in the journal; or why it
+    # was refused.
+    answer: Future[int | None] = field(default_factory=Future)
+
+    def refuse(self, error: BaseException) -> None:
+        """Answer that nothing comes of it, unless it is answered."""
+        with suppress(InvalidStateError):
+            self.answer.set_exception(error)
+
+
+class Inbox:
+    """Commands in their order. It takes no lock, so a signal handler may post as well."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None  # has the driver look here
+        self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
+        self._taken: Order | None = None  # the last one
+        self._is_cancelled = False
+        self._why_closed: BaseException | None = None
+
+    def post(self, order: Order) -> Future[int | None]:
+        """Put a command in; return its answer."""
+        self._orders.put(order)
+        if self._why_closed is not None:
+            self.close(self._why_closed)
+        self.wake()
+        return order.answer
+
+    def cancel(self) -> None:
+        """Have the driver end at once."""
+        self._is_cancelled = True
+        self.wake()
+
+    def next(self) -> Order | None:
+        """Return the next command, None if there is none; raise if the search was cancelled."""
+        if self._is_cancelled:
+            raise SearchCancelledError("the search was cancelled")
+        self._taken = None
+        with suppress(queue.Empty):
+            self._taken = self._orders.get_nowait()
+        return self._taken
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Refuse all commands from now on: the search has ended, by an error or without one."""
+        self._why_closed = error or SearchError("the search has ended, so it takes no command")
+        if self._taken is not None:
+            self._taken.refuse(self._why_closed)
+        with suppress(queue.Empty):
+            while True:
+                self._orders.get_nowait().refuse(self._why_closed)

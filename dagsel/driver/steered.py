@@ -1,0 +1,150 @@
+"""A flow that can be steered: it answers the user's commands, around a flow that knows of none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dagsel.flow import (
+    Add,
+    Ask,
+    Asked,
+    Clone,
+    Context,
+    DeadlineReached,
+    Decision,
+    Event,
+    Extended,
+    Finish,
+    Paused,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+)
+from dagsel.flows.wrapper import Wrapper
+from dagsel.steering import AddTrial, Commanded, FinishSearch, StopTrial, UserCommand
+
+BY_USER = "stopped by the user"
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """A trial that the user wants, and that is not drawn yet."""
+
+    epochs: int  # how long it trains
+    source: int | None  # the trial from whose state it begins
+
+
+@dataclass(slots=True)
+class UsersTrials:
+    """The trials that the user has added."""
+
+    epochs: dict[int, int] = field(default_factory=dict)  # by live trial: how long it trains
+    # What is drawn next: for the user, or None for the inner flow.
+    awaited: list[Added | None] = field(default_factory=list)
+    has_finished: bool = False  # whether the inner flow has, and only these trials are left
+
+
+@dataclass
+class Steered(Wrapper):
+    """A search around another one, which does what the user commands.
+
+    The inner search hears of a trial that the user stops as of one that has failed. It does not
+    hear of the trials that the user adds: these train to their end and are compared at the end
+    only. If it finishes before them, the search goes on until they end.
+
+    Examples
+    --------
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = Steered(RandomSearch(max_epochs=3, n_trials=1))
+    >>> flow.start(Context(n_workers=1))
+    [Ask(n=1, sampling='random')]
+    >>> flow.handle(Asked((0,)))
+    [Train(trial=0, epochs=3)]
+    >>> flow.handle(Commanded(AddTrial({"lr": 0.1}, epochs=3), "a", seconds=1.0))
+    [Add(params={'lr': 0.1})]
+    >>> flow.handle(Asked((1,)))
+    [Train(trial=1, epochs=3)]
+    >>> flow.handle(Commanded(StopTrial(0), "b", seconds=2.0))
+    [Stop(trial=0, reason='stopped by the user', outcome='pruned')]
+    >>> flow.handle(Commanded(StopTrial(1), "c", seconds=3.0))[1:]
+    [Finish()]
+    """
+
+    own: UsersTrials = field(default_factory=UsersTrials, init=False, repr=False, compare=False)
+
+    def start(self, context: Context) -> list[Decision]:
+        """Begin the inner search."""
+        return self._without_end(self.flow.start(context))
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Do what is commanded, train the user's trials, and pass on all that is not theirs."""
+        own = self.own
+        match event:
+            case Commanded(command, _, seconds):
+                return self._obey(command, seconds)
+            case DeadlineReached(seconds):
+                return self._end(seconds)
+            case Asked(trials) if own.awaited and (added := own.awaited.pop(0)) is not None:
+                own.epochs[trials[0]] = added.epochs
+                train = Train(trials[0], added.epochs)
+                begins = [] if added.source is None else [Clone(added.source, trials[0], {})]
+                return [*begins, train]
+            case Reported(trial, epoch) if trial in own.epochs:
+                if epoch < own.epochs[trial]:
+                    return []
+                return self._ended(trial, Stop(trial, "trained to the end", "complete"))
+            case TrialFailed(trial) if trial in own.epochs:
+                return self._ended(trial)
+            case Paused(trial) if trial in own.epochs:
+                return []
+            case Extended():  # what was asked for and is not drawn is not drawn any more
+                self.own = UsersTrials()
+        return self._pass(event)
+
+    def _obey(self, command: UserCommand, seconds: float) -> list[Decision]:
+        match command:
+            case StopTrial(trial):
+                stop = Stop(trial, BY_USER)
+                if trial in self.own.epochs:
+                    return self._ended(trial, stop)
+                return [stop, *self._pass(TrialFailed(trial, BY_USER))]
+            case AddTrial(params, epochs, source):
+                assert epochs is not None
+                self.own.awaited.append(Added(epochs, source))
+                return [Add(params)]
+            case FinishSearch():
+                decisions = self._end(seconds)
+                return decisions if Finish() in decisions else [*decisions, Finish()]
+            case _:  # the driver lets trials rest and go on; the search does not notice
+                return []
+
+    def _ended(self, trial: int, *stop: Decision) -> list[Decision]:
+        """Take in that a trial of the user's ends, and with the last one the search if it can."""
+        del self.own.epochs[trial]
+        is_over = self.own.has_finished and not self._has_trials
+        return [*stop, Finish()] if is_over else [*stop]
+
+    def _end(self, seconds: float) -> list[Decision]:
+        stops: list[Decision] = [Stop(trial, "the time is over") for trial in self.own.epochs]
+        self.own.epochs.clear()
+        is_over = [Finish()] if self.own.has_finished else None
+        return [*stops, *(is_over or self.flow.handle(DeadlineReached(seconds)))]
+
+    def _pass(self, event: Event) -> list[Decision]:
+        if self.own.has_finished:
+            return []
+        return self._without_end(self.flow.handle(event))
+
+    def _without_end(self, decisions: Sequence[Decision]) -> list[Decision]:
+        """Note what the inner search asks for; leave out its end while trials of the user train."""
+        self.own.awaited += [None for decision in decisions if isinstance(decision, Ask)]
+        if Finish() not in decisions or not self._has_trials:
+            return [*decisions]
+        self.own.has_finished = True
+        return [decision for decision in decisions if decision != Finish()]
+
+    @property
+    def _has_trials(self) -> bool:
+        return bool(self.own.epochs) or any(self.own.awaited)

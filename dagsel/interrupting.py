@@ -1,0 +1,51 @@
+"""Ctrl-C ends a search in order; a second one leaves at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dagsel.driver.inbox import Inbox, Order
+from dagsel.steering import FinishSearch
+
+logger = logging.getLogger("dagsel")
+
+
+@contextmanager
+def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
+    """Take Ctrl-C as the command to finish, for as long as the ``with`` block lasts.
+
+    A second Ctrl-C raises `KeyboardInterrupt`. Signals come to the main thread alone, and a handler
+    of the user's own is left as it is.
+
+    Parameters
+    ----------
+    url
+        The run's folder, for the message.
+    inbox
+        Where the command is put; None for a new one, which is returned.
+    """
+    inbox = inbox or Inbox()
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield inbox
+        return
+
+    def finish(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        logger.warning(
+            "Ctrl-C: the search ends at the next batch and returns what it has; press it again to "
+            "leave at once, and go on later with dagsel.resume(%r, workload=..., space=...)",
+            url,
+        )
+        inbox.post(Order(FinishSearch()))
+
+    signal.signal(signal.SIGINT, finish)
+    try:
+        yield inbox
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

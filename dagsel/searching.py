@@ -1,0 +1,294 @@
+"""A search that can be held: it runs in the background, and is looked at and steered meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from dagsel.checks import short_traceback, whole
+from dagsel.driver.inbox import Inbox, Order
+from dagsel.errors import SearchError
+from dagsel.extending import opened
+from dagsel.history.result import Run
+from dagsel.interrupting import interruptible
+from dagsel.loading import load
+from dagsel.planning.budget import to_seconds
+from dagsel.session import Call, Session
+from dagsel.steering import (
+    AddTrial,
+    CloneTrial,
+    FinishSearch,
+    PauseTrial,
+    ResumeTrial,
+    StopTrial,
+    UserCommand,
+)
+from dagsel.storage.runs.lock import RunLock
+from dagsel.study import Space
+
+logger = logging.getLogger("dagsel")
+
+#: `Search.wait` looks up so often, so that Ctrl-C is heard.
+_LOOK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A search whose arguments are checked and whose folder is locked; nothing runs yet."""
+
+    session: Session
+    call: Call
+    lock: RunLock
+    space: Space
+    held: ExitStack  # what is released when it has ended
+
+    def run(self, inbox: Inbox) -> Run:
+        """Search until the end; release the lock."""
+        with self.held:
+            return opened(self.session.run(self.call, self.lock, inbox), self.space)
+
+
+class Search:
+    """A search that runs in the background; `dagsel.start` returns it.
+
+    A command returns when it is written to the run's journal: it is performed once, also if this
+    process is killed and `dagsel.resume` goes on. A trial stops or rests at its next batch. A
+    command that cannot be performed raises an error and changes nothing. The methods may be called
+    from any thread, and within a running event loop.
+
+    Attributes
+    ----------
+    run_dir
+        The run's folder.
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._inbox = Inbox()
+        self._ended: Future[Run] = Future()
+        self.run_dir = prepared.session.folder.url
+        name = f"dagsel-search-{prepared.session.record.run}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        _before_exit(self._wait_at_exit)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        about = "goes on" if not self._ended.done() else "has ended"
+        return f"<dagsel.Search in {self.run_dir}: {about}>"
+
+    def _run(self) -> None:
+        try:
+            run = self._prepared.run(self._inbox)
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(run)
+
+    # ---- looking
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended yet."""
+        return not self._ended.done()
+
+    @property
+    def result(self) -> Run:
+        """What the search has come to until now; the same as `wait` returns when it has ended.
+
+        Raises
+        ------
+        DagselError
+            What has ended the search, if it was an error.
+        """
+        if self._ended.done():
+            return self._ended.result()
+        session = self._prepared.session
+        study, workload = session.driver.study, session.workload
+        return load(session.folder.url, workload=workload, space=self._prepared.space, study=study)
+
+    def wait(self, timeout: float | str | timedelta | None = None) -> Run:
+        """Wait until the search has ended.
+
+        Ctrl-C ends the search in order, as in `dagsel.optimize`; a second one cancels it.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait at most, or a text such as ``"5 min"``; None for no limit.
+
+        Returns
+        -------
+        Run
+            What `dagsel.optimize` would return.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not ended by then; it goes on.
+        DagselError
+            What has ended the search, if it was an error; `SearchCancelledError` after `cancel`.
+        """
+        left_s = None if timeout is None else to_seconds("timeout", timeout)
+        with interruptible(self.run_dir, self._inbox):
+            try:
+                while left_s is None or left_s > 0:
+                    look_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
+                    self._thread.join(look_s)
+                    if self._ended.done():
+                        return self._ended.result()
+                    left_s = None if left_s is None else left_s - look_s
+            except KeyboardInterrupt:
+                self._inbox.cancel()
+                raise
+        raise TimeoutError(f"the search goes on after {timeout} s; wait longer, or call finish()")
+
+    def _wait_at_exit(self) -> None:
+        """Let the search end before Python does, as threads that are no daemons do."""
+        if not self._ended.done():
+            logger.warning("the search in %s goes on; Ctrl-C ends it", self.run_dir)
+            with interruptible(self.run_dir, self._inbox):
+                self._thread.join()
+
+    # ---- steering
+
+    def stop(self, trial: int) -> None:
+        """End a trial at its next batch. It is pruned, or complete if it is the best of all.
+
+        The search goes on as if the trial had failed: most draw another one instead.
+
+        Parameters
+        ----------
+        trial
+            Its number.
+
+        Raises
+        ------
+        SearchError
+            If it has ended, or there is none of this number; nothing changes.
+        """
+        self._command(StopTrial(_number(trial)))
+
+    def pause(self, trial: int) -> None:
+        """Let a trial rest at its next batch until it is resumed; its state is kept.
+
+        The search procedure takes it for a trial that is slow. So a search cannot end before the
+        trial is resumed or stopped, but by a deadline or `finish`.
+
+        Parameters
+        ----------
+        trial
+            Its number.
+
+        Raises
+        ------
+        SearchError
+            As in `stop`; or it is paused already.
+        """
+        self._command(PauseTrial(_number(trial)))
+
+    def resume(self, trial: int) -> None:
+        """Let a trial go on that was paused, at the sample where it stopped.
+
+        Parameters
+        ----------
+        trial
+            Its number.
+
+        Raises
+        ------
+        SearchError
+            As in `stop`; or `pause` has not paused it.
+        """
+        self._command(ResumeTrial(_number(trial)))
+
+    def clone(self, trial: int, /, **changes: Any) -> int:
+        """Train a copy of a trial, with some other parameters.
+
+        It goes on from the weights and the optimizer's state that the trial had after its last
+        epoch, and trains as many epochs as that one had left, one at least. The search procedure
+        does not stop it early. The trial itself goes on.
+
+        Parameters
+        ----------
+        trial
+            Number of a trial that has not ended, and has ended an epoch.
+        **changes
+            Parameters of the space, by name: ``clone(3, lr=1e-3)``.
+
+        Returns
+        -------
+        int
+            The number of the new trial.
+
+        Raises
+        ------
+        SearchError
+            As in `stop`; or a parameter is none of the space's, is missing, or is outside of it.
+        WorkloadError
+            If the state cannot go on with them, as they make another model.
+        """
+        return self._new(CloneTrial(_number(trial), changes))
+
+    def add(self, params: dict[str, Any]) -> int:
+        """Train a configuration of your own to the end; the search procedure does not stop it.
+
+        Parameters
+        ----------
+        params
+            All parameters that the space suggests, by name: ``add({"lr": 0.01, "width": 64})``.
+
+        Returns
+        -------
+        int
+            The number of the new trial.
+
+        Raises
+        ------
+        SearchError
+            If a parameter is missing, is none of the space's, or is outside of it.
+        """
+        if not isinstance(params, dict):
+            raise SearchError(f'params must be a dict such as {{"lr": 0.01}}, got {params!r}')
+        return self._new(AddTrial(params))
+
+    def finish(self) -> None:
+        """End the search at the next batch, with the best so far; `wait` returns the run."""
+        self._command(FinishSearch())
+
+    def cancel(self) -> None:
+        """End the search at once. `wait` raises a `SearchCancelledError`; the run is kept.
+
+        `dagsel.resume` goes on with it, and `dagsel.abandon` gives it up.
+        """
+        self._inbox.cancel()
+        self._thread.join()
+
+    def _command(self, command: UserCommand) -> int | None:
+        return _answer(self._inbox.post(Order(command)))
+
+    def _new(self, command: UserCommand) -> int:
+        number = self._command(command)
+        assert number is not None
+        return number
+
+
+@short_traceback
+def _answer(answer: Future[int | None]) -> int | None:
+    return answer.result()
+
+
+def _number(trial: int) -> int:
+    return whole("trial", trial, least=0)
+
+
+def _before_exit(call: Callable[[], None]) -> None:
+    """Have something called when the main thread has ended, while threads still serve others."""
+    register = getattr(threading, "_register_atexit", None)
+    if register is not None:  # else the search ends with Python, and can be resumed
+        register(call)

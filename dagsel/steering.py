@@ -1,0 +1,129 @@
+"""What a user tells a search: commands while it goes on, and more work when it has finished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeAlias, get_args
+
+from dagsel.codec import Tagged
+
+
+@dataclass(frozen=True, slots=True)
+class StopTrial:
+    """End a trial; it is pruned, or complete if it is the best."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class PauseTrial:
+    """Let a trial rest at its next batch, until it is resumed."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeTrial:
+    """Let a trial go on that a command has paused."""
+
+    trial: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloneTrial:
+    """Train a copy of a trial with some other parameters; the driver makes it an `AddTrial`."""
+
+    trial: int
+    changes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AddTrial:
+    """Train a configuration.
+
+    Parameters
+    ----------
+    params
+        Its parameters, with labels for those that have no form in JSON.
+    epochs
+        How long it trains; None until the driver has checked it.
+    source
+        The trial from whose state it begins, as of its last epoch; None if it begins anew.
+    """
+
+    params: Mapping[str, Any]
+    epochs: int | None = None
+    source: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishSearch:
+    """End the search with the best so far."""
+
+
+UserCommand: TypeAlias = StopTrial | PauseTrial | ResumeTrial | CloneTrial | AddTrial | FinishSearch
+USER_COMMANDS: Tagged[UserCommand] = Tagged(*get_args(UserCommand))
+
+
+@dataclass(frozen=True, slots=True)
+class Commanded:
+    """The user has given a command, which was checked and can be performed.
+
+    Parameters
+    ----------
+    command
+        Which.
+    id
+        Tells it from all others: none is performed twice.
+    seconds
+        Time since the run began.
+    """
+
+    command: Annotated[UserCommand, USER_COMMANDS]
+    id: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A trial of a search that has finished, which can train on.
+
+    Parameters
+    ----------
+    trial, epochs
+        Its number, and how far it has trained.
+    value
+        The metric after its last epoch.
+    """
+
+    trial: int
+    epochs: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extended:
+    """A search that has finished goes on, if `Traits.extends`; `Train` may name an ended trial.
+
+    Parameters
+    ----------
+    n_trials
+        How many more trials to draw.
+    max_epochs
+        Epochs of the longest trial from now on; None for as many as before.
+    n_best
+        How many of the best ended trials train on, where the flow trains all to the end.
+    ended
+        The trials that can train on, the best first.
+    deadline_s, budget_s, budget_money
+        Limits from now on, since the beginning of the run.
+    """
+
+    n_trials: int = 0
+    max_epochs: int | None = None
+    n_best: int = 0
+    ended: tuple[Ended, ...] = ()
+    deadline_s: float | None = None
+    budget_s: float | None = None
+    budget_money: float | None = None

@@ -1,0 +1,304 @@
+"""A search that is held: looked at, steered, interrupted and killed while workers train."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import psutil
+import pytest
+from distributed import Client
+
+import dagsel
+from dagsel.errors import RunDirLockedError, SearchCancelledError, SearchError, WorkloadError
+from dagsel.flows import ASHA, RandomSearch
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
+from tests.execution import steered_driver
+from tests.waiting import wait_until
+
+SLOW = SyntheticWorkload(seconds=0.03)
+LONG = RandomSearch(max_epochs=10, n_trials=4)
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"x": trial.suggest_float("x", 0.0, 1.0)}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ShardedDataset:
+    url = str(tmp_path_factory.mktemp("data") / "data.zarr")
+    return ShardedDataset.write(url, {"x": np.arange(80)}, n_shards=4)
+
+
+@pytest.fixture
+def start(client: Client, data: ShardedDataset, run_dir: str) -> Callable[..., dagsel.Search]:
+    def call(**given: Any) -> dagsel.Search:
+        default: dict[str, Any] = {
+            "study": optuna.create_study(direction="maximize"),
+            "workload": SLOW,
+        }
+        default |= {"data": data, "space": space, "flow": LONG, "metric": "value"}
+        default |= {"client": client, "run_dir": run_dir}
+        return dagsel.start(**(default | given))
+
+    return call
+
+
+def wait_for_epoch(search: dagsel.Search, *trials: int) -> None:
+    def have_epochs() -> bool:
+        known = search.result.record.trials
+        return all(trial in known and known[trial].epochs for trial in trials)
+
+    wait_until(have_epochs, f"trials {trials} have ended an epoch")
+
+
+def test_a_search_is_steered_and_a_replay_does_the_same(
+    start: Callable[..., dagsel.Search], client: Client, study: optuna.Study, tmp_path: Path
+) -> None:
+    search = start(study=study)
+    assert "goes on" in repr(search)
+    wait_for_epoch(search, 1)
+    before = search.result.record.seconds
+    search.stop(0)
+    search.pause(2)
+    clone = search.clone(1, x=0.25)
+    added = search.add({"x": 0.75})
+    with pytest.raises(SearchError, match="trial 2 is paused already"):
+        search.pause(trial=2)
+    with pytest.raises(TimeoutError, match="goes on"):
+        search.wait(timeout=0.01)
+    wait_for_epoch(search, clone, added)
+    search.resume(2)
+    run = search.wait(timeout="2 min")
+    assert not search.is_running
+    assert search.result is run
+    assert "has ended" in repr(search)
+    trials = run.record.trials
+    assert run.record.seconds > before
+    assert trials[0].reason == "stopped by the user"
+    assert trials[0].state in ("pruned", "complete")  # if it was the best
+    assert len(trials[0].epochs) < 10
+    assert {trials[n].state for n in (1, 2, 3, clone, added)} == {"complete"}
+    assert [trials[n].params["x"] for n in (clone, added)] == [0.25, 0.75]
+    assert not study.get_trials(states=(optuna.trial.TrialState.RUNNING,))
+    assert study.trials[added].params == {"x": 0.75}
+    with pytest.raises(SearchError, match="the search has ended"):
+        search.finish()
+    again = dagsel.replay(
+        search.run_dir, client, workload=SLOW, space=space, into=tmp_path / "again"
+    )
+    assert again.record.notes == []
+    assert again.record.trials[clone].epochs[-1].digest == trials[clone].epochs[-1].digest
+
+
+def test_a_clone_that_would_be_another_model_is_refused(
+    start: Callable[..., dagsel.Search], digits: ShardedDataset
+) -> None:
+    import torch
+
+    def model(config: Any) -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, config["width"]), torch.nn.Linear(config["width"], 10)
+        )
+
+    workload = dagsel.TorchWorkload(
+        model=model,
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+        batch_size=32,
+    )
+
+    def widths(trial: optuna.Trial) -> dict[str, Any]:
+        lr = trial.suggest_float("lr", 1e-3, 1e-1, log=True)
+        return {"lr": lr, "width": trial.suggest_int("width", 4, 64)}
+
+    study = optuna.create_study(direction="minimize")
+    flow = RandomSearch(max_epochs=60, n_trials=2)
+    what = {"study": study, "workload": workload, "space": widths, "data": digits}
+    search = start(**what, flow=flow, metric="loss")
+    wait_for_epoch(search, 0)
+    width = search.result.record.trials[0].params["width"]
+    with pytest.raises(WorkloadError, match="'width'"):
+        search.clone(0, width=5 if width != 5 else 6)
+    number = search.clone(0, lr=1e-3)
+    search.finish()
+    run = search.wait()
+    assert set(run.record.trials) == {0, 1, number}
+    assert run.record.trials[number].config == {"lr": 1e-3, "width": width}
+
+
+def test_a_search_that_finishes_early_has_the_best_so_far(
+    start: Callable[..., dagsel.Search], study: optuna.Study
+) -> None:
+    search = start(study=study, flow=ASHA(max_epochs=50, n_trials=100))
+    with pytest.raises(RunDirLockedError):
+        start()
+    wait_for_epoch(search, 1)
+    search.finish()
+    run = search.wait()
+    assert run.record.finished
+    assert run.best_value == study.best_value
+    assert run.best_model()
+    assert {trial.state.name for trial in study.trials} <= {"COMPLETE", "PRUNED"}
+
+
+def test_a_search_that_is_cancelled_goes_on_with_resume(
+    start: Callable[..., dagsel.Search], client: Client, study: optuna.Study
+) -> None:
+    search = start(study=study)
+    wait_for_epoch(search, 1)
+    search.cancel()
+    with pytest.raises(SearchCancelledError, match=r"go on with  dagsel.resume\("):
+        search.wait()
+    with pytest.raises(SearchCancelledError):
+        search.stop(0)
+    run = dagsel.resume(search.run_dir, client, workload=SLOW, space=space, study=study)
+    assert len(run.record.trials) == 4
+    assert {trial.state for trial in run.record.trials.values()} == {"complete"}
+
+
+def test_what_cannot_be_searched_is_refused_at_once(start: Callable[..., dagsel.Search]) -> None:
+    with pytest.raises(SearchError, match="the workload gives no metric 'accuracy'"):
+        start(metric="accuracy")
+    with pytest.raises(SearchError, match=r"dagsel.start takes no n_jobs"):
+        start(n_jobs=2)
+
+
+def test_two_searches_at_once_in_two_threads_and_one_in_a_running_loop(
+    start: Callable[..., dagsel.Search], client: Client, data: ShardedDataset, tmp_path: Path
+) -> None:
+    def search(name: str) -> dagsel.Run:
+        where: dict[str, Any] = {"client": client, "run_dir": tmp_path / name}
+        study = optuna.create_study(direction="maximize")
+        flow = RandomSearch(max_epochs=3, n_trials=3)
+        return dagsel.optimize(study, SLOW, data, space=space, flow=flow, metric="value", **where)
+
+    async def in_loop() -> dagsel.Run:
+        held = start(flow=RandomSearch(max_epochs=3, n_trials=3))
+        assert held.add({"x": 0.5}) < 4
+        return held.wait()
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(search, name) for name in ("one", "other")]
+        alone = asyncio.run(in_loop())
+        one, other = (of.result() for of in both)
+    for run, n_trials in ((one, 3), (other, 3), (alone, 4)):
+        assert [trial.state for trial in run.record.trials.values()] == ["complete"] * n_trials
+    values = [[t.value for t in run.record.trials.values()] for run in (one, other)]
+    assert values[0] == values[1]
+    assert threading.current_thread() is threading.main_thread()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+# ---- processes of their own
+
+
+@contextmanager
+def driver(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
+    """Begin a search in a process with a group of its own, as a terminal's are."""
+    file = Path(steered_driver.__file__)
+    command = [sys.executable, str(file), str(folder), how]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_for(process: subprocess.Popen[str], what: str) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(what):
+            return line
+    raise AssertionError(f"it never said {what!r}")
+
+
+def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=30)[1]
+
+
+def states(folder: Path) -> set[str]:
+    study = optuna.load_study(study_name="test", storage=f"sqlite:///{folder}/study.db")
+    return {trial.state.name for trial in study.trials}
+
+
+@pytest.mark.parametrize("moment", ["connecting", "reported"])
+def test_ctrl_c_ends_a_search_in_order(tmp_path: Path, moment: str) -> None:
+    with driver(tmp_path, "optimize") as process:
+        wait_for(process, moment)
+        here = children(process)
+        os.killpg(process.pid, signal.SIGINT)
+        out, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    *_, last = out.splitlines()
+    assert last == f"run {steered_driver.N_TRIALS} 0"
+    assert "Traceback" not in said
+    assert said.count("dagsel.resume(") == 1
+    progress = [line.startswith("dagsel ") for line in said.splitlines()]
+    assert progress.count(False) == 1, said
+    assert "RUNNING" not in states(tmp_path)
+    assert have_ended(here)
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_a_resume_goes_on(tmp_path: Path) -> None:
+    with driver(tmp_path, "optimize") as process:
+        wait_for(process, "connecting")  # the cluster takes longer than two signals
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr is not None
+        assert "press it again" in process.stderr.readline()
+        here = children(process)
+        os.killpg(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert said.splitlines()[-1].startswith(("KeyboardInterrupt", "the run is kept"))
+    assert have_ended(here)
+
+
+def test_commands_are_performed_once_though_the_driver_is_killed_after_them(
+    tmp_path: Path, client: Client
+) -> None:
+    with driver(tmp_path, "kill") as process:
+        _, clone, added = map(str, wait_for(process, "given").split())
+        here = children(process)
+        process.wait(60)
+    assert process.returncode == -signal.SIGKILL
+    assert have_ended(here)
+    assert "RUNNING" in states(tmp_path)
+    found = dagsel.load(tmp_path / "run").record.trials
+    assert found[2].paused_by_user
+    run = dagsel.resume(
+        tmp_path / "run",
+        client,
+        workload=steered_driver.WORKLOAD,
+        space=steered_driver.space,
+        callbacks=[_stop_when_one_is_left],
+    )
+    trials = run.record.trials
+    assert set(trials) == {*range(steered_driver.N_TRIALS), int(clone), int(added)}
+    assert trials[0].reason == "stopped by the user"
+    assert [len(trials[n].adoptions) for n in (int(clone), int(added))] == [1, 0]
+    assert trials[2].reason == "the time is over"  # it was paused until the end
+    assert "RUNNING" not in states(tmp_path)
+
+
+def _stop_when_one_is_left(study: optuna.Study, trial: Any) -> None:
+    left = study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,))
+    if len(left) == 1:
+        study.stop()
