@@ -31,6 +31,9 @@ CONTEXT.set_forkserver_preload(
 )  # fmt: skip
 #: A client that has lost its scheduler looks for it no longer than this.
 LOST_AFTER = {"distributed.comm.timeouts.connect": "2s"}
+#: A nanny's worker imports everything itself: on a busy machine that takes long, and no nanny that
+#: gives it up any sooner ever has a worker.
+STARTUP_S = 60.0
 WITH_PARENT = 1  # prctl's PR_SET_PDEATHSIG
 
 
@@ -85,7 +88,7 @@ def work(address: str, name: str, folder: str, nanny: bool) -> None:
             host="127.0.0.1",
             memory_limit="1GB",
             local_directory=folder,
-            death_timeout=10,
+            death_timeout=STARTUP_S,
         ) as server:
             await server.finished()
 
@@ -132,6 +135,7 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
                 run_dir=job.run_dir,
                 seed=job.seed,
                 callbacks=[keep],
+                worker_timeout=2 * STARTUP_S,
             )
         else:
             dagsel.resume(
@@ -140,6 +144,7 @@ def drive(job: Job, address: str, how: Literal["optimize", "resume"], outcome: s
                 workload=job.make_workload(),
                 space=suggest,
                 callbacks=[keep],
+                worker_timeout=2 * STARTUP_S,
             )
         end = {"error": ""}
     except Exception as error:
