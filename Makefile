@@ -1,4 +1,4 @@
-# What a user runs. CI runs `make test newest-short` and nothing else.
+# What a user runs. CI runs `make -j2 test newest-short` and nothing else.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -71,9 +71,9 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
-# Three files at a time on two cores: what has a cluster of its own waits for a part of its time. Four take
-# as long: the same work then costs a sixth more of the processors.
-TESTS := pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
+# On two cores three files at a time, as what has a cluster of its own waits for a part of its time, and beside
+# them those that wait for most of it, one after the other: `Lanes` in tests/conftest.py.
+TESTS := pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev slurm
 	$(BIN)/python -m $(TESTS)
 
@@ -150,7 +150,7 @@ newest-short: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
-	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
+	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all DISK_TIMES=4 $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_held_on_disk.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md

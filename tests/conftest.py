@@ -16,6 +16,7 @@ import pytest
 from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 from sklearn.datasets import load_digits
+from xdist.scheduler import LoadFileScheduling
 
 import dagsel
 from dagsel.execution import fork_server
@@ -60,30 +61,60 @@ ALONE = (
 )
 
 
+#: Files whose tests wait most of their time: for machines that come and go, for deadlines.
+WAITING = {
+    f"tests/execution/test_{name}.py"
+    for name in ("slurm", "machines", "seer_cluster", "spot", "first_hour")
+}
+#: What a test costs, about, beside one that has no cluster: one with a cluster, one that is slow.
+CLUSTER_COSTS, SLOW_COSTS = 5, 30
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what has a cluster, and spread it over the whole run, the longest files first.
 
     A cluster waits for a part of its time, where laws compute: files of both kinds at a time leave
-    no core without work.
+    no core without work. Files that wait most of it are the very first: one process has them all.
     """
-    n_slow, weight = Counter[Path](), Counter[Path]()
+    cost, place = Counter[Path](), dict[Path, float]()
     has_cluster = set[Path]()
     for item in items:
         is_there = any(item.path.is_relative_to(HERE / place) for place in ALONE)
-        if is_there or "cluster" in getattr(item, "fixturenames", ()):
+        is_alone = is_there or "cluster" in getattr(item, "fixturenames", ())
+        if is_alone:
             item.add_marker(pytest.mark.alone)
             has_cluster.add(item.path)
         is_slow = item.get_closest_marker("slow") is not None
-        n_slow[item.path] += is_slow
-        weight[item.path] += 10 if is_slow else 1
-    items.sort(key=lambda item: -n_slow[item.path])
-    total, before, place = Counter[bool](), Counter[bool](), dict[Path, float]()
-    for path in weight:
-        total[path in has_cluster] += weight[path]
-    for path in dict.fromkeys(item.path for item in items):
+        cost[item.path] += SLOW_COSTS if is_slow else CLUSTER_COSTS if is_alone else 1
+        if is_waiting(item.nodeid):
+            place[item.path] = -1.0
+    total, before = Counter[bool](), Counter[bool]()
+    rest = [(path, costs) for path, costs in cost.most_common() if path not in place]
+    for path, costs in rest:
+        total[path in has_cluster] += costs
+    for path, costs in rest:
         place[path] = before[path in has_cluster] / total[path in has_cluster]
-        before[path in has_cluster] += weight[path]
-    items.sort(key=lambda item: place[item.path])
+        before[path in has_cluster] += costs
+    items.sort(key=lambda item: (place[item.path], -cost[item.path]))
+
+
+def is_waiting(nodeid: str) -> bool:
+    return nodeid.partition("::")[0] in WAITING
+
+
+class Lanes(LoadFileScheduling):
+    """A file is run by one process, and so are all files that wait, one after the other.
+
+    They leave the processor to what others run meanwhile.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "waiting" if is_waiting(nodeid) else super()._split_scope(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return Lanes(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

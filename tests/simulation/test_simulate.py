@@ -135,10 +135,11 @@ def test_every_flow_ends_and_trains_each_shard_once_an_epoch(name: str) -> None:
     assert run.record.finished
     assert not run.failures
     assert all(not trial.is_live for trial in run.record.trials.values())
-    assert set(units_of(run).values()) == {1}
+    units = units_of(run)
+    assert set(units.values()) == {1}
     for trial in run.record.trials.values():
         for epoch in trial.epochs:
-            assert all(units_of(run)[trial.number, epoch.epoch, s] == 1 for s in range(4))
+            assert all(units[trial.number, epoch.epoch, s] == 1 for s in range(4))
     assert len(run.trials_dataframe()) == len(run.record.trials)
     assert run.best_value == run.leaderboard().iloc[0][run.metric]
 

@@ -407,8 +407,9 @@ make = {
 }[kind]
 
 if __name__ == "__main__":
-    options = {"n_shards": 4, "stratify": "y", **({"workers": 2} if kind == "processes" else {})}
+    options = {"n_shards": 4, "stratify": "y"}
     ShardedDataset.write(place + "/small", make(200), **options)  # imports
+    options |= {"workers": 2} if kind == "processes" else {}
     source = make(18_000)
     before = peak()
     data = ShardedDataset.write(place + "/out", source, **options)
