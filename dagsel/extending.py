@@ -63,7 +63,7 @@ def extend(
     may_be_none = ("space", "flow", "data", "workers", "max_cluster_workers", "worker_startup")
     how = checked(*may_be_none, "cache_dir", worker_timeout=worker_timeout, **given)
     bounds = (how.worker_timeout, how.max_cluster_workers, how.worker_startup)
-    held = {"hold": how.hold, "cache_dir": how.cache_dir}
+    held = {"hold": how.hold, "cache_dir": how.cache_dir, "progress": how.progress}
     call = Call(client, cluster, *bounds, began, how.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = run.run_dir

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback, shown, whole
 from dagsel.codec import plain_part
+from dagsel.console import Progress
 from dagsel.driver.consistency import read_history
 from dagsel.driver.recovery import catch_up
 from dagsel.errors import NoCompletedTrialError, SearchError
@@ -43,10 +44,12 @@ def refit(
     trial: int | None,
     cluster: Any,
     worker_timeout: float | str,
+    progress: Progress,
 ) -> Any:
     """Train a configuration on all samples and return the model; see `Run.refit`."""
     check_cluster(client, cluster)
-    given = checked(worker_timeout=worker_timeout)
+    given = checked(worker_timeout=worker_timeout, progress=progress)
+    shows = {"progress": given.progress}
     workload, number = run.given_workload, _chosen(run, trial)
     n_epochs = _epochs(run, number, epochs)
     folder = run.run_dir
@@ -99,7 +102,7 @@ def refit(
         session = Session(*parts, first=first, again=_AGAIN, foreseen=seen)
         done = session.result
         if not record.finished:
-            done = session.run(Call(client, cluster, given.worker_timeout), lock)
+            done = session.run(Call(client, cluster, given.worker_timeout, **shows), lock)
     if record.failures:
         raise NoCompletedTrialError(
             f"trial {number} has failed as it was trained on all samples: "

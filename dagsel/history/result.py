@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dagsel.checks import whole
 from dagsel.codec import plain_part
+from dagsel.console import Progress
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.history.record import Best
 from dagsel.history.search_result import Result as Result
@@ -86,6 +87,7 @@ class Run(Result):
         worker_timeout: float | str = 60.0,
         hold: Hold = "auto",
         cache_dir: str | PathLike[str] | None = None,
+        progress: Progress = "auto",
     ) -> Run:
         """Go on with a search that has ended: more trials, more epochs, or both.
 
@@ -118,7 +120,9 @@ class Run(Result):
             As for `dagsel.optimize`, but counted from now on. Those of before count no more.
         space, data, flow
             As for `dagsel.resume`; needed only if the run does not know them.
-        callbacks, max_cluster_workers, worker_startup, workers, worker_timeout, hold, cache_dir
+        callbacks, max_cluster_workers, worker_startup, workers, worker_timeout
+            As for `dagsel.optimize`.
+        hold, cache_dir, progress
             As for `dagsel.optimize`.
 
         Returns
@@ -154,6 +158,7 @@ class Run(Result):
             worker_timeout=worker_timeout,
             hold=hold,
             cache_dir=cache_dir,
+            progress=progress,
         )
 
     @property
@@ -170,6 +175,7 @@ class Run(Result):
         trial: int | None = None,
         cluster: Any = None,
         worker_timeout: float | str = 60.0,
+        progress: Progress = "auto",
     ) -> Any:
         """Train the best configuration once more, on training and validation samples together.
 
@@ -183,8 +189,8 @@ class Run(Result):
 
         Parameters
         ----------
-        client, cluster, worker_timeout
-            As for `dagsel.optimize`.
+        client, cluster, worker_timeout, progress
+            As for `dagsel.optimize`; the loss of training is shown.
         data
             ``"all"``, or another data set, all of whose samples are trained on.
         epochs
@@ -209,7 +215,8 @@ class Run(Result):
         """
         assert self._calls is not None
         how = {"data": data, "epochs": epochs, "trial": trial, "cluster": cluster}
-        return self._calls.refit(self, client, **how, worker_timeout=worker_timeout)
+        shown = {"worker_timeout": worker_timeout, "progress": progress}
+        return self._calls.refit(self, client, **how, **shown)
 
     def best_model(self, trial: int | None = None) -> Any:
         """Make the trained model of the best trial: a module on the CPU, an estimator.

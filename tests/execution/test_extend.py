@@ -110,7 +110,7 @@ def test_trials_that_train_on_do_as_if_they_had_never_ended(
 def test_the_kept_best_trains_on_and_new_ones_come(begin: Optimize, client: Client) -> None:
     run = begin(top_k=2)
     kept = {best.trial for best in run.record.top}
-    more = run.extend(client, n_trials=3, max_epochs=4)
+    more = run.extend(client, n_trials=3, max_epochs=4, progress=False)
     epochs = {t.number: len(t.epochs) for t in more.record.trials.values()}
     new = epochs.keys() - run.record.trials.keys()
     assert len(new) == 3

@@ -129,7 +129,7 @@ def test_it_is_what_a_plain_loop_over_all_samples_comes_to(
 def test_it_is_trained_once_and_read_then(
     run: dagsel.Run, client: Client, digits: ShardedDataset, tmp_path: Path
 ) -> None:
-    model = run.refit(client, epochs=1)
+    model = run.refit(client, epochs=1, progress=False)
     before = files(run.run_dir.url)
     again = dagsel.load(run.run_dir.url, workload=workload())
     found = again.refit(epochs=1, worker_timeout=1)  # no cluster is started
