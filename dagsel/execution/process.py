@@ -26,10 +26,10 @@ GPU_RESOURCE = "GPU"
 QUIET = "DAGSEL_QUIET_WORKER"
 
 
-def keep_quiet() -> None:
-    """Log only Dask's errors in a worker of our own; it would tell of each connection it closes."""
+def keep_quiet(level: int = logging.ERROR) -> None:
+    """Log only Dask's errors in a worker of ours; with a higher level, after a run, none."""
     if os.environ.get(QUIET):
-        logging.getLogger("distributed").setLevel(logging.ERROR)
+        logging.getLogger("distributed").setLevel(level)
 
 
 def keep_freed_memory() -> bool:

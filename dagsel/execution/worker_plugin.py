@@ -129,6 +129,8 @@ class TrainingPlugin(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
+        if not _other_runs(worker, self):
+            keep_quiet(logging.CRITICAL + 1)
         if self.units is not None:
             self.units.stop_all()
         if self._sigterm is not None:
