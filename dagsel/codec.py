@@ -53,7 +53,7 @@ def to_json(value: Any) -> Json:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, list | tuple):  # before the slower look at what else it may be
-        return [to_json(item) for item in value]
+        return [item if type(item) in _PLAIN else to_json(item) for item in value]
     if hasattr(value, "item") and getattr(value, "shape", None) == ():  # a scalar of NumPy or torch
         return value.item()
     if isinstance(value, bool | int | float | str):

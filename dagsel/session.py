@@ -72,8 +72,9 @@ class LockedJournal:
     lock: RunLock
     has_entries: bool = False  # with them, the run can be resumed
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def append(self, entries: Sequence[Entry]) -> None:
         """Keep entries, all or none; waits while the disk is full."""
+        records = [ENTRIES.encode(entry) for entry in entries]
         retry_while_full(lambda: self._append(records), f"{self.journal!r}")
 
     def _append(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -175,7 +176,7 @@ class Session:
             cluster_driver = self._cluster_driver(call, here)
             engine = stack.enter_context(self._engine(call, here, cluster_driver, spec))
             if self.first:
-                journal.append([ENTRIES.encode(entry) for entry in self.first])
+                journal.append(self.first)
             before = record.seconds, record.worker_seconds, record.money or 0.0
             has_room = spec.hold != "memory"  # on the disk
             why_not = "" if has_room else why_no_room(here, self.data, share=spec.shard_share)
@@ -184,7 +185,7 @@ class Session:
             self._runner(call, engine, journal, idle_workers, progress, inbox).run()
             self.driver.fail_live("the run ended before the trial did")
         ended = _ended(call, engine.bill, cluster_driver, before)
-        journal.append([ENTRIES.encode(ended)])
+        journal.append([ended])
         record.add(ended)
         tidy(record, self.folder)
         if self.driver.error is not None:

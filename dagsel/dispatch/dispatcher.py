@@ -224,10 +224,11 @@ class Dispatcher:
         if trial is None:
             trial = self.trials[chain.trial] = Trial(chain.trial)
             self.list_scheduler.rem[chain.trial] = 0.0
-            self.state.stopped.discard(chain.trial)
-            for unit in self.bindings:  # a unit from before it was stopped may still run
-                if unit.kind == "train" and unit.trial == chain.trial:
-                    trial.active = unit
+            if chain.trial in self.state.stopped:
+                self.state.stopped.remove(chain.trial)
+                for unit in self.bindings:  # one from before it was stopped may still run
+                    if unit.kind == "train" and unit.trial == chain.trial:
+                        trial.active = unit
         was_open = bool(trial.open)
         trial.add(chain)
         if trial.partial:

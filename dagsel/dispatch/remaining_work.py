@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from dagsel.dispatch.events import Worker
 from dagsel.dispatch.list_scheduler import ListScheduler, bits
 from dagsel.dispatch.trials import Trial
@@ -35,6 +37,10 @@ class RemainingWork:
         self._counted: dict[Worker, float] = {}
         self._effort: list[float] = []  # by shard
         self._n_holders: list[int] = []
+        self._workers: list[Worker] = []  # with work since the last count, and their shards
+        self._masks: list[int] = []  # bit masks of the shards that some of them hold
+        self._mask_of = np.empty(0, int)  # by worker: which one
+        self._seconds = np.empty(0)  # by worker: of a unit of cost 1
 
     def unit_done(self, worker: Worker) -> None:
         """Check whether a new count is due after a unit of the worker."""
@@ -69,23 +75,37 @@ class RemainingWork:
 
     def _add_loads(self, demand: list[float], now_s: float) -> None:
         """Share new work out among the workers that hold its shards."""
-        scheduler, parts = self.list_scheduler, dict[int, float]()  # by bit mask of held shards
-        for worker in scheduler.load:
-            held, seconds = scheduler.held[worker], self._counted.get(worker, 0.0)
-            if held not in parts:
-                parts[held] = sum(
-                    demand[shard] / (self._n_holders[shard] if scheduler.replicated else 1)
-                    for shard in bits(held)
-                )
-            load = scheduler.load[worker] = scheduler.load[worker] + seconds * parts[held]
-            end = max(now_s, scheduler.free_at[worker]) + load
-            scheduler.target = max(scheduler.target, end)
+        scheduler, workers = self.list_scheduler, list(self.list_scheduler.load)
+        if workers != self._workers:
+            self._group(workers)
+        parts = [
+            sum(
+                demand[shard] / (self._n_holders[shard] if scheduler.replicated else 1)
+                for shard in bits(held)
+            )
+            for held in self._masks
+        ]
+        loads = np.fromiter(scheduler.load.values(), float, len(workers))
+        loads += self._seconds * np.array(parts)[self._mask_of]
+        free_at = np.fromiter(map(scheduler.free_at.__getitem__, workers), float, len(workers))
+        ends = np.maximum(free_at, now_s) + loads
+        scheduler.load.update(zip(workers, loads.tolist(), strict=True))
+        scheduler.target = float(ends.max(initial=scheduler.target))
         if not scheduler.replicated:  # else they are asked in the order of their speeds
             self.workers.rank(scheduler.load)
+
+    def _group(self, workers: list[Worker]) -> None:
+        """Note which workers hold the same shards: until the next count they get the same work."""
+        held = [self.list_scheduler.held[worker] for worker in workers]
+        masks = {mask: at for at, mask in enumerate(dict.fromkeys(held))}
+        self._workers, self._masks = workers, list(masks)
+        self._mask_of = np.array([masks[mask] for mask in held], int)
+        self._seconds = np.array([self._counted.get(worker, 0.0) for worker in workers])
 
     def recount(self, trials: Mapping[int, Trial], now_s: float) -> None:
         """Count anew, and set the target to the lower bound of what is left."""
         self.is_stale, self._n_done, self._n_added = False, 0, 0
+        self._workers = []
         self._n_trials = sum(1 for trial in trials.values() if trial.open)
         scheduler, times = self.list_scheduler, self.times
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dagsel.driver.protocols import Engine
 from dagsel.history.record import Record
 from dagsel.messages import PieceRecord, Turn, UnitRecord
+from dagsel.planning.bill import Bill
 
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
@@ -25,6 +26,8 @@ class RunClock:
     _began: float = 0.0  # what the clock would have shown at the run's beginning
     _cost_before: float = 0.0  # worker-seconds of earlier sessions
     _money_before: float = 0.0
+    # When what has been taken was last asked for, and what it was.
+    _last: tuple[float, Bill, tuple[float, float, float | None]] | None = None
     _told: float = inf  # the end that the engine was told, by its clock
 
     def begin(self, record: Record, lead_s: float = 0.0) -> None:
@@ -35,6 +38,7 @@ class RunClock:
         self._began = self.engine.now() - record.seconds - lead_s
         self._cost_before = record.worker_seconds
         self._money_before = record.money or 0.0
+        self._last = None
 
     @property
     def seconds(self) -> float:
@@ -44,13 +48,18 @@ class RunClock:
     @property
     def worker_seconds(self) -> float:
         """What the workers have cost since the run began."""
-        return self._cost_before + self.engine.bill.worker_seconds(self.engine.now())
+        return self.taken[1]
 
     @property
-    def money(self) -> float | None:
-        """What that is in money, if workers differ in their price; else None."""
-        money = self.engine.bill.money(self.engine.now())
-        return None if money is None else self._money_before + money
+    def taken(self) -> tuple[float, float, float | None]:
+        """Seconds, worker-seconds and money until now; the same values while no time passes."""
+        now, bill = self.engine.now(), self.engine.bill
+        if self._last is None or self._last[0] != now or self._last[1] is not bill:
+            money = bill.money(now)
+            cost = self._cost_before + bill.worker_seconds(now)
+            paid = None if money is None else self._money_before + money
+            self._last = (now, bill, (now - self._began, cost, paid))
+        return self._last[2]
 
     @property
     def end_s(self) -> float:
@@ -85,7 +94,7 @@ class RunClock:
             self._told = limit
             self.engine.limit(limit)
 
-    def timed(self, entry: Timed) -> Timed:
+    def timed(self, entry: Timed, **changes: Any) -> Timed:
         """Add what the run has taken so far, for a later session to continue from."""
-        taken = (self.seconds, self.worker_seconds, self.money)
-        return replace(entry, seconds=taken[0], worker_seconds=taken[1], money=taken[2])
+        seconds, cost, money = self.taken
+        return replace(entry, seconds=seconds, worker_seconds=cost, money=money, **changes)

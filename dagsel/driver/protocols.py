@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from dagsel.codec import Json
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
 from dagsel.dispatch.units import Round
-from dagsel.messages import Message, StatePlace
+from dagsel.messages import Entry, Message, StatePlace
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage.runs.checkpoints import Scoring
@@ -145,8 +144,8 @@ class States(Protocol):
 
 
 class EntryLog(Protocol):
-    """Where entries are written; `dagsel.storage.EntryLog` is one."""
+    """Where entries are written; `dagsel.session.LockedJournal` is one."""
 
-    def append(self, records: Sequence[Mapping[str, Json]]) -> None:
+    def append(self, entries: Sequence[Entry]) -> None:
         """Write entries, all or none; they outlive this process when it returns."""
         ...

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dagsel.codec import Json, plain_part
+from dagsel.codec import plain_part
 from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRests, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
@@ -74,7 +74,7 @@ from dagsel.steering import Commanded, PauseTrial, ResumeTrial
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import raised
 
-#: After so many turns the journal gets the flow's state, so that a resume repeats no more of them.
+#: After so many turns, and half as many as before, the journal gets the flow's state for a resume.
 TURNS_PER_SNAPSHOT = 500
 
 
@@ -109,9 +109,10 @@ class Runner:
     observe: Callable[[Record], None] = lambda record: None  # called whenever it has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
     inbox: Inbox = field(default_factory=Inbox)  # what the user commands
-    _entries: list[dict[str, Json]] = field(default_factory=list)
+    _entries: list[Entry] = field(default_factory=list)  # not written yet
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
+    _n_kept: int = 0  # of which the journal has the flow's state
     _n_passes: int = 0  # what is put to the flow before anything is performed is one pass
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # of trials just drawn
     _clock: RunClock = field(init=False)
@@ -180,7 +181,7 @@ class Runner:
         goal = (engine.n_workers, self.record.direction, self.seed)
         context = Context(*goal, *taken, self.flow.traits.uses_pruner, self.record.goals)
         decisions = self.flow.start(context)
-        self._take(Turn(None, tuple(decisions), context=context))
+        self._take(Turn(None, (), context=context), decisions)
         self._do(decisions)
 
     def _go_on(self) -> None:
@@ -231,7 +232,7 @@ class Runner:
                 if event is None or self._is_stale(event):
                     continue
                 decisions = self.flow.handle(event)
-                self._take(replace(turn, decisions=tuple(decisions)))
+                self._take(turn, decisions)
                 self._troubles.warn_of(event)
                 match event:
                     case Asked(trials):
@@ -265,18 +266,21 @@ class Runner:
             case _:
                 return self.record.finished
 
-    def _take(self, turn: Turn) -> None:
-        self._limits.check_gangs(turn.decisions)
-        self._note(self._clock.timed(replace(turn, pass_=self._n_passes)))
+    def _take(self, turn: Turn, decisions: Sequence[Decision]) -> None:
+        self._limits.check_gangs(decisions)
+        decided = tuple(decisions)
+        self._note(self._clock.timed(turn, decisions=decided, pass_=self._n_passes))
         self._n_turns += 1
-        if self._n_turns % TURNS_PER_SNAPSHOT == 0:
+        # The state grows with the turns: kept after ever more, it takes time in proportion to them.
+        if self._n_turns - self._n_kept >= max(TURNS_PER_SNAPSHOT, self._n_kept // 2):
             self._note(FlowState(save_state(self.flow)))
+            self._n_kept = self._n_turns
 
     def _note(self, entry: Entry) -> None:
-        written = ENTRIES.encode(entry)
-        self._entries.append(written)
-        # A flow's own values are taken in as a resumed run will read them.
-        self.record.add(ENTRIES.decode(written) if isinstance(entry, Turn) else entry)
+        if isinstance(entry, Turn):  # a flow's own values are taken in as a resumed run reads them
+            entry = ENTRIES.decode(ENTRIES.encode(entry))
+        self._entries.append(entry)
+        self.record.add(entry)
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
@@ -344,7 +348,7 @@ class Runner:
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
             self._limits.prioritize(trial.number, train.priority)
-            if trial.number not in self.study.live:  # it had ended when the search was extended
+            if not self.study.is_live(trial.number):  # it had ended when the search was extended
                 self.study.reopen(trial.number)
                 plans += [plan] if (plan := self._mend(trial)) is not None else []
             elif train.epochs:
@@ -395,7 +399,7 @@ class Runner:
             self._tell(DeadlineReached(clock.seconds))
             self._turn()
             if not self.record.finished:
-                self._take(Turn(None, (Finish(),)))
+                self._take(Turn(None, ()), [Finish()])
                 self._do([Finish()])
 
     def _hear(self, message: Message) -> None:

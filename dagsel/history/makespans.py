@@ -6,15 +6,18 @@ import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from statistics import median
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from dagsel.history.course import RoundRecord
 from dagsel.history.record import Record
+from dagsel.history.tables import frame
 from dagsel.messages import UnitRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def makespans(record: Record) -> pd.DataFrame:
@@ -40,7 +43,7 @@ def makespans(record: Record) -> pd.DataFrame:
             bound = bound_of(units)
             ratio = makespan / bound if bound > 0 else math.nan  # all were found in the store
             rows.append((round_.number, len(units), makespan, bound, ratio))
-    return pd.DataFrame(rows, columns=["round", "units", "makespan", "bound", "ratio"])
+    return frame(rows, ["round", "units", "makespan", "bound", "ratio"])
 
 
 def bound_of(units: Sequence[UnitRecord]) -> float:

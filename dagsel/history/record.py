@@ -235,8 +235,8 @@ class Record:
         now = self.seconds if seconds is None else seconds
         if self.course:  # a session goes on from the last turn, before the release of its workers
             now = max(now, self.course[-1].seconds)
-        spent = (now, self.worker_seconds)
-        self.course.append(Moment(*spent, self.n_workers, self.wanted, mark, self.money))
+        moment = Moment(now, self.worker_seconds, self.n_workers, self.wanted, mark, self.money)
+        self.course += [] if self.course[-1:] == [moment] else [moment]
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]

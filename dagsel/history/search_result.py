@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
@@ -18,6 +16,8 @@ from dagsel.history.trial import TrialRecord
 from dagsel.planning.budget import Budget
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dagsel.study import Study
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.units import Unit
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import UnitRecord
 from dagsel.planning.pareto import layers
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def metrics(record: Record) -> pd.DataFrame:
@@ -26,7 +27,7 @@ def metrics(record: Record) -> pd.DataFrame:
             *(("validation", name, value) for name, value in epoch.metrics.items()),
         ]
     ]
-    return pd.DataFrame(rows, columns=["trial", "epoch", "split", "name", "value", "seconds"])
+    return frame(rows, ["trial", "epoch", "split", "name", "value", "seconds"])
 
 
 def ranked(record: Record) -> list[TrialRecord]:
@@ -76,7 +77,7 @@ def _board(record: Record, metric: str, trials: Sequence[TrialRecord]) -> pd.Dat
         known += [trial.number in front] if metrics else []
         feasible = {"feasible": trial.is_feasible} if is_constrained else {}
         rows.append({**dict(zip(columns, known, strict=True)), **feasible, **trial.params})
-    return pd.DataFrame(rows, columns=None if rows else columns)
+    return frame(rows, None if rows else columns)
 
 
 def trials(record: Record) -> pd.DataFrame:
@@ -89,7 +90,7 @@ def trials(record: Record) -> pd.DataFrame:
         known = (t.number, t.state, *values, len(t.epochs), t.reason, t.warning)
         params = {f"param_{name}": value for name, value in t.params.items()}
         rows.append(dict(zip(columns, known, strict=True)) | params)
-    return pd.DataFrame(rows, columns=None if rows else columns)
+    return frame(rows, None if rows else columns)
 
 
 def timeline(record: Record) -> pd.DataFrame:
@@ -107,7 +108,7 @@ def timeline(record: Record) -> pd.DataFrame:
     ]  # fmt: skip
     columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
     columns += ["hop", "recovered", "save_seconds", "gang", "attempts", "lost_seconds"]
-    return pd.DataFrame(rows, columns=columns)
+    return frame(rows, columns)
 
 
 def _merged(before: UnitRecord, after: UnitRecord) -> UnitRecord:
@@ -117,3 +118,10 @@ def _merged(before: UnitRecord, after: UnitRecord) -> UnitRecord:
         lost_s += before.stop - before.start
     kept = before if after.recovered else after
     return replace(kept, attempts=before.attempts + after.attempts, lost_seconds=lost_s)
+
+
+def frame(rows: Sequence[Any], columns: list[str] | None) -> pd.DataFrame:
+    """Return rows as a table."""
+    import pandas as pd  # takes half a second, which a search does not need
+
+    return pd.DataFrame(rows, columns=columns)

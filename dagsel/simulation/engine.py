@@ -46,6 +46,8 @@ MOST_IN_VAIN = 1000
 
 Work = TypeVar("Work", UnitRecord, PieceRecord)
 
+_NONE: Mapping[str, float] = {}  # the metrics of a shard that tells none
+
 
 class VirtualEngine:
     """An engine for `dagsel.driver.runner.Runner` in virtual time.
@@ -90,11 +92,8 @@ class VirtualEngine:
         self._scored: dict[tuple[int, int], list[Ran]] = {}  # epochs, as far as they are scored
         self._complete: dict[tuple[int, int], None] = {}  # epochs that the runner shall hear of
         self._heard: list[Message] = []
-        # How many units, loads, pieces, rests and notices of its outcome.
-        self._n_read = [0, 0, 0, 0, 0]
         self._reached: dict[int, float] = {}  # how far each trial has trained, in epochs
         self._shares_time: set[int] = set()  # trials whose losses the flow is told
-        self._n_failed = 0
         self._speeds = cluster.worker_speeds
         self._is_over = False
         self._has_reported = False
@@ -330,25 +329,20 @@ class VirtualEngine:
     # ---- what happens
 
     def _read(self) -> None:
-        """Read what is new in the model's outcome."""
-        outcome = self._model.outcome
-        n_units, n_loads, n_pieces, n_rests, n_noticed = self._n_read
-        lists = (outcome.timeline, outcome.loaded, outcome.pieces, outcome.rests, outcome.noticed)
-        self._n_read = [len(of) for of in lists]
-        noticed = outcome.noticed[n_noticed:]
-        self._n_in_vain += len(noticed)
-        self._leaving.update(noticed)
-        if len(outcome.timeline) > n_units:
+        """Read what is new in the model."""
+        new = self._model.take_outcome()
+        self._n_in_vain += len(new.noticed)
+        self._leaving.update(new.noticed)
+        if new.timeline:
             self._n_in_vain = 0
         self._count_workers()
-        if noticed:  # another one is asked for at once
-            for worker in set(noticed) & set(self._there):
+        if new.noticed:  # another one is asked for at once
+            for worker in set(new.noticed) & set(self._there):
                 self._bill = self._bill.notice(worker, at=self.now())
             self._resize(self._n_wanted)
-        self._heard += [ShardLoaded(*loaded) for loaded in outcome.loaded[n_loads:]]
-        for ran in outcome.pieces[n_pieces:]:
-            self._heard.append(self._trained(PieceRecord, ran))
-        for ran in outcome.timeline[n_units:]:
+        self._heard += [ShardLoaded(*loaded) for loaded in new.loaded]
+        self._heard += [self._trained(PieceRecord, ran) for ran in new.pieces]
+        for ran in new.timeline:
             if ran.unit.kind == "check":
                 self._tell_check(ran)
                 continue
@@ -356,17 +350,16 @@ class VirtualEngine:
                 self._score(ran)
                 continue
             # What no curve tells, no record holds: a mean over no samples.
-            self._heard.append(replace(self._trained(UnitRecord, ran), n_samples=0, loss=0.0))
+            self._heard.append(self._trained(UnitRecord, ran, n_samples=0, loss=0.0))
             if ran.unit.position == self._n_shards - 1 and not self._curves.evaluation_share:
                 for shard in range(self._n_shards):
                     self._score(_scored_at_once(ran, shard))
         # Before an epoch has ended the runner looks whether one can.
-        is_first = not self._has_reported and (n_units, n_pieces) != tuple(self._n_read[::2])
-        self._is_news |= len(outcome.rests) > n_rests or is_first
-        self._heard += outcome.rests[n_rests:]
-        for trial in list(outcome.failed)[self._n_failed :]:
-            self._n_failed += 1
-            self._fail(trial, outcome.failed[trial])
+        is_first = not self._has_reported and bool(new.timeline or new.pieces)
+        self._is_news |= bool(new.rests) or is_first
+        self._heard += new.rests
+        for trial, reason in new.failed.items():
+            self._fail(trial, reason)
 
     def _count_workers(self) -> None:
         """Write who came and who left on the bill."""
@@ -395,7 +388,7 @@ class VirtualEngine:
         elif self._cluster.workers:
             self._ask(self._n_wanted, at=self.now())
 
-    def _trained(self, kind: type[Work], ran: Ran) -> Work:
+    def _trained(self, kind: type[Work], ran: Ran, **more: Any) -> Work:
         """Say what a training unit has come to that is over, or was stopped."""
         trial = ran.unit.trial
         before = self._reached.get(trial, 0.0)
@@ -404,12 +397,12 @@ class VirtualEngine:
         losses = None
         if trial in self._shares_time and isinstance(self._curves, Loses):
             losses = astuple(self._curves.losses(self._configs[trial], before, after, trial=trial))
-        return replace(_work(kind, ran), recovered=False, losses=losses)
+        return _work(kind, ran, recovered=False, losses=losses, **more)
 
     def _tell_check(self, ran: Ran) -> None:
         """Tell the value of a trial that is paused."""
         trial = ran.unit.trial
-        metrics = {}
+        metrics: Mapping[str, float] = _NONE
         if ran.unit.position == 0:  # as in `_report`
             try:
                 metrics = self._values(trial, self._reached[trial])
@@ -459,7 +452,7 @@ class VirtualEngine:
         self._is_news = True
         for ran in scored:
             # One shard tells the value: a mean over all would have other bits.
-            self._heard.append(_scored(ran, values if ran.unit.position == 0 else {}))
+            self._heard.append(_scored(ran, values if ran.unit.position == 0 else _NONE))
 
     def _fail(self, trial: int, reason: str) -> None:
         self._is_news = True
@@ -475,10 +468,10 @@ def _scored_at_once(ran: Ran, shard: int) -> Ran:
 
 
 def _scored(ran: Ran, metrics: Mapping[str, float]) -> UnitRecord:
-    return replace(_work(UnitRecord, ran), n_samples=len(metrics), metrics=metrics)
+    return _work(UnitRecord, ran, n_samples=len(metrics), metrics=metrics)
 
 
-def _work(kind: type[Work], ran: Ran) -> Work:
+def _work(kind: type[Work], ran: Ran, **more: Any) -> Work:
     return kind(
         ran.unit,
         ran.worker,
@@ -489,4 +482,5 @@ def _work(kind: type[Work], ran: Ran) -> Work:
         members=ran.members,
         share=ran.done,
         ready_seconds=ran.waits_s,
+        **more,
     )

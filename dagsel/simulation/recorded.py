@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.units import Kind, Unit
 from dagsel.errors import SearchError, TrainingError
@@ -16,6 +14,9 @@ from dagsel.history.makespans import relative_speeds
 from dagsel.history.record import Record
 from dagsel.history.result import Result
 from dagsel.simulation.curves import Config, scalars
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Recorded:
 
     Examples
     --------
+    >>> import pandas as pd
     >>> import pandas as pd
     >>> metrics = pd.DataFrame(
     ...     {"trial": [0, 0], "epoch": [1, 2], "split": "validation", "name": "error",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, overload
 
 from dagsel.arguments import check_several, checked, limits_of
 from dagsel.checks import choice, short_traceback, shown
@@ -14,6 +14,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Sampling
 from dagsel.history.record import Record
 from dagsel.history.result import Result
+from dagsel.messages import ENTRIES, Entry
 from dagsel.planning.bill import Bill
 from dagsel.planning.budget import Budget, price_for
 from dagsel.planning.prices import Price
@@ -179,7 +180,7 @@ def simulate(
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), goals)
     metric, several = goals[0].metric, goals if len(goals) > 1 else ()
     record = Record(name, cluster.n_shards, goals[0].direction, keep, goals=several)
-    journal: list[Mapping[str, Any]] = []
+    journal = _Journal()
     engine = VirtualEngine(curves, cluster, metrics, order=read_order(order), seed=seed)
     in_money = cluster.workers and cost is not None and cost.amount is not None
     runner = Runner(
@@ -187,7 +188,7 @@ def simulate(
         driver,
         engine,
         _NoStates(),
-        _Kept(journal),
+        journal,
         record,
         metric,
         seed=seed,
@@ -285,7 +286,7 @@ class _Walk(StudyDriver):
 
     def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
         """Draw trials; fewer than asked for if no more are enqueued."""
-        n_left = sum(trial.state.name == "WAITING" for trial in self.study.get_trials(False))
+        n_left = len(self._follow())
         configs, _ = StudyDriver.ask(self, min(n, n_left), "random")
         return configs, n > n_left or (sampling == "grid" and n == n_left)
 
@@ -321,11 +322,28 @@ class _NoStates:
     keep_check = delete = drop = drop_scores = save
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A journal in memory."""
+class _Journal(Sequence[Mapping[str, Any]]):
+    """A journal in memory; an entry is written out when it is looked at."""
 
-    entries: list[Mapping[str, Any]]
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        self.entries.extend(records)
+    def append(self, entries: Sequence[Entry]) -> None:
+        self._entries.extend(entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, at: int) -> Mapping[str, Any]: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Mapping[str, Any]]: ...
+    def __getitem__(self, at: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
+        if isinstance(at, slice):
+            return [ENTRIES.encode(entry) for entry in self._entries[at]]
+        return ENTRIES.encode(self._entries[at])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]

@@ -190,6 +190,11 @@ class VirtualCluster:
             pass
         return self.outcome
 
+    def take_outcome(self) -> VirtualOutcome:
+        """Return what has happened since the last call."""
+        outcome, self.outcome = self.outcome, VirtualOutcome()
+        return outcome
+
     def step(self, until_s: float = inf) -> bool:
         """Go to the next moment at which something happens, if it is not after `until_s`.
 

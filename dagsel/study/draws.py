@@ -58,16 +58,19 @@ class Draws:
         """Draw a trial and its configuration; None if a finite space has no further point."""
         if sampling == "grid":
             return self._next_point(self.grid, self.had)
-        had = self.had | self.had_before
         for attempt in range(_REDRAWS + _RANDOM_REDRAWS):
             trial, config = self._draw(self._sampler_for(sampling, attempt))
-            if not is_finite(trial.distributions) or point(trial.params) not in had:
+            if not (is_finite(trial.distributions) and self._was_had(trial)):
                 return trial, config
             self.view.take_back()
         try:
-            return self._next_point(self._rest, had)
+            return self._next_point(self._rest, self.had | self.had_before)
         except SearchError:  # another branch of the space is continuous
             return self._draw(self._random)
+
+    def _was_had(self, trial: optuna.Trial) -> bool:
+        drawn = point(trial.params)
+        return drawn in self.had or drawn in self.had_before
 
     def _sampler_for(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
         if sampling == "grid":

@@ -99,6 +99,7 @@ class StudyDriver:
     _theirs: optuna.Study = field(init=False)  # the user's study, whose storage is watched
     _live: dict[int, FrozenTrial] = field(default_factory=dict, init=False)
     _told: set[int] = field(default_factory=set, init=False)  # live ones, by somebody else
+    _waiting: list[int] = field(default_factory=list, init=False)  # numbers of enqueued trials
     _view: SamplerStudy = field(init=False)
     _draws: Draws = field(init=False)
 
@@ -209,8 +210,8 @@ class StudyDriver:
             user_attrs={RUN: self.run},
             system_attrs={"fixed_params": chosen.params},
         )
-        storage, study_id = self._theirs._storage, self._theirs._study_id
-        trial = storage.get_trial(storage.create_new_trial(study_id, trial))
+        storage = self._theirs._storage
+        trial = storage.get_trial(storage.create_new_trial(self._theirs._study_id, trial))
         self._follow()
         config = self._draw_rest(trial, "study")
         self._draws.count(self._live[trial.number].params)
@@ -218,28 +219,28 @@ class StudyDriver:
 
     def _count_before(self) -> None:
         if self.n_before is None:
-            trials = self._theirs.get_trials(deepcopy=False)
-            self.n_before = sum(trial.state.is_finished() for trial in trials)
+            before = self._theirs.get_trials(False)
+            self.n_before = sum(trial.state.is_finished() for trial in before)
         self._draws.n_before = self.n_before
 
     def _step(self, epoch: int) -> int:
         """Return the step that an epoch is to Optuna."""
         if self.first_step is None:
-            trials = self._theirs.get_trials(deepcopy=False)
-            self.first_step = first_step(trials)
+            self.first_step = first_step(self._theirs.get_trials(deepcopy=False))
         return self.first_step + epoch - 1
 
     def _follow(self) -> list[FrozenTrial]:
         """Show the sampler what others have added to the study; return the enqueued trials."""
         trials = self._theirs.get_trials(deepcopy=False)
-        new = trials[len(self._view) :]
-        self._view.extend(new)
+        self._view.extend(new := trials[len(self._view) :])
         self._draws.had_before |= {
             point(trial.params)
             for trial in new
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
         }
-        return [trial for trial in trials if trial.state == TrialState.WAITING]
+        seen = [*self._waiting, *(trial.number for trial in new)]  # no other can wait
+        self._waiting = [n for n in seen if trials[n].state == TrialState.WAITING]
+        return [trials[n] for n in self._waiting]
 
     def _claim(self, trial: FrozenTrial) -> bool:
         """Take an enqueued trial for this run; return False if another process was faster."""
@@ -439,6 +440,10 @@ class StudyDriver:
             if not told.state.is_finished():
                 raise
             return copy.deepcopy(told)
+
+    def is_live(self, number: int) -> bool:
+        """Whether a trial of the run has not ended."""
+        return number in self._live
 
     @property
     def live(self) -> tuple[int, ...]:

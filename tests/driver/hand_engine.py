@@ -13,7 +13,7 @@ from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.flow import DeadlineReached, Decision, Event, Finish
 from dagsel.history.record import Record
-from dagsel.messages import Message, StatePlace, UnitRecord
+from dagsel.messages import ENTRIES, Entry, Message, StatePlace, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.study import StudyDriver
@@ -88,8 +88,8 @@ class Kept:
     engine: HandEngine
     entries: list[Mapping[str, Any]] = field(default_factory=list)
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        self.entries.extend(records)
+    def append(self, entries: Sequence[Entry]) -> None:
+        self.entries.extend(map(ENTRIES.encode, entries))
         self.engine.told.append(("written", len(self.entries)))
 
     def load_latest(

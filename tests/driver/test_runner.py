@@ -38,7 +38,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.history.record import Record
-from dagsel.messages import Message
+from dagsel.messages import Message, Note
 from dagsel.planning.bill import Bill
 from dagsel.session import LockedJournal
 from dagsel.storage import RunDir
@@ -252,11 +252,12 @@ def test_the_flows_state_is_kept_every_so_many_turns(monkeypatch: pytest.MonkeyP
 
     def answer(event: Event) -> list[Decision]:
         assert isinstance(event, Tick)
-        return [Finish()] if event.seconds >= 7.0 else [Wake(event.seconds + 1.0)]
+        return [Finish()] if event.seconds >= 14.0 else [Wake(event.seconds + 1.0)]
 
-    done = search([Wake(1.0)], answer, *(pass_time,) * 7)
+    done = search([Wake(1.0)], answer, *(pass_time,) * 14)
     kept = [entry["state"]["n_events"] for entry in done.kept.entries if "state" in entry]
-    assert kept == [2, 5]  # the start of the search was the first turn
+    # The start of the search was the first turn; then after 3 more, or half as many as before.
+    assert kept == [2, 5, 8, 12]
 
 
 def test_a_driver_that_has_lost_its_lock_writes_nothing(tmp_path: Any) -> None:
@@ -264,13 +265,13 @@ def test_a_driver_that_has_lost_its_lock_writes_nothing(tmp_path: Any) -> None:
     folder.claim("run", {})
     with folder.lock("run", beat_s=0.01) as lock:
         journal = LockedJournal(folder.journal, lock)
-        journal.append([{"n": 1}])
+        journal.append([Note("1")])
         other = (tmp_path / "lock.json").read_text().replace(lock.holder.token, "another")
         (tmp_path / "lock.json").write_text(other)
         lock._thread.join(timeout=30)  # it ends when it sees the other one's lock
         with pytest.raises(RunDirLockedError, match="in use by the driver"):
-            journal.append([{"n": 2}])
-    assert [entry["n"] for entry in folder.journal.read()] == [1]
+            journal.append([Note("2")])
+    assert [entry["text"] for entry in folder.journal.read()] == ["1"]
 
 
 @pytest.mark.parametrize("is_stopped", [True, False])

@@ -24,7 +24,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchCancelledError, SearchE
 from dagsel.flow import Clone, Commanded, Flow
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.history.record import Record
-from dagsel.messages import ENTRIES, Turn
+from dagsel.messages import ENTRIES, Entry, Turn
 from dagsel.reopening import adopt
 from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.simulation.engine import VirtualEngine
@@ -69,9 +69,9 @@ class Kept:
     entries: list[Mapping[str, Any]] = field(default_factory=list)
     n_left: int | None = None
 
-    def append(self, records: Sequence[Mapping[str, Any]]) -> None:
-        self.entries.extend(records)
-        if records and self.n_left is not None:
+    def append(self, entries: Sequence[Entry]) -> None:
+        self.entries.extend(map(ENTRIES.encode, entries))
+        if entries and self.n_left is not None:
             self.n_left -= 1
             if self.n_left < 0:
                 raise Killed

@@ -231,7 +231,7 @@ FAULTS = (
     Fault(
         "runner: no snapshots of the flow",
         "driver/runner.py",
-        "if self._n_turns % TURNS_PER_SNAPSHOT == 0:",
+        "if self._n_turns - self._n_kept >= max(TURNS_PER_SNAPSHOT, self._n_kept // 2):",
         "if False:",
         "driver/test_runner.py",
     ),
