@@ -13,7 +13,7 @@ from itertools import islice
 from math import inf
 
 from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
-from dagsel.dispatch.list_scheduler import ListScheduler, bits
+from dagsel.dispatch.list_scheduler import ROUNDING_S, ListScheduler, bits
 from dagsel.dispatch.openings import Openings
 from dagsel.dispatch.remaining_work import RemainingWork
 from dagsel.dispatch.suspicion import Suspect
@@ -31,7 +31,6 @@ LOOKAHEAD_OVERHEADS = 4.0  # but no less than so many times `overhead_s`
 SHORT_UNIT = (
     60.0  # times `overhead_s`: behind so short a unit one is bound even if its end is vague
 )
-ROUNDING_S = 1e-6  # rounding error of sums of times
 MOST_LOOKED_AT = 32  # waiting evaluations of a shard
 
 

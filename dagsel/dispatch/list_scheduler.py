@@ -21,6 +21,7 @@ from typing import Generic, TypeVar
 W = TypeVar("W", bound=Hashable)
 
 PRESSURE_WEIGHT = 3.0
+ROUNDING_S = 1e-6  # rounding error of sums of times
 STAY_BONUS = 0.3  # of the largest remaining work, for a trial whose state is here
 
 
@@ -317,9 +318,12 @@ class ListScheduler(Generic[W]):
             self.unneeded.add(worker)
         ranked.sort()
         for _, _, trial, shard in ranked:
-            end = now + self.time(trial, worker)
-            if end <= self.target or not self._sooner_elsewhere(trial, shard, worker, now, end):
+            if now + self.time(trial, worker) <= self.target:
                 return trial, shard
+            until = self._sooner_elsewhere(trial, shard, worker, now)
+            if until is None:
+                return trial, shard
+            self.wait_until = min(self.wait_until, until)
         return None
 
     def _pressures(self) -> dict[int, float]:
@@ -347,11 +351,17 @@ class ListScheduler(Generic[W]):
             if self.need[trial] & held and not self.need[trial] & blocked:
                 yield trial, self.need[trial] & held
 
-    def _sooner_elsewhere(self, trial: int, shard: int, worker: W, now: float, end: float) -> bool:
-        bit = 1 << shard
-        return any(
-            mask & bit
-            and other != worker
-            and max(now, self.free_at[other]) + self.time(trial, other) < end
-            for other, mask in self.held.items()
-        )
+    def _sooner_elsewhere(self, trial: int, shard: int, worker: W, now: float) -> float | None:
+        """Return until when another worker is expected to end the unit sooner; None if none is.
+
+        One that is to be free soon, and is faster by more than that takes. One that is overdue is
+        expected to take as long again; so a unit that hangs keeps nothing waiting.
+        """
+        bit, here = 1 << shard, self.time(trial, worker)
+        until: float | None = None
+        for other, mask in self.held.items():
+            if mask & bit and other != worker:
+                free_at, gain = self.free_at[other], here - self.time(trial, other)
+                if abs(now - free_at) + ROUNDING_S < gain:
+                    until = max(until or 0.0, free_at + gain)
+        return until

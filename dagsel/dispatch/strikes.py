@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dagsel.dispatch.dispatch_state import ROUNDING_S, DispatchState
+from dagsel.dispatch.dispatch_state import DispatchState
+from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.events import FailTrial, Preempt, RestartWorker
 from dagsel.dispatch.suspicion import (
     CONTROL,

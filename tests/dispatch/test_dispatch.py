@@ -143,6 +143,28 @@ def test_an_evaluation_runs_beside_the_next_epoch():
     assert len({i.worker for i in binds(out)}) == 2
 
 
+@pytest.mark.parametrize("slower", [1.1, 1.5, 3.0])
+def test_a_unit_that_hangs_on_a_faster_worker_keeps_no_trial_waiting(slower):
+    tell = Driver(n_shards=1, replicas=2)
+    tell(WorkerAdded("fast", frozenset({0})), WorkerAdded("slow", frozenset({0})))
+    tell(RoundAdded(round_of(2, 1, n_epochs=9)), *ready(0, 1))
+    running = {binding.worker: unit for unit, binding in tell.dispatcher.bindings.items()}
+    at = 10.0
+    tell(UnitDone(running["fast"], at, 0), at=at)
+    tell(UnitDone(running["slow"], slower * at, 0), at=slower * at)
+    hangs = score(running["fast"].trial, 0)
+    assert binds(tell(UnitReady(hangs), at=100.0)) == [Bind(hangs, "fast", 0)]
+    waits = train(hangs.trial, epoch=2)
+    out, n_asked = tell(UnitReady(waits), at=200.0), 0
+    while not binds(out):
+        n_asked += 1
+        wake_at = tell.dispatcher.wake_at
+        assert n_asked < 4, "it is asked again and again"
+        assert wake_at is not None, "nothing asks for it again"
+        out = tell(TimerFired(), at=wake_at)
+    assert [(bind.unit, bind.worker) for bind in binds(out)] == [(waits, "slow")]
+
+
 def test_a_fixed_order_is_kept():
     tell = Driver(n_shards=3)
     tell(WorkerAdded("a", frozenset({0, 1, 2})))
