@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dagsel.dispatch.dispatch_state import DispatchState
-from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.events import FailTrial, Preempt, RestartWorker
+from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.suspicion import (
     CONTROL,
     MOST_CONTROL_S,
