@@ -45,7 +45,6 @@ class Recorded:
     Examples
     --------
     >>> import pandas as pd
-    >>> import pandas as pd
     >>> metrics = pd.DataFrame(
     ...     {"trial": [0, 0], "epoch": [1, 2], "split": "validation", "name": "error",
     ...      "value": [0.5, 0.25]}
