@@ -243,6 +243,7 @@ def start(*args: Any, **options: Any) -> Search:
     return Search(_prepared(**given.arguments))
 
 
+@short_traceback
 def _prepared(
     study: Any,
     workload: Any,

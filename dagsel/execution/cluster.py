@@ -16,7 +16,7 @@ from typing import Any
 
 import dask.config
 import dask.system
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Nanny
 
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
@@ -71,7 +71,11 @@ _OPTIONS: dict[str, Any] = {
 }
 #: Our own cluster has no dashboard that would show them: samples of what a worker's threads do, and
 #: how late its event loop is, fifty times a second. They took three quarters of what it costs idle.
-UNSEEN = {"distributed.worker.profile.enabled": False, "distributed.admin.tick.interval": "500ms"}
+_TICK_MS = 500
+UNSEEN = {
+    "distributed.worker.profile.enabled": False,
+    "distributed.admin.tick.interval": f"{_TICK_MS}ms",
+}
 
 
 #: When `connect` began to start a cluster, by `time.monotonic`.
@@ -290,6 +294,22 @@ def connect(
                         own.close()
 
 
+def _tick_seldom(server: Any) -> None:
+    """Have the event loop that a server shares watched as seldom as those of the workers.
+
+    The interval comes from Dask's configuration, which is the user's: other clusters read it too.
+    """
+    server.periodic_callbacks["tick"].callback_time = _TICK_MS
+
+
+class SeldomTickingNanny(Nanny):
+    """The nanny of a worker of ours; it lives in this process."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        _tick_seldom(self)
+
+
 @contextmanager
 def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
     """Log what is waited for, if it takes longer than `TELL_AFTER_S`."""
@@ -346,9 +366,11 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
             # A fork server has the environment that there was when it began.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
             config=UNSEEN,
+            worker_class=SeldomTickingNanny,
             **_OPTIONS,
         )
     try:
+        _tick_seldom(cluster.scheduler)
         _start_workers(cluster, n_workers or dask.system.CPU_COUNT, within_s)
     except BaseException:
         close(cluster)

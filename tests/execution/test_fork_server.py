@@ -162,9 +162,17 @@ def test_server_and_workers_end_with_the_driver(end: signal.Signals, tmp_path: P
     assert not psutil.wait_procs(family, timeout=60)[1]
 
 
+def ticks(cluster: LocalCluster) -> set[float]:
+    """How often the event loop in this process is watched, in milliseconds."""
+    servers: list[Any] = [cluster.scheduler, *cluster.workers.values()]
+    return {server.periodic_callbacks["tick"].callback_time for server in servers}
+
+
 def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
     with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
         assert set(client.run(watched).values()) == {(False, 500)}
+        assert ticks(cluster) == {500}
     alone = {"n_workers": 1, "processes": False, "dashboard_address": None}
     with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
         assert set(client.run(watched).values()) == {(True, 20)}
+        assert ticks(theirs) == {20}
