@@ -20,7 +20,8 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     """Take Ctrl-C as the command to finish, for as long as the ``with`` block lasts.
 
     A second Ctrl-C raises `KeyboardInterrupt`. Signals come to the main thread alone, and a handler
-    of the user's own is left as it is.
+    of the user's own is left as it is. That of dask-jobqueue is not: whoever imports it has it, and
+    it ends the process.
 
     Parameters
     ----------
@@ -31,7 +32,9 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     """
     inbox = inbox or Inbox()
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    is_jobqueues = str(getattr(before, "__module__", "")).startswith("dask_jobqueue.")
+    if not is_main or not (before is signal.default_int_handler or is_jobqueues):
         yield inbox
         return
 
@@ -48,4 +51,4 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     try:
         yield inbox
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)

@@ -78,7 +78,9 @@ def test_our_own_processes_do_not_hold_up_the_prompt(
         with connect(n_workers=1) as client, busy(client):
             ending.enter_context(back_at_once())
     assert processes() <= before
-    assert caplog.records == []  # no traceback of a worker that does not start any more
+    # No traceback of a worker that does not start any more. Dask may say that another process was
+    # first to remove what a worker that was killed had left.
+    assert [r for r in caplog.records if r.name != "distributed.diskutils"] == []
 
 
 def test_workers_that_start_are_given_up_at_once(busy: Any, digits: ShardedDataset) -> None:

@@ -23,6 +23,7 @@ from distributed import Client
 import dagsel
 from dagsel.errors import RunDirLockedError, SearchCancelledError, SearchError, WorkloadError
 from dagsel.flows import ASHA, RandomSearch
+from dagsel.interrupting import interruptible
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.execution import steered_driver
@@ -190,6 +191,7 @@ def test_two_searches_at_once_in_two_threads_and_one_in_a_running_loop(
         assert held.add({"x": 0.5}) < 4
         return held.wait()
 
+    before = signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(search, name) for name in ("one", "other")]
         alone = asyncio.run(in_loop())
@@ -199,7 +201,25 @@ def test_two_searches_at_once_in_two_threads_and_one_in_a_running_loop(
     values = [[t.value for t in run.record.trials.values()] for run in (one, other)]
     assert values[0] == values[1]
     assert threading.current_thread() is threading.main_thread()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(("module", "is_taken"), [("dask_jobqueue.runner", True), ("mine", False)])
+def test_a_handler_of_jobqueues_is_taken_for_a_while_and_the_users_is_not(
+    module: str, is_taken: bool
+) -> None:
+    def theirs(*_: Any) -> None: ...
+
+    theirs.__module__ = module
+    before = signal.signal(signal.SIGINT, theirs)
+    try:
+        with interruptible("memory://run") as inbox:
+            assert (signal.getsignal(signal.SIGINT) is not theirs) == is_taken
+            signal.raise_signal(signal.SIGINT)
+            assert (inbox.next() is not None) == is_taken
+        assert signal.getsignal(signal.SIGINT) is theirs
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ---- processes of their own
