@@ -27,7 +27,7 @@ def terminal_lines(snapshot: Snapshot, *, height: int) -> list[str]:
         "  ".join(
             cell.rjust(width) if k in _NUMBERS else cell.ljust(width)
             for k, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
+        ).rstrip()
         for row in table
     ]
     return [*snapshot.head, *lines, *_more(snapshot, rows)]
