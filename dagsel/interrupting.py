@@ -41,8 +41,9 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     def finish(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logger.warning(
-            "Ctrl-C: the search ends at the next batch and returns what it has; press it again to "
-            "leave at once, and go on later with dagsel.resume(%r, workload=..., space=...)",
+            "Ctrl-C: the search ends at the next batch and returns what it has, which run.extend() "
+            "goes on with. Press it again to leave at once; then dagsel.resume(%r, workload=..., "
+            "space=...) goes on",
             url,
         )
         inbox.post(Order(FinishSearch()))

@@ -166,8 +166,9 @@ class Session:
         journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
-            progress = stack.enter_context(SearchProgress(self.settings.metric, call.progress))
-            progress.update(record)  # what an earlier session has done is no news
+            over = [trial.number for trial in record.trials.values() if not trial.is_live]
+            shown = SearchProgress(self.settings.metric, call.progress, ended=over)
+            progress = stack.enter_context(shown)
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             here = stack.enter_context(

@@ -69,9 +69,9 @@ _OPTIONS: dict[str, Any] = {
     "scheduler_kwargs": {"dashboard": False},
     "silence_logs": logging.ERROR,
 }
+_TICK_MS = 500
 #: Our own cluster has no dashboard that would show them: samples of what a worker's threads do, and
 #: how late its event loop is, fifty times a second. They took three quarters of what it costs idle.
-_TICK_MS = 500
 UNSEEN = {
     "distributed.worker.profile.enabled": False,
     "distributed.admin.tick.interval": f"{_TICK_MS}ms",

@@ -50,7 +50,7 @@ class RunSpec:
     # threads differ in their last bits.
     threads: int | None = None
     shard_share: float = 0.5  # share of a worker's memory limit that its shards may take
-    copy_share: float = 0.1  # share that they may take where each shard could have fewer copies
+    copy_share: float = 0.1  # likewise, where each shard would have a holder without this worker
     # Share of a worker's memory limit past which states wait in the store alone.
     state_share: float = 0.65
     hold: Hold = "auto"  # where workers hold shards

@@ -25,7 +25,8 @@ class SimulatedCluster:
     n_shards
         Number of training shards of the data set, and of validation shards.
     replicas
-        How many workers hold each shard; None for enough copies to give each worker a shard.
+        How many workers hold each shard; None for enough copies to give each worker a shard. (On a
+        real cluster `dagsel.optimize` makes more, as far as they take little memory.)
     startup_s
         Time from the request for a worker to its arrival. The time of the search counts from the
         request for the first ones, as on a real cluster; its flow begins when they are there.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from rich.text import Text
 from dagsel.console import Progress, span
 from dagsel.views.snapshot import Snapshot, TrialRow
 from dagsel.views.table import notebook_table, terminal_lines
-from dagsel.views.words import clock, epochs
+from dagsel.views.words import clock, counted
 
 #: A log has a line on the whole search so often.
 LOG_EVERY_S = 60.0
@@ -33,15 +34,15 @@ class Display(Protocol):
         """Show how it stood at the end, and leave the screen to others."""
 
 
-def choose(how: Progress, console: Console) -> Display | None:
-    """Return what shows a search; None for nothing."""
+def choose(how: Progress, console: Console, ended: Collection[int] = ()) -> Display | None:
+    """Return what shows a search; None for nothing. Of the `ended` trials a log has no line."""
     if how == "auto":
         how = "table" if console.is_terminal or console.is_jupyter else "log"
     if how == "table":
         return InNotebook() if console.is_jupyter else InTerminal(console)
     if how == "line":
         return OneLine(console)
-    return InLog(console) if how == "log" else None
+    return InLog(console, ended) if how == "log" else None
 
 
 class InTerminal:
@@ -128,9 +129,9 @@ class OneLine:
 class InLog:
     """Plain lines: one for each trial that has ended, one a minute on all, and what came out."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, ended: Collection[int]) -> None:
         self._file = console.file
-        self._ended: set[int] = set()
+        self._ended = set(ended)
         self._due: float | None = None
 
     def start(self) -> None:
@@ -138,14 +139,12 @@ class InLog:
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a line on each trial that has ended since, and one on all if it is due."""
-        if self._due is None:  # a search that goes on: who had ended before is no news
-            self._ended = {row.number for row in _ended(snapshot)}
-            self._due = snapshot.seconds + LOG_EVERY_S
-            return
-        ended = {row.number: row for row in _ended(snapshot)}
-        for number in ended.keys() - self._ended:
+        ended = {row.number: row for row in snapshot.rows if not row.is_live}
+        for number in sorted(ended.keys() - self._ended):
             self._write(snapshot, _end_of(ended[number], snapshot.metric))
         self._ended = set(ended)
+        if self._due is None:
+            self._due = snapshot.seconds + LOG_EVERY_S
         if snapshot.seconds >= self._due:
             self._due = snapshot.seconds + LOG_EVERY_S
             _, *rest = snapshot.head
@@ -158,7 +157,7 @@ class InLog:
             return
         self.show(snapshot)
         how = "has ended" if error is None else f"was interrupted by {type(error).__name__}"
-        trials = f"{len(snapshot.rows)} trials, {epochs(snapshot.n_epochs)}"
+        trials = f"{counted(len(snapshot.rows), 'trial')}, {counted(snapshot.n_epochs, 'epoch')}"
         cost = f"{span(snapshot.worker_seconds)} of workers' time"
         _, _, *best = snapshot.head
         self._write(snapshot, " · ".join([f"the search {how}: {trials}, {cost}", *best]))
@@ -167,13 +166,8 @@ class InLog:
         print(f"dagsel {clock(snapshot.seconds)} · {text}", file=self._file, flush=True)
 
 
-def _ended(snapshot: Snapshot) -> list[TrialRow]:
-    ended = [row for row in snapshot.rows if row.state not in ("training", "paused")]
-    return sorted(ended, key=lambda row: row.number)
-
-
 def _end_of(row: TrialRow, metric: str) -> str:
-    parts = [f"trial {row.number} {row.state} after {epochs(row.n_epochs)}"]
+    parts = [f"trial {row.number} {row.state} after {counted(row.n_epochs, 'epoch')}"]
     if row.value is not None:
         parts.append(f"{metric} {row.value:.4g}")
     if row.state == "failed":
@@ -183,7 +177,7 @@ def _end_of(row: TrialRow, metric: str) -> str:
 
 def line(snapshot: Snapshot) -> str:
     """Return the text of the one line."""
-    n_live = sum(row.state in ("training", "paused") for row in snapshot.rows)
+    n_live = sum(row.is_live for row in snapshot.rows)
     n_failed = sum(row.state == "failed" for row in snapshot.rows)
     parts = [f"{snapshot.n_epochs} epochs", f"{n_live} trials alive"]
     if n_failed:

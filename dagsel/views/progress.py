@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Collection
 
 from rich.console import Console
 
@@ -30,15 +31,22 @@ class SearchProgress:
     how
         ``"table"``, ``"line"``, ``"log"`` or False for nothing. ``"auto"`` is a table in a terminal
         or a notebook, and a log elsewhere.
+    ended
+        Trials that an earlier session has ended: they are no news.
     console
         Where to; by default standard error.
     """
 
     def __init__(
-        self, metric: str, how: Progress = "auto", *, console: Console | None = None
+        self,
+        metric: str,
+        how: Progress = "auto",
+        *,
+        ended: Collection[int] = (),
+        console: Console | None = None,
     ) -> None:
         self._metric = metric
-        self._display = choose(how, console or Console(stderr=True))
+        self._display = choose(how, console or Console(stderr=True), ended)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
         self._last: Record | None = None

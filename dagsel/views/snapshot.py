@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
-from dagsel.views.words import clock, epochs, from_to, seconds_left, shown_config
+from dagsel.views.words import clock, counted, from_to, seconds_left, shown_config
 
 #: So many of the last units say how long the next ones take.
 LAST_UNITS = 128
@@ -32,6 +32,11 @@ class TrialRow:
     curve: tuple[float, ...]  # the metric after each epoch
     config: str
     reason: str  # why it has ended
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in ("training", "paused")
 
     @classmethod
     def of(cls, trial: TrialRecord) -> TrialRow:
@@ -100,8 +105,7 @@ class Snapshot:
             far += f" · {from_to(*self.left_s)} for the rest of them"
         counts = Counter(row.state for row in self.rows)
         there = [f"{counts[state]} {state}" for state in STATES if counts[state]]
-        workers = f"{self.n_workers} worker{'s' * (self.n_workers != 1)}"
-        there += [workers, f"{self.units_per_second:.1f} units/s"]
+        there += [counted(self.n_workers, "worker"), f"{self.units_per_second:.1f} units/s"]
         best = [] if self.best is None else [f"best {self.told(self.best, self.best_after)}"]
         if self.n_front is not None:
             best = [f"{self.n_front} trials on the Pareto front"]
@@ -110,14 +114,18 @@ class Snapshot:
     def told(self, row: TrialRow, after: float) -> str:
         """Return the value of a trial and its configuration."""
         value = "none" if row.value is None else f"{row.value:.4g}"
-        text = f"{self.metric} {value}: trial {row.number} after {epochs(after)}"
+        text = f"{self.metric} {value}: trial {row.number} after {counted(after, 'epoch')}"
         return f"{text} · {row.config}" if row.config else text
 
 
 def _order(record: Record) -> Callable[[TrialRow], tuple[int, bool, float, int]]:
     def key(row: TrialRow) -> tuple[int, bool, float, int]:
-        is_live = row.state in ("training", "paused")
         loss = math.inf if row.value is None else record.loss(row.value)
-        return (2 if row.state == "failed" else not is_live), row.value is None, loss, row.number
+        return (
+            (2 if row.state == "failed" else not row.is_live),
+            row.value is None,
+            loss,
+            row.number,
+        )
 
     return key

@@ -41,15 +41,15 @@ def seconds_left(
     return max(0.0, mean - error) * n_left / n_workers, (mean + error) * n_left / n_workers
 
 
-def epochs(n: float) -> str:
-    """Return a number of epochs.
+def counted(n: float, what: str) -> str:
+    """Return a number of things.
 
     Examples
     --------
-    >>> epochs(1), epochs(2.5)
-    ('1 epoch', '2.5 epochs')
+    >>> counted(1, "trial"), counted(2.5, "epoch")
+    ('1 trial', '2.5 epochs')
     """
-    return f"{amount(n)} epoch{'s' * (n != 1)}"
+    return f"{amount(n)} {what}{'s' * (n != 1)}"
 
 
 def from_to(least: float, most: float) -> str:

@@ -372,8 +372,8 @@ FAULTS = (
     Fault(
         "a log tells again of trials that had ended before",
         "views/displays.py",
-        "self._ended = {row.number for row in _ended(snapshot)}",
-        "self._ended = set()",
+        "self._ended = set(ended)\n        self._due: float",
+        "self._ended = set[int]()\n        self._due: float",
         "views/test_progress.py",
     ),
     Fault(

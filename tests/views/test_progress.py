@@ -16,6 +16,7 @@ from rich.console import Console
 
 from dagsel.console import Progress
 from dagsel.dispatch.units import Unit
+from dagsel.errors import ClusterError
 from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
 from dagsel.history.record import Record
 from dagsel.messages import Turn, UnitRecord
@@ -189,7 +190,9 @@ def log(record: Record, *changes: Any, how: Progress = "log") -> list[str]:
     file, now = StringIO(), [0.0]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
-        with SearchProgress("accuracy", how, console=Console(file=file)) as progress:
+        ended = [trial.number for trial in record.trials.values() if not trial.is_live]
+        shown = SearchProgress("accuracy", how, ended=ended, console=Console(file=file))
+        with shown as progress:
             progress.update(record)
             for change in changes:
                 change(record)
@@ -236,6 +239,35 @@ def test_a_log_has_one_line_for_each_trial_that_ends(steps: list[str], data: st.
     ended = {trial.number for trial in record.trials.values() if not trial.is_live}
     assert told == Counter(ended - before)
     assert not any("beyond repair" in text for text in lines)
+
+
+def test_trials_that_end_before_the_first_look_are_told_too() -> None:
+    file = StringIO()
+    with SearchProgress("accuracy", "log", console=Console(file=file)) as progress:
+        progress.update(make_record())
+    first, second, _ = file.getvalue().splitlines()
+    assert "trial 0 complete after 1 epoch" in first
+    assert "trial 1 failed after 1 epoch · accuracy 0.8 · broken" in second
+
+
+@pytest.mark.parametrize("how", ["table", "line"])
+def test_workers_are_said_to_start_until_there_is_something_to_see(how: Progress) -> None:
+    console = terminal()
+    with SearchProgress("accuracy", how, console=console):
+        assert "starting the workers" in written(console)
+        assert "epochs" not in written(console)
+
+
+def test_a_log_is_silent_where_a_search_could_not_begin() -> None:
+    file = StringIO()
+
+    def search() -> None:
+        with SearchProgress("accuracy", "log", console=Console(file=file)):
+            raise ClusterError("no scheduler")
+
+    with pytest.raises(ClusterError):
+        search()
+    assert file.getvalue() == ""
 
 
 def test_a_log_says_that_a_search_was_interrupted() -> None:
