@@ -282,7 +282,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_a_resume_goes_on(tmp_path: Path) -> 
         wait_for(process, "connecting")  # the cluster takes longer than two signals
         os.killpg(process.pid, signal.SIGINT)
         assert process.stderr is not None
-        assert "press it again" in process.stderr.readline()
+        assert "Press it again" in process.stderr.readline()
         here = children(process)
         os.killpg(process.pid, signal.SIGINT)
         _, said = process.communicate(timeout=120)
