@@ -24,11 +24,12 @@ from dagsel.history.extension import (
 from dagsel.history.record import Record
 from dagsel.history.result import Run, RunCalls
 from dagsel.history.settings import Settings
+from dagsel.history.tariff import Tariff
 from dagsel.interrupting import interruptible
 from dagsel.messages import ENTRIES, Turn
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
-from dagsel.session import Call, Session
+from dagsel.session import Call, Session, tidy
 from dagsel.study import Space, Study, StudyDriver, home_of
 from dagsel.workloads.base import checks
 
@@ -72,6 +73,9 @@ def extend(
     with folder.lock(about["run"]) as lock:
         entries, record = read_history(folder, settings, about["run"])
         _check_ended(record, folder.url)
+        if record.interrupted:  # of what was not reported nothing counts any more
+            record.interrupted.clear()
+            tidy(record, folder)
         _check_goals(settings)
         _check_study(run.study, settings, folder.url)
         parts = parts_of(settings, folder, run.given_workload, how.space, how.data)
@@ -80,7 +84,7 @@ def extend(
         catch_up(flow, entries, folder.url)
         more = extension(flow.traits, settings, record, n_trials, max_epochs, n_best)
         check_flow_extends(flow.flow, more)
-        more = limited(more, settings, record, call.workers, deadline, budget)
+        more = limited(more, Tariff.of(settings, call.workers), record, deadline, budget)
         decisions = flow.handle(more)
         check_work(decisions, more)
         draws = (settings.seed, how.callbacks, record.run, settings.sampler_seed, flow.traits)
@@ -92,7 +96,7 @@ def extend(
         record.add(ENTRIES.decode(turn))
         adopt(driver, record)
         folder.journal.append([turn])
-        within = settings.within(more)
+        within = settings.within(more.limits)
         session = Session(within, folder, driver, flow, workload, dataset, record)
         with interruptible(folder.url) as inbox:
             return opened(session.run(call, lock, inbox), space)

@@ -55,7 +55,7 @@ def abandon(
     settings = Settings.from_json(about, folder.url)
     with folder.lock(about["run"]):
         _, record = read_history(folder, settings, about["run"])
-        if not record.finished:
+        if not record.finished or record.interrupted:
             given_up = Abandoned(time.time(), reason)
             folder.journal.append([ENTRIES.encode(given_up)])
             record.add(given_up)

@@ -22,7 +22,7 @@ from dagsel.extending import opened
 from dagsel.flow import Asked, Flow
 from dagsel.history.record import Record
 from dagsel.history.result import Run
-from dagsel.history.script import Script
+from dagsel.history.script import Script, differences
 from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.messages import SessionBegun, Turn
@@ -65,7 +65,9 @@ def resume(
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
-    At most the units that were in flight train again. A run that has ended is only read.
+    At most the units that were in flight train again. A run that has ended is only read, but one
+    that Ctrl-C has ended goes on. In the study, whose ended trials cannot change, other trials
+    stand for those that train on, with their numbers as the user attribute ``dagsel:trial``.
 
     Parameters
     ----------
@@ -150,8 +152,8 @@ def resume(
     if call.workers:
         read_price(dearest(call.workers), settings.currency, name="the dearest of workers=")
     with folder.lock(about["run"]) as lock:
-        entries, record = read_history(folder, settings, about["run"])
-        settings = settings.within(record.extended)
+        entries, record = read_history(folder, settings, about["run"], goes_on=True)
+        settings = settings.within(record.limits)
         check_cluster(client, cluster, starts=not record.finished)
         workload, space, dataset = parts_of(settings, folder, workload, space, given.data)
         flow = Steered(settings.make_flow(flow, folder.url))
@@ -282,7 +284,7 @@ def replay(
         here = Call(client, cluster, given.worker_timeout, **held)
         repeated = opened(session.run(here, lock), space)
     record.notes += [script.state.astray] if script.state.astray else []
-    record.notes += then.differences(record)
+    record.notes += differences(then, record)
     for note in record.notes:
         logger.warning("replay of %s: %s", then.run, note)
     return repeated

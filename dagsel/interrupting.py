@@ -41,12 +41,11 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
     def finish(number: int, frame: Any) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logger.warning(
-            "Ctrl-C: the search ends at the next batch and returns what it has, which run.extend() "
-            "goes on with. Press it again to leave at once; then dagsel.resume(%r, workload=..., "
-            "space=...) goes on",
+            "Ctrl-C: the search ends at the next batch and returns what it has. Press it again to "
+            "leave at once. Either way dagsel.resume(%r, workload=..., space=...) goes on with it",
             url,
         )
-        inbox.post(Order(FinishSearch()))
+        inbox.post(Order(FinishSearch(resumable=True)))
 
     signal.signal(signal.SIGINT, finish)
     try:

@@ -23,9 +23,11 @@ from dagsel.session import Call, Session
 from dagsel.steering import (
     AddTrial,
     CloneTrial,
+    ExtendLimits,
     FinishSearch,
     PauseTrial,
     ResumeTrial,
+    ScaleCluster,
     StopTrial,
     UserCommand,
 )
@@ -256,6 +258,52 @@ class Search:
         if not isinstance(params, dict):
             raise SearchError(f'params must be a dict such as {{"lr": 0.01}}, got {params!r}')
         return self._new(AddTrial(params))
+
+    def scale(self, n_workers: int) -> None:
+        """Make the cluster have so many workers from now on; one that is lost is replaced.
+
+        Those that leave end what they run first. What the search did with idle workers by itself
+        (``small_population``) it does no more.
+
+        Parameters
+        ----------
+        n_workers
+            How many, at least one.
+
+        Raises
+        ------
+        SearchError
+            If the cluster cannot be scaled or cannot have so many, or the search procedure plans
+            its workers itself (`SEER`, `HyperSched`).
+        """
+        self._command(ScaleCluster(whole("n_workers", n_workers, least=1)))
+
+    def extend(
+        self,
+        *,
+        deadline: float | str | timedelta | None = None,
+        budget: float | str | None = None,
+    ) -> None:
+        """Give the search another deadline or budget, a later or an earlier one.
+
+        More trials and epochs are given to a search that has ended, by `Run.extend`.
+
+        Parameters
+        ----------
+        deadline
+            When the search ends with what it has, counted from now on: seconds, or a text such as
+            ``"10 min"``; None for the one that there is.
+        budget
+            What all workers may cost from now on, as for `dagsel.optimize`; None likewise.
+
+        Raises
+        ------
+        SearchError
+            If one cannot be read, or is money and no price is known; if the search procedure has
+            planned with limits of its own.
+        """
+        left_s = None if deadline is None else to_seconds("deadline", deadline)
+        self._command(ExtendLimits(left_s, budget))
 
     def finish(self) -> None:
         """End the search at the next batch, with the best so far; `wait` returns the run."""

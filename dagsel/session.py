@@ -36,6 +36,7 @@ from dagsel.flow import Context, Flow, Goal
 from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings
+from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, SessionEnded
 from dagsel.planning.bill import Bill
@@ -279,6 +280,7 @@ class Session:
             observe=progress.update,
             lead_s=call.seconds,
             inbox=inbox,
+            tariff=Tariff.of(settings, call.workers),
         )
 
     def _left(self, call: Call) -> tuple[float, float]:
@@ -339,9 +341,9 @@ class Session:
     def _idle_workers(self, driver: ClusterDriver, why_no_gangs: str) -> IdleWorkers:
         settings = self.settings
         policy = settings.small_population
-        has_budget = settings.budget_s is not None
-        why_not = driver.why_not if policy == "release" or has_budget else ""
-        costs = policy == "auto" and has_budget and not why_not
+        costs = settings.bounds_cost
+        why_not = driver.why_not if policy == "release" or costs else ""
+        costs = policy == "auto" and costs and not why_not
         return IdleWorkers(policy, self._profiled, self._check_gang, costs, why_no_gangs, why_not)
 
     def _profiled(self, trial: TrialRecord) -> Callable[[int], float] | None:
@@ -399,11 +401,16 @@ def _ended(
 
 
 def tidy(record: Record, folder: RunDir) -> None:
-    """Leave the best states alone in the store, and say which trials failed."""
+    """Leave the best states alone in the store, and say which trials failed.
+
+    Those of a search that Ctrl-C has ended stay where a resume needs them.
+    """
     states = folder.states
-    for trial in record.trials.keys() - {best.trial for best in record.top}:
+    for trial in record.trials.keys() - {best.trial for best in record.top} - record.interrupted:
         states.drop(trial)
     for best in record.top:
+        if best.trial in record.interrupted:
+            continue
         kept = None if best.check else ((best.epoch, best.position), best.is_partial)
         states.drop_checks(best.trial, but=best.check)
         for partial in (False, True):  # one that the deadline ended has newer ones

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias, get_args
 
-from dagsel.codec import Tagged
+from dagsel.codec import LATER, Tagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,67 @@ class AddTrial:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaleCluster:
+    """Make the cluster have so many workers."""
+
+    n_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendLimits:
+    """Give the search another deadline or budget; the driver makes it a `SetLimits`.
+
+    Parameters
+    ----------
+    deadline_s
+        Seconds from now on; None for the one that there is.
+    budget
+        What the workers may cost from now on, as `dagsel.optimize` takes it; None likewise.
+    """
+
+    deadline_s: float | None = None
+    budget: float | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SetLimits:
+    """The limits of a search from now on, counted from the beginning of the run.
+
+    Parameters
+    ----------
+    deadline_s, budget_s, budget_money
+        Seconds, worker-seconds, and money if the workers differ in their price; None for no limit.
+    """
+
+    deadline_s: float | None = None
+    budget_s: float | None = None
+    budget_money: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FinishSearch:
-    """End the search with the best so far."""
+    """End the search with the best so far.
+
+    Parameters
+    ----------
+    resumable
+        Whether `dagsel.resume` goes on from there, as after Ctrl-C: what lived then is kept.
+    """
+
+    resumable: bool = field(default=False, metadata={LATER: True})
 
 
-UserCommand: TypeAlias = StopTrial | PauseTrial | ResumeTrial | CloneTrial | AddTrial | FinishSearch
+UserCommand: TypeAlias = (
+    StopTrial
+    | PauseTrial
+    | ResumeTrial
+    | CloneTrial
+    | AddTrial
+    | ScaleCluster
+    | ExtendLimits
+    | SetLimits
+    | FinishSearch
+)
 USER_COMMANDS: Tagged[UserCommand] = Tagged(*get_args(UserCommand))
 
 
@@ -127,3 +183,8 @@ class Extended:
     deadline_s: float | None = None
     budget_s: float | None = None
     budget_money: float | None = None
+
+    @property
+    def limits(self) -> SetLimits:
+        """The limits from now on."""
+        return SetLimits(self.deadline_s, self.budget_s, self.budget_money)

@@ -10,6 +10,7 @@ from dagsel.driver.protocols import Engine
 from dagsel.history.record import Record
 from dagsel.messages import PieceRecord, Turn, UnitRecord
 from dagsel.planning.bill import Bill
+from dagsel.steering import SetLimits
 
 Timed = TypeVar("Timed", UnitRecord, PieceRecord, Turn)
 
@@ -29,6 +30,17 @@ class RunClock:
     # When what has been taken was last asked for, and what it was.
     _last: tuple[float, Bill, tuple[float, float, float | None]] | None = None
     _told: float = inf  # the end that the engine was told, by its clock
+
+    @property
+    def limits(self) -> SetLimits:
+        """The limits that there are."""
+        return SetLimits(self.deadline_s, self.budget_s, self.budget_money)
+
+    def set(self, limits: SetLimits) -> None:
+        """Have other limits from now on."""
+        self.deadline_s, self.budget_money = limits.deadline_s, limits.budget_money
+        # Where workers differ in their price, a budget in money is no number of worker-seconds.
+        self.budget_s = limits.budget_s if limits.budget_money is None else None
 
     def begin(self, record: Record, lead_s: float = 0.0) -> None:
         """Go on where earlier sessions, if there were any, have ended.

@@ -6,19 +6,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagsel.driver.clock import RunClock
 from dagsel.driver.inbox import Inbox, Order
+from dagsel.driver.protocols import Engine
 from dagsel.driver.recovery import StoredStates
 from dagsel.errors import SearchError
 from dagsel.flow import Traits
 from dagsel.history.record import Record
+from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import Turn
 from dagsel.steering import (
     AddTrial,
     CloneTrial,
     Commanded,
+    ExtendLimits,
     PauseTrial,
     ResumeTrial,
+    ScaleCluster,
+    SetLimits,
     StopTrial,
     UserCommand,
 )
@@ -30,10 +36,13 @@ class Commands:
     """Takes commands from an inbox, one at a time. One that cannot be done changes nothing."""
 
     inbox: Inbox
+    engine: Engine  # where units run
     record: Record  # what has happened
     study: StudyDriver  # knows the space
     traits: Traits  # of the flow
     stored: StoredStates  # the states of trials
+    clock: RunClock  # what the run has taken, and its limits
+    tariff: Tariff  # what workers cost
     check: Callable[[Any], None]  # raises if nothing can be trained with a configuration
     _current: Order | None = None  # is being performed
 
@@ -72,6 +81,10 @@ class Commands:
                     raise SearchError(f"trial {trial} was not paused by a command")
             case CloneTrial(trial, changes):
                 return self._clone(live_trial(self.record, trial, "cloned"), changes)
+            case ScaleCluster(n_workers):
+                self._scale(n_workers)
+            case ExtendLimits(deadline_s, budget):
+                return self._limits(deadline_s, budget)
             case AddTrial(params):
                 fixed, config = self.study.complete_params(params)
                 self.check(config)
@@ -88,6 +101,33 @@ class Commands:
         self.check(config)
         self.stored.check_clone(source, config)
         return AddTrial(fixed, max(1, self._n_epochs - len(source.epochs)), source.number)
+
+    def _scale(self, n_workers: int) -> None:
+        self._check_unplanned("number of workers")
+        if why := self.engine.why_fixed:
+            raise SearchError(f"the cluster keeps its {self.engine.n_workers} workers: {why}")
+        most = self.engine.capacity.most_in_nodes
+        if most is not None and n_workers > most:
+            raise SearchError(
+                f"{n_workers} workers are more than the cluster can have: {most}; "
+                "max_cluster_workers= of the call may have said so"
+            )
+
+    def _limits(self, deadline_s: float | None, budget: float | str | None) -> SetLimits:
+        if deadline_s is None and budget is None:
+            raise SearchError(
+                "say what the search may take from now on: deadline=, budget=, or both"
+            )
+        self._check_unplanned("deadline" if budget is None else "budget")
+        return self.tariff.limits(self.clock.limits, self.clock.taken, deadline_s, budget)
+
+    def _check_unplanned(self, what: str) -> None:
+        """Raise a `SearchError` if the search procedure has planned with limits of its own."""
+        if self.traits.deadline_s is not None or self.traits.budget is not None:
+            raise SearchError(
+                f"the {what} cannot be changed while the search runs: its procedure has planned "
+                "stages and workers by a deadline and a budget of its own; begin another search"
+            )
 
     @property
     def _n_epochs(self) -> int:

@@ -7,14 +7,15 @@ another run's: going on with it would begin another search in silence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 
 from dagsel.codec import Json
 from dagsel.errors import RunDirError
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
-from dagsel.messages import ENTRIES, Entry, SessionBegun
+from dagsel.messages import ENTRIES, Abandoned, Entry, SessionBegun, SessionEnded, Turn
+from dagsel.steering import Commanded, FinishSearch
 from dagsel.storage import RunDir
 from dagsel.storage.runs.checkpoints import Extent
 
@@ -26,8 +27,17 @@ def read_run(folder: RunDir) -> tuple[Settings, list[Entry], Record]:
     return settings, *read_history(folder, settings, about["run"])
 
 
-def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Entry], Record]:
+def read_history(
+    folder: RunDir, settings: Settings, run: str, *, goes_on: bool = False
+) -> tuple[list[Entry], Record]:
     """Read the journal of a run, and check that it is the whole one of this run.
+
+    Parameters
+    ----------
+    folder, settings, run
+        Where it is, what it was called with, and its identifier.
+    goes_on
+        Whether an end by Ctrl-C counts no more.
 
     Returns
     -------
@@ -42,6 +52,7 @@ def read_history(folder: RunDir, settings: Settings, run: str) -> tuple[list[Ent
     # Listed before the journal is read: what a driver stores now, the journal knows by then.
     stored, has_ended = folder.states.extents(), folder.has_best()
     entries = read_entries(folder.journal.read(), folder.url, settings.dagsel)
+    entries = without_interruptions(entries, goes_on=goes_on)
     check_settings(entries, folder.digest(), folder.url)
     record = Record(run, settings.n_shards, *settings.ranks_by, not settings.trains_all)
     for number, entry in enumerate(entries):
@@ -94,6 +105,45 @@ def read_entries(entries: Iterable[Json], url: str, begun_with: str) -> list[Ent
     return read
 
 
+def without_interruptions(entries: Sequence[Entry], *, goes_on: bool) -> list[Entry]:
+    """Leave out ends by Ctrl-C after which the run went on, and what was noted of them.
+
+    What such a session has taken stays.
+
+    Parameters
+    ----------
+    entries
+        A journal.
+    goes_on
+        Whether it goes on after its last entry.
+
+    Examples
+    --------
+    >>> from dagsel.steering import Commanded, FinishSearch
+    >>> end = Turn(Commanded(FinishSearch(resumable=True), "a", seconds=9.0), ())
+    >>> entries = [Turn(None, ()), end, SessionEnded(0.0, 9.5, 19.0)]
+    >>> len(without_interruptions(entries, goes_on=False))
+    3
+    >>> len(without_interruptions([*entries, SessionBegun(10.0, 9.0)], goes_on=False))
+    3
+    """
+    kept: list[Entry] = []
+    end: int | None = None  # where the last end by Ctrl-C stands
+    for entry in [*entries, *([None] if goes_on else [])]:
+        if end is not None and (entry is None or isinstance(entry, SessionBegun)):
+            if any(isinstance(later, SessionEnded) for later in kept[end:]):
+                kept[end:] = [later for later in kept[end:] if isinstance(later, SessionEnded)]
+            end = None
+        match entry:
+            case Turn(Commanded(FinishSearch(resumable=True))):
+                end = len(kept)
+            case Turn() | Abandoned():  # it was extended, or given up
+                end = None
+        if entry is not None:
+            kept.append(entry)
+    return kept
+
+
 def check_settings(entries: Iterable[Entry], digest: str, url: str) -> None:
     """Raise a `RunDirError` if ``run.json`` is not what a session of the journal began with."""
     for entry in entries:
@@ -130,6 +180,7 @@ def what_is_missing(record: Record, stored: Mapping[int, Extent], *, has_ended: 
             return (
                 f"trial {number} has the state of its check {extent.n_checks}, of {trial.n_checks}"
             )
-    if has_ended and not record.finished and record.extended is None:
+    was_over = record.extended is not None or any(moment.mark == "end" for moment in record.course)
+    if has_ended and not record.finished and not was_over:
         return "there is a best.json, which is written when a run ends"
     return ""

@@ -31,6 +31,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def why_fixed(self) -> str:
+        """Why the number of workers cannot be changed; empty if it can."""
+        ...
+
+    @property
     def capacity(self) -> ClusterCapacity:
         """What the cluster can have, as far as it is known now."""
         ...

@@ -238,14 +238,14 @@ class StoredStates:
         """Drop the states of all trials that have ended but the best ones."""
         self._kept = self._top
         live = {trial.number for trial in self.record.trials.values() if trial.is_live}
-        for number in self.record.trials.keys() - live - self._kept:
+        for number in self.record.trials.keys() - live - self._kept - self.record.interrupted:
             self.states.drop(number)
 
     def ended(self, trial: int) -> None:
         """Drop the states of a trial that has just ended, or of the one whose place it takes."""
         top = self._top
         self._ends.pop(trial, None)
-        for number in sorted({trial, *self._kept} - top):
+        for number in sorted({trial, *self._kept} - top - self.record.interrupted):
             self.states.drop(number)
         self._kept = top
 

@@ -52,6 +52,7 @@ from dagsel.flow import (
     save_state,
 )
 from dagsel.history.record import Record
+from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import (
     ENTRIES,
@@ -70,7 +71,7 @@ from dagsel.messages import (
     UnitRecord,
     WorkerRefused,
 )
-from dagsel.steering import Commanded, PauseTrial, ResumeTrial
+from dagsel.steering import Commanded, PauseTrial, ResumeTrial, SetLimits
 from dagsel.study import StudyDriver
 from dagsel.workloads.raised import raised
 
@@ -109,6 +110,7 @@ class Runner:
     observe: Callable[[Record], None] = lambda record: None  # called whenever it has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
     inbox: Inbox = field(default_factory=Inbox)  # what the user commands
+    tariff: Tariff = field(default_factory=Tariff)  # by which new limits are read
     _entries: list[Entry] = field(default_factory=list)  # not written yet
     _events: deque[Turn] = field(default_factory=deque)  # nothing is decided on them yet
     _n_turns: int = 0
@@ -134,9 +136,8 @@ class Runner:
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
-        self._commands = Commands(
-            self.inbox, self.record, self.study, self.flow.traits, self._stored, self.check
-        )
+        about = (self.record, self.study, self.flow.traits, self._stored, clock, self.tariff)
+        self._commands = Commands(self.inbox, self.engine, *about, self.check)
 
     def run(self) -> None:
         """Search until the flow has finished.
@@ -316,6 +317,8 @@ class Runner:
                     self._limits.hold(self.record.trials[trial])
                 case Commanded(PauseTrial(trial) | ResumeTrial(trial)):
                     self._limits.tell(self.record.trials[trial])
+                case Commanded(SetLimits() as limits):
+                    self._clock.set(limits)
                 case Scale(n_workers):
                     self.engine.scale(n_workers)
                 case Stop(trial) | TrialFailed(trial):

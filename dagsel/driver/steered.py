@@ -18,12 +18,20 @@ from dagsel.flow import (
     Finish,
     Paused,
     Reported,
+    Scale,
     Stop,
     Train,
     TrialFailed,
 )
 from dagsel.flows.wrapper import Wrapper
-from dagsel.steering import AddTrial, Commanded, FinishSearch, StopTrial, UserCommand
+from dagsel.steering import (
+    AddTrial,
+    Commanded,
+    FinishSearch,
+    ScaleCluster,
+    StopTrial,
+    UserCommand,
+)
 
 BY_USER = "stopped by the user"
 
@@ -114,10 +122,12 @@ class Steered(Wrapper):
                 assert epochs is not None
                 self.own.awaited.append(Added(epochs, source))
                 return [Add(params)]
+            case ScaleCluster(n_workers):
+                return [Scale(n_workers)]
             case FinishSearch():
                 decisions = self._end(seconds)
                 return decisions if Finish() in decisions else [*decisions, Finish()]
-            case _:  # the driver lets trials rest and go on; the search does not notice
+            case _:  # the driver lets trials rest and go on, and ends in time, by itself
                 return []
 
     def _ended(self, trial: int, *stop: Decision) -> list[Decision]:

@@ -318,8 +318,12 @@ class DaskEngine:
     @property
     def most_workers(self) -> int | None:
         """Workers that there can ever be; None if nobody knows."""
-        can_scale = self.driver is not None and self.driver.can_scale
-        return None if can_scale else self._n_most  # one that was lost may come back
+        return self._n_most if self.why_fixed else None  # one that was lost may come back
+
+    @property
+    def why_fixed(self) -> str:
+        """Why the number of workers cannot be changed; empty if it can."""
+        return self._workforce.why_fixed
 
     def now(self) -> float:
         """Seconds, from any moment on; never goes back."""

@@ -134,11 +134,15 @@ class Workforce:
         if self.driver is not None and worker in self._retiring:
             self.driver.retire([worker])
 
+    @property
+    def why_fixed(self) -> str:
+        """Why the cluster cannot be scaled; empty if it can."""
+        return "there is no cluster to scale" if self.driver is None else self.driver.why_not
+
     def want(self, n_workers: int) -> str:
         """Have so many workers, as far as there can be so many; return why it cannot be."""
-        why_not = "there is no cluster to scale" if self.driver is None else self.driver.why_not
-        if why_not:
-            return f"{n_workers} workers were wanted, and {len(self.staying)} are there: {why_not}"
+        if why := self.why_fixed:
+            return f"{n_workers} workers were wanted, and {len(self.staying)} are there: {why}"
         most = self.capacity.most_in_nodes
         self._n_wanted = max(1, n_workers if most is None else min(n_workers, most))
         self._grow(self._n_wanted)

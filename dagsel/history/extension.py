@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from dagsel.arguments import limits_of
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import SearchError
 from dagsel.flow import Decision, Ended, Extended, Finish, Flow, Traits
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
 from dagsel.history.tables import ranked
-from dagsel.planning.pools import Workers
+from dagsel.history.tariff import Tariff
+from dagsel.steering import SetLimits
 
 
 def can_train_on(record: Record) -> tuple[Ended, ...]:
@@ -70,24 +69,11 @@ def check_flow_extends(flow: Flow, more: Extended) -> None:
 
 
 def limited(
-    more: Extended,
-    settings: Settings,
-    record: Record,
-    workers: Sequence[Workers],
-    deadline: Any,
-    budget: float | str | None,
+    more: Extended, tariff: Tariff, record: Record, deadline: Any, budget: float | str | None
 ) -> Extended:
-    """Add deadline and budget, which count from now on, to what the run has taken."""
-    per_hour = settings.price_per_worker_hour
-    price = None if per_hour is None or workers else f"{per_hour} {settings.currency}"
-    deadline_s, cost = limits_of(Traits(), deadline, budget, price, workers)
-    if deadline is not None and deadline_s is not None:
-        more = replace(more, deadline_s=record.seconds + deadline_s)
-    if budget is not None and cost is not None:
-        more = replace(more, budget_s=record.worker_seconds + cost.worker_seconds)
-        if cost.amount and workers:
-            more = replace(more, budget_money=(record.money or 0.0) + cost.amount)
-    return more
+    """Add deadline and budget, which count from now on; there are no others."""
+    taken = record.seconds, record.worker_seconds, record.money
+    return replace(more, **asdict(tariff.limits(SetLimits(), taken, deadline, budget)))
 
 
 def check_work(decisions: list[Decision], more: Extended) -> None:

@@ -64,7 +64,7 @@ from dagsel.messages import (
 )
 from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
-from dagsel.steering import Commanded, PauseTrial, ResumeTrial
+from dagsel.steering import Commanded, FinishSearch, PauseTrial, ResumeTrial, SetLimits
 
 
 @dataclass(slots=True)
@@ -111,16 +111,18 @@ class Record:
     seconds: float = 0.0
     finished: bool = False
     extended: Extended | None = None  # what the search was told when it last went on after its end
+    limits: SetLimits | None = None  # those that were set since the search began
     # Trials that had ended by then, and can train on.
     resumable: set[int] = field(default_factory=set)
+    # Trials whose states stay, as Ctrl-C has ended the search and a resume may go on with it.
+    interrupted: set[int] = field(default_factory=set)
     abandoned: str = ""  # why the run was given up, if it was
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
-    # When the run would have begun without the time that it lay dead: seconds since the epoch.
+    # When the run would have begun had it never lain dead: seconds since the epoch.
     _began_at: float = 0.0
-    # A heap of what trials are or were worth, the best first: whether they break a constraint, loss
-    # and number.
+    # A heap of what trials are or were worth, the best first: is it infeasible, loss, number.
     _values: list[tuple[bool, float, int]] = field(default_factory=list)
 
     @classmethod
@@ -149,7 +151,7 @@ class Record:
                 self.worker_seconds, self.money = worker_seconds, money
                 self._mark("end", seconds)
             case Abandoned(_, reason):
-                self.abandoned, self.finished = reason, True
+                self.abandoned, self.finished, self.interrupted = reason, True, set()
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
                     self._end(trial, "failed", reason, has_model=True)
             case UnitRecord():
@@ -285,10 +287,16 @@ class Record:
                 self.commands.add(id_)
                 if isinstance(command, PauseTrial | ResumeTrial):
                     self.trials[command.trial].paused_by_user = isinstance(command, PauseTrial)
+                elif isinstance(command, SetLimits):
+                    self.limits = command
+                elif isinstance(command, FinishSearch) and command.resumable:
+                    live = {trial.number for trial in self.trials.values() if trial.is_live}
+                    self.interrupted = live | {best.trial for best in self.top}
             case Extended(ended=ended) as event:
-                self.extended, self.finished = event, False
+                self.extended, self.limits, self.finished = event, event.limits, False
                 self.resumable = {it.trial for it in ended}
                 self.awaited.clear()
+                self.interrupted.clear()
 
     def decide(self, decisions: Iterable[Decision]) -> None:
         """Take in what a flow has decided.
@@ -469,14 +477,6 @@ class Record:
             done
             for done in self.units[first:]
             if done.unit.kind == "train" and not done.recovered and done.unit not in cut
-        ]
-
-    def differences(self, other: Record) -> list[str]:
-        """Say in which epochs another record, of the same run repeated, has other results."""
-        return [
-            difference
-            for trial in self.trials.values()
-            for difference in trial.differences(other.trials.get(trial.number))
         ]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -370,9 +370,8 @@ class Run(Result):
     @property
     def _limits(self) -> tuple[float | None, Budget | None]:
         about = self.run_dir.about()
-        if (extended := self.record.extended) is not None:
-            limits = (extended.deadline_s, extended.budget_s, extended.budget_money)
-            about |= dict(zip(("deadline_s", "budget_s", "budget_money"), limits, strict=True))
+        if self.record.limits is not None:
+            about |= asdict(self.record.limits)
         budget_s, per_hour = about.get("budget_s"), about.get("price_per_worker_hour")
         if about.get("budget_money") is not None:  # which bounds no worker-seconds
             budget_s = math.inf

@@ -25,7 +25,17 @@ from dagsel.flow import (
     TrialFailed,
     Wake,
 )
+from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Turn
+
+
+def differences(then: Record, now: Record) -> list[str]:
+    """Say in which epochs a run that was repeated has other results."""
+    return [
+        difference
+        for trial in then.trials.values()
+        for difference in trial.differences(now.trials.get(trial.number))
+    ]
 
 
 def read_turns(entries: Iterable[Json]) -> tuple[Turn, ...]:

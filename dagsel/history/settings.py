@@ -16,8 +16,9 @@ import dagsel.flows.baselines
 from dagsel.arguments import check_flow
 from dagsel.codec import LATER, Json, from_json, to_json
 from dagsel.errors import RunDirError, SearchError
-from dagsel.flow import Direction, Extended, Flow, Goal, Keep
+from dagsel.flow import Direction, Flow, Goal, Keep
 from dagsel.planning.small_population import Policy
+from dagsel.steering import SetLimits
 from dagsel.storage import ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
 from dagsel.workloads.describe import differences
@@ -85,16 +86,21 @@ class Settings:
         about: dict[str, Json] = to_json(self)
         return about
 
-    def within(self, extended: Extended | None) -> Settings:
-        """Return these settings with the limits of a run that was extended, if it was."""
-        if extended is None:
+    def within(self, limits: SetLimits | None) -> Settings:
+        """Return these settings with other limits, if there are others."""
+        if limits is None:
             return self
         return replace(
             self,
-            deadline_s=extended.deadline_s,
-            budget_s=extended.budget_s,
-            budget_money=extended.budget_money,
+            deadline_s=limits.deadline_s,
+            budget_s=limits.budget_s,
+            budget_money=limits.budget_money,
         )
+
+    @property
+    def bounds_cost(self) -> bool:
+        """Whether there is a budget."""
+        return self.budget_s is not None or self.budget_money is not None
 
     @classmethod
     def from_json(cls, about: Mapping[str, Json], url: str) -> Settings:

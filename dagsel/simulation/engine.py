@@ -212,6 +212,11 @@ class VirtualEngine:
         return self._most
 
     @property
+    def why_fixed(self) -> str:
+        """Why the number of workers cannot be changed; empty if it can."""
+        return "" if self._can_scale else "SimulatedCluster(max_workers=) is not given"
+
+    @property
     def capacity(self) -> ClusterCapacity:
         """What the cluster can have."""
         return ClusterCapacity(self.most_workers, self._startup_s)

@@ -61,6 +61,10 @@ class HandEngine:
     def check(self, trial: int, number: int, place: StatePlace, configs: Any) -> None:
         self.told.append(("check", (trial, number, place)))
 
+    @property
+    def why_fixed(self) -> str:
+        return ""
+
     def limit(self, at: float) -> None:
         self.told.append(("limit", at))
 

@@ -7,7 +7,7 @@ given again under its id, as by a process that wrote it to a file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,15 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagsel.driver.consistency import without_interruptions
 from dagsel.driver.inbox import Inbox, Order
 from dagsel.driver.recovery import catch_up
 from dagsel.driver.runner import Runner
 from dagsel.driver.steered import BY_USER, Steered
 from dagsel.errors import CheckpointNotFoundError, SearchCancelledError, SearchError
 from dagsel.flow import Clone, Commanded, Flow
-from dagsel.flows import ASHA, RandomSearch
+from dagsel.flows import ASHA, HyperSched, RandomSearch
 from dagsel.history.record import Record
-from dagsel.messages import ENTRIES, Entry, Turn
+from dagsel.messages import ENTRIES, Entry, SessionEnded, Turn
 from dagsel.reopening import adopt
 from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.simulation.engine import VirtualEngine
@@ -32,9 +33,12 @@ from dagsel.simulation.run import _NoStates
 from dagsel.steering import (
     AddTrial,
     CloneTrial,
+    ExtendLimits,
     FinishSearch,
     PauseTrial,
     ResumeTrial,
+    ScaleCluster,
+    SetLimits,
     StopTrial,
     UserCommand,
 )
@@ -44,6 +48,7 @@ FLOWS: dict[str, Flow] = {
     "random search": RandomSearch(max_epochs=3, n_trials=5, n_concurrent=3),
     "asha": ASHA(max_epochs=4, n_trials=6, reduction_factor=2, n_concurrent=3),
     "long": RandomSearch(max_epochs=8, n_trials=5, n_concurrent=3),
+    "hypersched": HyperSched(deadline="30 s", budget="60 worker-seconds", max_epochs=4),
 }
 N_SHARDS = 2
 #: After so many looks for messages the search is told to finish: one that is paused would not.
@@ -134,13 +139,15 @@ def session(flow: Flow, kept: Kept, user: User) -> Record:
     """One driver's part of a search: from the beginning of the journal, or from its end."""
     steered = Steered(flow.fresh())
     entries = [ENTRIES.decode(entry) for entry in kept.entries]
+    entries = without_interruptions(entries, goes_on=True)
     record = Record.read("run", N_SHARDS, "minimize", entries)
     catch_up(steered, entries, "the run")
     study = optuna.create_study()
     driver = StudyDriver(study, space, "loss", 0, run="run", sampler_seed=0, traits=flow.traits)
     driver.validate(grid=False, check=lambda config: None)
     adopt(driver, record)
-    curves, cluster = PowerLaw(epoch_s=1.0), SimulatedCluster(n_workers=2, n_shards=N_SHARDS)
+    curves = PowerLaw(epoch_s=1.0)
+    cluster = SimulatedCluster(n_workers=2, n_shards=N_SHARDS, max_workers=4)
     engine = VirtualEngine(curves, cluster, {"loss": curves})
     inbox, looks = Inbox(), engine.messages
 
@@ -151,7 +158,8 @@ def session(flow: Flow, kept: Kept, user: User) -> Record:
     engine.messages = messages  # type: ignore[method-assign]
     engine.check_alive = lambda: None  # type: ignore[method-assign]  # a user may give it work
     states: Any = Reached(record, {t.number for t in record.trials.values() if t.adoptions})
-    runner = Runner(steered, driver, engine, states, kept, record, "loss", inbox=inbox)
+    limits = asdict(record.limits or SetLimits())
+    runner = Runner(steered, driver, engine, states, kept, record, "loss", inbox=inbox, **limits)
     try:
         runner.run()
     except BaseException as error:
@@ -168,6 +176,8 @@ COMMANDS = st.one_of(
     st.builds(ResumeTrial, st.integers(0, 6)),
     st.builds(CloneTrial, st.integers(0, 6), st.just({}) | st.just({"x": 0.25})),
     st.builds(AddTrial, st.sampled_from([{"x": 0.5, "kind": "a"}, {"x": 0.5}, {"x": 7.0}])),
+    st.builds(ScaleCluster, st.integers(1, 5)),
+    st.builds(ExtendLimits, st.none() | st.just(2.0), st.none() | st.just(5.0)),
 )
 PLANS = st.lists(st.tuples(st.integers(0, 12), COMMANDS), max_size=6).map(
     lambda some: {str(n): given for n, given in enumerate(some)} | {"end": (0, FinishSearch())}
@@ -235,6 +245,40 @@ def test_a_kill_after_any_entry_of_the_journal_changes_nothing_of_what_is_comman
         assert len(record.trials) == 7
 
 
+@settings(max_examples=25)
+@given(
+    name=st.sampled_from(["random search", "asha"]),
+    moments=st.lists(st.integers(0, 14), min_size=1, max_size=3),
+    kill=st.none() | st.integers(0, 30),
+)
+def test_a_search_that_ctrl_c_has_ended_goes_on_as_if_it_had_not(
+    name: str, moments: list[int], kill: int | None
+) -> None:
+    kept, ended = Kept(), 0
+    for moment in moments:
+        record = session(FLOWS[name], kept, User({"it": (moment, FinishSearch(resumable=True))}))
+        assert record.finished
+        assert len(record.top) == bool(record.n_epochs)
+        ended += bool(record.interrupted)
+        kept.append([SessionEnded(0.0, record.seconds, record.worker_seconds)])
+    kept.n_left = kill
+    try:
+        record = session(FLOWS[name], kept, User({}))
+    except Killed:
+        kept.n_left = None
+        record = session(FLOWS[name], kept, User({}))
+    undisturbed, _ = told(name, {})
+    assert {n: t.params for n, t in record.trials.items()} == {
+        n: t.params for n, t in undisturbed.trials.items()
+    }
+    assert "the time is over" not in {trial.reason for trial in record.trials.values()}
+    if name == "random search":
+        assert [len(t.epochs) for t in record.trials.values()] == [3] * 5
+    whole = without_interruptions([ENTRIES.decode(e) for e in kept.entries], goes_on=False)
+    assert not [e for e in whole if isinstance(e, Turn) and isinstance(e.event, Commanded)]
+    assert sum(isinstance(entry, SessionEnded) for entry in whole) == len(moments)
+
+
 def told(name: str, plan: Mapping[str, tuple[int, UserCommand]]) -> tuple[Record, User]:
     user = User({**plan, "end": (0, FinishSearch())})
     return session(FLOWS[name], Kept(), user), user
@@ -253,6 +297,9 @@ def told(name: str, plan: Mapping[str, tuple[int, UserCommand]]) -> tuple[Record
         (AddTrial({"x": 0.5}), "'kind' is missing"),
         (AddTrial({"x": 0.5, "kind": "b"}), "'n' is missing"),
         (AddTrial({"x": "half", "kind": "a"}), "outside of the space"),
+        (ScaleCluster(5), "5 workers are more than the cluster can have: 4"),
+        (ExtendLimits(), "deadline=, budget=, or both"),
+        (ExtendLimits(budget="2 USD"), "budget='2 USD' is money, and what a worker costs is not"),
     ],
 )
 def test_a_command_that_cannot_be_performed_says_why_and_changes_nothing(
@@ -298,6 +345,42 @@ def test_a_clone_trains_the_epochs_that_its_source_had_left() -> None:
     assert len(clone.epochs) == 3 - adoption.source_epoch
     assert clone.params == {**record.trials[0].params, "x": 0.25}
     assert clone.config == clone.params
+
+
+def test_the_cluster_has_the_workers_that_were_asked_for() -> None:
+    plan: dict[str, tuple[int, UserCommand]] = {"more": (2, ScaleCluster(4))}
+    record, _ = told("long", plan)
+    assert record.n_workers == 4
+    assert told("long", {})[0].n_workers == 2
+    fewer, _ = told("long", {**plan, "fewer": (12, ScaleCluster(1))})
+    assert (fewer.n_workers, fewer.wanted) == (1, 1)
+    assert fewer.n_epochs == record.n_epochs
+
+
+def test_a_search_ends_by_the_deadline_and_the_budget_that_it_was_given_last() -> None:
+    undisturbed, _ = told("long", {})
+    short, _ = told("long", {"it": (4, ExtendLimits(deadline_s=2))})
+    assert short.limits is not None
+    assert short.limits.deadline_s == pytest.approx(short.seconds)
+    assert short.seconds < undisturbed.seconds
+    assert "the time is over" in {trial.reason for trial in short.trials.values()}
+    cheap, _ = told("long", {"it": (4, ExtendLimits(budget="6 worker-seconds"))})
+    assert cheap.limits is not None
+    assert cheap.limits.budget_s == pytest.approx(cheap.worker_seconds)
+    assert cheap.worker_seconds < undisturbed.worker_seconds
+    plan: dict[str, tuple[int, UserCommand]] = {
+        "short": (4, ExtendLimits(deadline_s=2)),
+        "long": (5, ExtendLimits(deadline_s=1000)),
+    }
+    longer, _ = told("long", plan)
+    assert {trial.reason for trial in longer.trials.values()} == {"trained to the end"}
+
+
+@pytest.mark.parametrize("command", [ScaleCluster(3), ExtendLimits(deadline_s=9.0)])
+def test_a_procedure_that_plans_with_its_own_limits_keeps_them(command: UserCommand) -> None:
+    _, user = told("hypersched", {"it": (1, command)})
+    with pytest.raises(SearchError, match="has planned stages and workers by a deadline"):
+        raise user.answers["it"]  # type: ignore[misc]
 
 
 def test_a_cancelled_search_ends_at_once() -> None:

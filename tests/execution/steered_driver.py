@@ -22,7 +22,7 @@ from dagsel.study import StudyDriver
 from dagsel.testing.synthetic import SyntheticWorkload
 
 WORKLOAD = SyntheticWorkload(seconds=0.05)
-N_TRIALS = 4
+N_TRIALS, N_EPOCHS = 4, 8
 
 
 def space(trial: optuna.Trial) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def main(folder: str, how: str) -> None:
         "workload": WORKLOAD,
         "data": data,
         "space": space,
-        "flow": RandomSearch(max_epochs=200 if how == "optimize" else 8, n_trials=N_TRIALS),
+        "flow": RandomSearch(max_epochs=N_EPOCHS, n_trials=N_TRIALS),
         "metric": "value",
         "run_dir": f"{folder}/run",
     }

@@ -27,6 +27,7 @@ from dagsel.interrupting import interruptible
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.execution import steered_driver
+from tests.execution.helpers import own_cluster
 from tests.waiting import wait_until
 
 SLOW = SyntheticWorkload(seconds=0.03)
@@ -102,6 +103,39 @@ def test_a_search_is_steered_and_a_replay_does_the_same(
     )
     assert again.record.notes == []
     assert again.record.trials[clone].epochs[-1].digest == trials[clone].epochs[-1].digest
+
+
+def test_a_cluster_grows_and_a_search_gets_another_deadline_while_it_runs(
+    start: Callable[..., dagsel.Search],
+) -> None:
+    with own_cluster(1) as cluster:
+        flow = RandomSearch(max_epochs=400, n_trials=2)
+        search = start(client=None, cluster=cluster, flow=flow, max_cluster_workers=2)
+        wait_for_epoch(search, 0)
+        with pytest.raises(SearchError, match="3 workers are more than the cluster can have: 2"):
+            search.scale(3)
+        search.scale(2)
+        wait_until(lambda: search.result.record.n_workers == 2, "there are two workers")
+        search.extend(deadline="2 s")
+        run = search.wait()
+    assert run.record.wanted == 2
+    assert run.record.limits is not None
+    assert run.plan.deadline_s == run.record.limits.deadline_s
+    assert {trial.reason for trial in run.record.trials.values()} == {"the time is over"}
+
+
+def test_workers_that_dagsel_cannot_start_are_not_scaled(
+    start: Callable[..., dagsel.Search], client: Client
+) -> None:
+    search = start(client=client.scheduler_info()["address"])
+    with pytest.raises(SearchError, match="the cluster keeps its 2 workers: .*cluster="):
+        search.scale(1)
+    with pytest.raises(SearchError, match="n_workers must be"):
+        search.scale(0)
+    with pytest.raises(SearchError, match="deadline='soon' is no time"):
+        search.extend(deadline="soon")
+    search.finish()
+    search.wait()
 
 
 def test_a_clone_that_would_be_another_model_is_refused(
@@ -260,7 +294,9 @@ def states(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("moment", ["connecting", "reported"])
-def test_ctrl_c_ends_a_search_in_order(tmp_path: Path, moment: str) -> None:
+def test_ctrl_c_ends_a_search_in_order_and_a_resume_goes_on(
+    tmp_path: Path, client: Client, moment: str
+) -> None:
     with driver(tmp_path, "optimize") as process:
         wait_for(process, moment)
         here = children(process)
@@ -275,6 +311,50 @@ def test_ctrl_c_ends_a_search_in_order(tmp_path: Path, moment: str) -> None:
     assert progress.count(False) == 1, said
     assert "RUNNING" not in states(tmp_path)
     assert have_ended(here)
+    given: dict[str, Any] = {"workload": steered_driver.WORKLOAD, "space": steered_driver.space}
+    before = dagsel.load(tmp_path / "run").record
+    assert before.finished
+    run = dagsel.resume(tmp_path / "run", client, **given)
+    ends = {(trial.state, len(trial.epochs)) for trial in run.record.trials.values()}
+    assert ends == {("complete", steered_driver.N_EPOCHS)}
+    assert run.record.n_epochs > before.n_epochs
+    assert run.record.worker_seconds > before.worker_seconds
+    for number, trial in before.trials.items():
+        assert run.record.trials[number].epochs[: len(trial.epochs)] == trial.epochs
+    stored = run.run_dir.states
+    assert [n for n in run.record.trials if stored.list(n)] == [run.best.trial]
+    assert dagsel.resume(tmp_path / "run", client, **given).record.seconds == run.record.seconds
+    assert (
+        dagsel.replay(tmp_path / "run", client, **given, into=tmp_path / "again").record.notes == []
+    )
+
+
+@pytest.mark.parametrize("then", ["extended", "given up"])
+def test_what_ctrl_c_has_ended_can_be_extended_or_given_up_too(
+    start: Callable[..., dagsel.Search], client: Client, then: str
+) -> None:
+    def interrupt() -> None:
+        heard = signal.default_int_handler
+        wait_until(lambda: signal.getsignal(signal.SIGINT) is not heard, "Ctrl-C is heard")
+        signal.raise_signal(signal.SIGINT)
+
+    search = start()
+    wait_for_epoch(search, 0)
+    with ThreadPoolExecutor(1) as pool:  # Ctrl-C comes while the main thread waits
+        pool.submit(interrupt)
+        run = search.wait()
+    assert run.record.finished
+    stored = run.run_dir.states
+    assert [n for n in run.record.trials if stored.list(n)] != [run.best.trial]
+    if then == "extended":
+        run = run.extend(client, n_trials=1)
+        assert len(run.record.trials) == 5
+        assert run.record.trials[4].state == "complete"
+    else:
+        dagsel.abandon(search.run_dir)
+        run = dagsel.resume(search.run_dir, client, workload=SLOW, space=space)
+        assert run.record.abandoned
+    assert [n for n in run.record.trials if stored.list(n)] == [run.best.trial]
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_a_resume_goes_on(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ from dagsel.flow import (
 from dagsel.history import tables
 from dagsel.history.extension import can_train_on
 from dagsel.history.record import Best, Record
+from dagsel.history.script import differences
 from dagsel.history.tables import ranked
 from dagsel.history.trial import EpochRecord
 from dagsel.messages import (
@@ -320,12 +321,12 @@ def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
 
 def test_differences_are_told_by_epoch() -> None:
     one, other = searched(3, 2), searched(3, 2)
-    assert one.differences(other) == []
+    assert differences(one, other) == []
     epochs = other.trials
     epochs[0].epochs[1] = EpochRecord(2, 9.0, {"f1": 9.0}, 0.5, 2.0, "21")
     epochs[1].epochs[0] = EpochRecord(1, 1.1, {"f1": 1.1}, 0.5, 2.0, "other")
     epochs[2].epochs.pop()
-    assert one.differences(other) == [
+    assert differences(one, other) == [
         "trial 0, epoch 2: {'f1': 0.2} then, {'f1': 9.0} now",
         "trial 1, epoch 1: the same metrics, another state",
         "trial 2, epoch 2: only one of the runs has it",
@@ -336,7 +337,7 @@ def test_nan_is_no_difference() -> None:
     one, other = searched(1, 1), searched(1, 1)
     for record in (one, other):
         record.trials[0].epochs[0] = EpochRecord(1, 0.1, {"f1": math.nan}, math.nan, 2.0)
-    assert one.differences(other) == []
+    assert differences(one, other) == []
 
 
 def test_sessions_rounds_loads_and_notes_are_kept() -> None:
