@@ -12,6 +12,7 @@ from dagsel.driver.protocols import Engine
 from dagsel.driver.recovery import StoredStates
 from dagsel.errors import SearchError
 from dagsel.flow import Traits
+from dagsel.history.live import live_trial, params_now
 from dagsel.history.record import Record
 from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
@@ -134,41 +135,3 @@ class Commands:
         """Epochs of the longest trial: as planned, or so far."""
         so_far = (trial.n_decided for trial in self.record.trials.values())
         return self.traits.max_epochs or max(so_far, default=1) or 1
-
-
-def live_trial(record: Record, number: int, what: str) -> TrialRecord:
-    """Return a live trial; raise a `SearchError` if it is none, and so cannot be `what`.
-
-    Examples
-    --------
-    >>> live_trial(Record("run"), 3, "stopped")
-    Traceback (most recent call last):
-    ...
-    dagsel.errors.SearchError: trial 3 cannot be stopped: the search has no such trial; ...
-    """
-    trial = record.trials.get(number)
-    if trial is None:
-        live = [str(other.number) for other in record.trials.values() if other.is_live]
-        raise SearchError(
-            f"trial {number} cannot be {what}: the search has no such trial; those that have not "
-            f"ended: {', '.join(live) or 'none'}"
-        )
-    if not trial.is_live:
-        raise SearchError(f"trial {number} cannot be {what}: it is {trial.state} ({trial.reason})")
-    return trial
-
-
-def params_now(record: Record, trial: TrialRecord) -> dict[str, Any]:
-    """Return the parameters that a trial has now: some searches change those that were drawn.
-
-    Examples
-    --------
-    >>> record = Record("run", trials={0: TrialRecord(0, {}, {"lr": 0.1})})
-    >>> params_now(record, record.trials[0])
-    {'lr': 0.1}
-    """
-    if not trial.adoptions:
-        return dict(trial.params)
-    last = trial.adoptions[-1]
-    drawn = dict(record.trials[last.root].params)
-    return drawn | {name: value for name, value in last.config.items() if name in drawn}

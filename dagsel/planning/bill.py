@@ -48,8 +48,7 @@ class Bill:
     nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)  # with their workers
     at: float = 0.0  # time of the last event, in seconds since the run began
     node_seconds: float = 0.0  # billed until then
-    # What an hour of a worker of each pool costs; of others, as much as of the dearest. Empty: not
-    # known.
+    # An hour of a worker of each pool; of others, as much as of the dearest. Empty: not known.
     prices: Mapping[str, float] = field(default_factory=dict)
     pools: Mapping[str, str] = field(default_factory=dict)  # of nodes; without one: ""
     paid: float = 0.0  # until the last event
