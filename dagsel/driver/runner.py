@@ -170,6 +170,7 @@ class Runner:
             self._watch()
             self._turn()
             self._obey()
+            self._troubles.warn_of_rest()
             self._use_idle_workers()
             self.engine.check_alive()
             self.observe(self.record)

@@ -12,6 +12,7 @@ from dagsel.flow import Event, Reported
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import FailedAlike
+from dagsel.steering import Commanded, PauseTrial
 
 #: So many trials, if none that has begun did otherwise, are enough to know.
 ENOUGH = 5
@@ -35,14 +36,34 @@ class Troubles:
     cause: BaseException | None = None  # the first error itself, if it is here
     _begun: set[int] = field(default_factory=set)  # trials that have begun to train
     _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
+    _paused_by_user: list[TrialRecord] = field(default_factory=list)  # that may still rest
+    _told_to_rest: str = ""  # those of which was said that nothing else is left
 
     def __post_init__(self) -> None:
         # Of those that lived when the driver before this one was lost, any may have begun.
-        self._begun |= {trial.number for trial in self.record.trials.values() if trial.is_live}
+        live = [trial for trial in self.record.trials.values() if trial.is_live]
+        self._begun |= {trial.number for trial in live}
+        self._paused_by_user = [trial for trial in live if trial.paused_by_user]
 
     def begins(self, trial: int) -> None:
         """Take in that a trial begins to train."""
         self._begun.add(trial)
+
+    def warn_of_rest(self) -> None:
+        """Log that the search waits for the user alone, once for the trials that they paused."""
+        live = [trial for trial in self._paused_by_user if trial.is_live and trial.paused_by_user]
+        self._paused_by_user = live
+        if not live or self.record.finished:
+            return
+        others = (t for t in self.record.trials.values() if t.is_live and not t.paused_by_user)
+        told = ", ".join(str(trial.number) for trial in live)
+        if told != self._told_to_rest and all(t.is_paused or t.is_held for t in others):
+            self._told_to_rest = told
+            logger.warning(
+                "nothing is left to train but what a command has paused (trial %s): resume or stop "
+                "it, or finish the search",
+                told,
+            )
 
     def fails(self, error: BaseException | None) -> None:
         """Take in the error of a trial."""
@@ -50,6 +71,8 @@ class Troubles:
 
     def warn_of(self, event: Event | None) -> None:
         """Log what is odd about a trial's results, once a trial."""
+        if isinstance(event, Commanded) and isinstance(event.command, PauseTrial):
+            self._paused_by_user.append(self.record.trials[event.command.trial])
         if isinstance(event, Reported) and event.trial not in self._warned:
             warning = self.record.trials[event.trial].warning
             if warning:

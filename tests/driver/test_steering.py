@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -42,7 +43,9 @@ from dagsel.steering import (
     StopTrial,
     UserCommand,
 )
+from dagsel.storage.runs.journal import Journal
 from dagsel.study import StudyDriver
+from tests.storage.os_calls import os_calls
 
 FLOWS: dict[str, Flow] = {
     "random search": RandomSearch(max_epochs=3, n_trials=5, n_concurrent=3),
@@ -80,6 +83,32 @@ class Kept:
             self.n_left -= 1
             if self.n_left < 0:
                 raise Killed
+
+
+class Stored(Kept):
+    """A journal in a folder. The driver is killed after so many calls of the operating system."""
+
+    def __init__(self, folder: Path, n_calls: int) -> None:
+        self.folder, self.n_left = folder, n_calls
+        self.n_calls = 0
+
+    @property
+    def entries(self) -> list[Any]:  # type: ignore[override]
+        return Journal(str(self.folder)).read()
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        with os_calls(("open", "write", "close", "fsync", "replace", "mkdir"), self._counted):
+            journal = self.__dict__.setdefault("journal", Journal(str(self.folder)))
+            journal.append(list(map(ENTRIES.encode, entries)))
+
+    def _counted(self, _: str, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self.n_calls += 1
+            if self.n_left is not None and self.n_calls > self.n_left:
+                raise Killed
+            return function(*args, **kwargs)
+
+        return call
 
 
 @dataclass
@@ -279,6 +308,33 @@ def test_a_search_that_ctrl_c_has_ended_goes_on_as_if_it_had_not(
     assert sum(isinstance(entry, SessionEnded) for entry in whole) == len(moments)
 
 
+def test_a_kill_at_any_call_of_the_operating_system_performs_each_command_once(
+    tmp_path: Path,
+) -> None:
+    plan: dict[str, tuple[int, UserCommand]] = {
+        "stop": (1, StopTrial(1)),
+        "clone": (3, CloneTrial(0, {"x": 0.25})),
+        "limits": (3, ExtendLimits(deadline_s=1000.0)),
+        "add": (4, AddTrial({"x": 0.5, "kind": "a"})),
+        "workers": (4, ScaleCluster(3)),
+    }
+    whole = Stored(tmp_path / "whole", 10**9)
+    session(FLOWS["random search"], whole, User(plan))
+    assert whole.n_calls > 60
+    for n_calls in range(whole.n_calls):
+        stored, user = Stored(tmp_path / str(n_calls), n_calls), User(plan)
+        with pytest.raises(Killed):
+            session(FLOWS["random search"], stored, user)
+        again = Stored(stored.folder, 10**9)
+        record = session(FLOWS["random search"], again, user)
+        assert record.finished
+        turns = [entry.get("event") for entry in again.entries if entry["is"] == "turn"]
+        ids = [event["id"] for event in turns if event and event["is"] == "Commanded"]
+        assert sorted(ids) == sorted(plan), n_calls
+        assert len(record.trials) == 7, n_calls
+        assert (record.wanted, record.trials[1].reason) == (3, BY_USER)
+
+
 def told(name: str, plan: Mapping[str, tuple[int, UserCommand]]) -> tuple[Record, User]:
     user = User({**plan, "end": (0, FinishSearch())})
     return session(FLOWS[name], Kept(), user), user
@@ -334,6 +390,13 @@ def test_a_paused_trial_rests_until_it_is_resumed() -> None:
     assert went_on.trials[0].state == "complete"
     at = [t.epochs[-1].seconds for t in went_on.trials.values()]
     assert at[0] == max(at)
+
+
+def test_a_search_that_waits_for_the_user_alone_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    told("random search", {"pause": (1, PauseTrial(0)), "resume": (9, ResumeTrial(0))})
+    assert "nothing is left" not in caplog.text
+    told("random search", {"pause": (1, PauseTrial(0))})
+    assert caplog.text.count("what a command has paused (trial 0)") == 1
 
 
 def test_a_clone_trains_the_epochs_that_its_source_had_left() -> None:
