@@ -48,6 +48,9 @@ from dagsel.workloads.random_streams import own_streams
 logger = logging.getLogger("dagsel")
 Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
 
+#: A worker that leaves a run waits so long for the batches that train.
+LEAVE_S = 2.0
+
 
 class How(NamedTuple):
     """What a training unit gets beside state and shard."""
@@ -95,7 +98,8 @@ class UnitRunner:
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
-        self._stops: dict[Unit, threading.Event] = {}
+        self._stops: dict[Unit, threading.Event] = {}  # of units that train
+        self._has_ended = threading.Condition()  # notified as one of them ends
         self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
         self._joined: set[JoinGang] = set()  # gangs that others lead
@@ -134,7 +138,9 @@ class UnitRunner:
                     raise Reschedule
                 return self._train_next(unit, binding, How(config, value), state, stop)
         finally:
-            self._stops.pop(unit, None)
+            with self._has_ended:
+                self._stops.pop(unit, None)
+                self._has_ended.notify_all()
             self._stop_early.discard((unit, binding.attempt))
 
     def _train_next(
@@ -415,7 +421,12 @@ class UnitRunner:
         self.states.warm.pop(unit, None)
 
     def clear(self) -> None:
-        """Forget shards and states."""
+        """Forget shards and states, once what was told to stop has stored where it stopped.
+
+        A batch that takes long is not waited for.
+        """
+        with self._has_ended:
+            self._has_ended.wait_for(lambda: not self._stops, LEAVE_S)
         self.shards.clear()
         self.states.warm.clear()
 
