@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke newest newest-short laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
 	@echo "make bench           the other benchmarks; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
+	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
 	@echo "make newest-short    the laws and a short churn test with the newest supported Dask"
 	@echo "make replay          replay and determinism over ten seeds"
@@ -71,16 +72,24 @@ slurm:
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends slurm-wlm munge; } \
 		|| echo "Slurm is not here, and only root can install it with apt-get: its tests are skipped"
 
+# A browser for the tests of pages and of notebooks, which are skipped where it cannot be had. After Slurm: one
+# apt-get at a time.
+chromium: slurm
+	@command -v chromium >/dev/null \
+		|| { [ "$$(id -u)" = 0 ] && apt-get update -q \
+		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; } \
+		|| echo "Chromium is not here, and only root can install it with apt-get: its tests are skipped"
+
 # On two cores three files at a time, as what has a cluster of its own waits for a part of its time, and beside
 # them those that wait for most of it, one after the other: `Lanes` in tests/conftest.py.
 TESTS := pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests
-tests: $(VENV)/.dev slurm
+tests: $(VENV)/.dev chromium
 	$(BIN)/python -m $(TESTS)
 
-shuffle: $(VENV)/.dev slurm
+shuffle: $(VENV)/.dev chromium
 	for seed in 1 2 3 4 5; do $(BIN)/python -m $(TESTS) -p randomly --randomly-seed=$$seed || exit; done
 
-coverage: $(VENV)/.dev slurm
+coverage: $(VENV)/.dev chromium
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m $(TESTS)
 	$(BIN)/coverage combine --quiet

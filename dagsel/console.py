@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal, TypeAlias
 
@@ -67,6 +67,24 @@ def span(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{amount(seconds / size)} {unit}"
     return f"{amount(seconds)} s"
+
+
+def shown_config(config: Mapping[str, Any]) -> str:
+    """Return a configuration as a short text.
+
+    Examples
+    --------
+    >>> shown_config({"lr": 0.0123456, "width": 64, "act": "relu"})
+    'lr=0.0123, width=64, act=relu'
+    """
+    return ", ".join(f"{name}={_shown(value)}" for name, value in config.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
+    return text if len(text) <= 24 else f"{text[:23]}…"
 
 
 def text_chart(

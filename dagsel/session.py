@@ -164,7 +164,7 @@ class Session:
         own = call.own_capacity
         n_own = None if own is None else self._workers_to_begin(call, own)
         spec = self._spec(call)
-        journal = LockedJournal(self.folder.journal, lock, has_entries=record.n_sessions > 0)
+        journal = LockedJournal(self.folder.journal, lock, has_entries=len(record.sessions) > 0)
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
             over = [trial.number for trial in record.trials.values() if not trial.is_live]

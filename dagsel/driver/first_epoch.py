@@ -44,7 +44,7 @@ class FirstEpoch:
         record, clock = self.record, self.clock
         if clock.end_s == math.inf or record.n_epochs or record.too_little_time:
             return None
-        if record.n_sessions > 1:  # the time may have passed while the run lay dead
+        if len(record.sessions) > 1:  # the time may have passed while the run lay dead
             return None
         if record.finished:
             has_result = record.top or record.failures or not record.trials

@@ -104,7 +104,9 @@ class Record:
     trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
     commands: set[str] = field(default_factory=set)  # those of the user, by id
-    n_sessions: int = 0
+    # Of each session when it began, and when the run would have, had it never lain dead: seconds
+    # since the epoch.
+    sessions: list[tuple[float, float]] = field(default_factory=list)
     n_epochs_decided: int = 0
     n_workers: int = 0  # what the flow was last told of workers
     # Time since the run began when the last turn was taken, without the time that it lay dead.
@@ -120,8 +122,6 @@ class Record:
     has_trained: bool = False  # whether a training unit has ended, or a part of one
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
-    # When the run would have begun had it never lain dead: seconds since the epoch.
-    _began_at: float = 0.0
     # A heap of what trials are or were worth, the best first: is it infeasible, loss, number.
     _values: list[tuple[bool, float, int]] = field(default_factory=list)
 
@@ -144,8 +144,7 @@ class Record:
         """Take in an entry of the journal."""
         match entry:
             case SessionBegun(at, seconds):
-                self.n_sessions += 1
-                self._began_at = at - seconds
+                self.sessions.append((at, at - seconds))
                 self._mark("session")
             case SessionEnded(_, seconds, worker_seconds, money):
                 self.worker_seconds, self.money = worker_seconds, money
@@ -229,7 +228,8 @@ class Record:
             self._mark()
             if entry.unit.kind == "train" and not entry.recovered:
                 # The driver has heard of it when it was over, whatever the worker's clock says.
-                end = min(entry.stop - self._began_at, entry.seconds)
+                began_at = self.sessions[-1][1] if self.sessions else 0.0
+                end = min(entry.stop - began_at, entry.seconds)
                 begin = max(0.0, end - (entry.stop - entry.start))
                 self.trained.append(TrainedSpan(entry.unit.trial, begin, end))
 

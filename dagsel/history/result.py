@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
@@ -379,6 +379,13 @@ class Run(Result):
         is_known = budget_s is not None or price is not None
         budget = Budget(math.inf if budget_s is None else budget_s, price) if is_known else None
         return about.get("deadline_s"), budget
+
+    @property
+    def _made(self) -> Mapping[str, Any]:
+        about = self.run_dir.about()
+        drop = ("format", "version", "goals", "pools", "n_before", "first_step", "trains_all")
+        told = {name.replace("_", " "): about[name] for name in about if name not in drop}
+        return told | {"run dir": self.run_dir.url, "notes": self.record.notes[-20:]}
 
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
+from dagsel.checks import short_traceback
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
+from dagsel.history.plots import Plots
 from dagsel.history.record import Best, Record
+from dagsel.history.report import report_page
+from dagsel.history.summary import summary_html
 from dagsel.history.trial import TrialRecord
 from dagsel.planning.budget import Budget
+from dagsel.storage.files import Folder, Url
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,6 +121,14 @@ class Result:
         return None, None
 
     @property
+    def plot(self) -> Plots:
+        """Figures of the search: `Plots.timeline`, `Plots.curves`, `Plots.workers` and others.
+
+        They need Plotly: ``pip install "dagsel[plot]"``.
+        """
+        return Plots(self.study, self.metric, self.record, *self._limits)
+
+    @property
     def failures(self) -> list[TrialRecord]:
         """Trials that have failed, each with its reason and traceback."""
         return self.record.failures
@@ -183,8 +195,42 @@ class Result:
         name = f"{type(self).__name__} {self.record.run} of {self.study.study_name!r}"
         return f"<{name}: {ended or 'no trial'}; {value}>"
 
+    @short_traceback
+    def report(self, path: Url = "report.html") -> str:
+        """Write a page on the search: a file of HTML that needs no network and no other file.
+
+        It has the leaderboard, which sorts by a click on a heading, curves, a Gantt chart of the
+        workers, cost, failed trials with their tracebacks, and how the search was made. It can be
+        written while the search runs (``search.result.report()``).
+
+        Parameters
+        ----------
+        path
+            Where to; any URL that fsspec knows. A file that is there is replaced, as a whole.
+
+        Returns
+        -------
+        str
+            The path.
+
+        Raises
+        ------
+        SearchError
+            If it cannot be written.
+        """
+        place = Folder(path, error=SearchError)
+        parent, _, name = place.url.rstrip("/").rpartition("/")
+        about = (self.study.study_name, self.metric, self.record, *self._limits, self._made)
+        try:
+            Folder(parent or "/", error=SearchError).replace(name, report_page(*about).encode())
+        except OSError as error:
+            raise SearchError(f"the report cannot be written to {place.url}: {error}") from None
+        return str(path)
+
+    @property
+    def _made(self) -> Mapping[str, Any]:
+        """What the report says of how the search was made."""
+        return {"run": self.record.run}
+
     def _repr_html_(self) -> str:
-        table = self.leaderboard().to_html(index=False, border=0, float_format="{:.4g}".format)
-        failed = "".join(f"<li>trial {t.number}: {escape(t.reason)}</li>" for t in self.failures)
-        lost = f"<p>failed:</p><ul>{failed}</ul>" if failed else ""
-        return f"<p>{escape(repr(self))}</p>{table}{lost}"
+        return summary_html(repr(self), self.metric, self.record)

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from dagsel.console import shown_config
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
-from dagsel.views.words import clock, counted, from_to, seconds_left, shown_config
+from dagsel.views.words import clock, counted, from_to, seconds_left
 
 #: So many of the last units say how long the next ones take.
 LAST_UNITS = 128

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dagsel.console import amount, span
 from dagsel.messages import UnitRecord
@@ -75,24 +74,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def shown_config(config: Mapping[str, Any]) -> str:
-    """Return a configuration as a short text.
-
-    Examples
-    --------
-    >>> shown_config({"lr": 0.0123456, "width": 64, "act": "relu"})
-    'lr=0.0123, width=64, act=relu'
-    """
-    return ", ".join(f"{name}={_shown(value)}" for name, value in config.items())
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    text = value if isinstance(value, str) else getattr(value, "__name__", None) or str(value)
-    return text if len(text) <= 24 else f"{text[:23]}…"
 
 
 def sparkline(values: Sequence[float], *, width: int = 12) -> str:

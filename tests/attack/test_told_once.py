@@ -134,7 +134,7 @@ def test_a_connection_that_breaks_ends_the_session_and_nothing_waits_for_ever(
         # Dask leaves a socket open if it is closed while it connects anew.
         wait_until(lambda: client.status == "running", "the client connects anew")
     run = dagsel.resume(run_dir, scheduler.address, workload=workload(), space=space)
-    assert run.record.n_sessions == 2
+    assert len(run.record.sessions) == 2
     assert states(home) == ["COMPLETE"] * N_TRIALS
 
 

@@ -339,7 +339,7 @@ def test_a_killed_driver_is_resumed_on_another_kind_of_cluster(
             workload=slurm_driver.workload(),
             space=slurm_driver.space,
         )
-    assert run.record.n_sessions == 2
+    assert len(run.record.sessions) == 2
     assert [trial.state for trial in run.record.trials.values()] == ["complete"] * N_TRIALS
     check_whole(run)
 

@@ -348,7 +348,7 @@ def test_sessions_rounds_loads_and_notes_are_kept() -> None:
         Note("look"),
         FlowState({}),
     )
-    assert (record.n_sessions, record.loads, record.notes) == (1, [("w", 1)], ["look"])
+    assert (len(record.sessions), record.loads, record.notes) == (1, [("w", 1)], ["look"])
     assert record.rounds[0].epochs == {(0, 1), (0, 2), (4, 2)}
 
 

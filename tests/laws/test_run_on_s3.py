@@ -78,7 +78,7 @@ def test_it_is_interrupted_resumed_moved_and_replayed(
             **options,
         )
     assert run.record.finished
-    assert run.record.n_sessions == 2
+    assert len(run.record.sessions) == 2
     assert 0 < len(ended) < FLOW.n_trials  # those that ended before the interruption are not told
     best = value(run.record.trials[run.best.trial].config, FLOW.max_epochs)
     assert run.best_value == again.best_value == best

@@ -1,0 +1,131 @@
+"""The figures that a `Result` offers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagsel.checks import choice, short_traceback
+from dagsel.errors import SearchError
+from dagsel.history.plots import cost, curves, timeline, workers
+from dagsel.history.plots.style import Figure, plotly
+from dagsel.history.record import Record
+from dagsel.planning.budget import Budget
+from dagsel.study.plots import importance_plot, parallel_plot
+
+if TYPE_CHECKING:
+    from dagsel.study import Study
+
+
+@dataclass(frozen=True)
+class Plots:
+    """Draws a search, while it runs or afterwards, as Plotly figures.
+
+    They need Plotly: ``pip install "dagsel[plot]"``.
+
+    Parameters
+    ----------
+    study
+        Its study.
+    metric
+        Name of the metric that it is about; of several the first one.
+    record
+        What was done.
+    deadline_s, budget
+        Its limits; None for no limit.
+    """
+
+    study: Study
+    metric: str
+    record: Record
+    deadline_s: float | None = None
+    budget: Budget | None = None
+
+    def timeline(self) -> Figure:
+        """Draw what each worker did and when: a Gantt chart of the visits of shards.
+
+        A bar is a visit and has the colour of its trial; paler ones score a trial. A dark edge says
+        that the trial's state came from another worker. Where there is no bar a worker was
+        idle. The dotted line is a lower bound: no schedule of these visits ends before it.
+
+        In a large search visits of a trial that follow each other are drawn as one bar.
+        """
+        return timeline.figure(self.record, self.study.study_name)
+
+    @short_traceback
+    def curves(
+        self, metric: str | None = None, *, x: Literal["epochs", "seconds"] = "epochs"
+    ) -> Figure:
+        """Draw a metric of each trial over time; the best trials in colour.
+
+        Parameters
+        ----------
+        metric
+            Any validation metric, or ``"train loss"``; None for the one that the search is about.
+        x
+            Whether to draw it over epochs, or over the seconds since the run began.
+
+        Raises
+        ------
+        SearchError
+            If there is no such metric.
+        """
+        plotly()
+        choice("x", x, ("epochs", "seconds"))
+        name = self.metric if metric is None else metric
+        names = [*curves.metrics_of(self.record), curves.TRAIN_LOSS]
+        if metric is not None and name not in names:
+            raise SearchError(f"there is no metric {name!r}; there are {', '.join(names)}")
+        return curves.figure(self.record, self.metric, name, x)
+
+    def workers(self) -> Figure:
+        """Draw how many workers each trial had, over time.
+
+        Each of the best trials has a colour, all others together are grey: as in Figure 1 of
+        Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021 (SEER).
+        """
+        return workers.figure(self.record)
+
+    def cost(self) -> Figure:
+        """Draw what the workers have cost over time, with budget and deadline, and by trial."""
+        return cost.figure(self.record, self.deadline_s, self.budget)
+
+    def parallel(self, params: Sequence[str] | None = None) -> Figure:
+        """Draw the parameters of all trials of the study beside their values.
+
+        Parameters
+        ----------
+        params
+            Which parameters; None for all.
+        """
+        plotly()
+        return parallel_plot(self.study, self._names(params), self.metric)
+
+    def importance(self, params: Sequence[str] | None = None) -> Figure:
+        """Draw how much each parameter matters for the metric, as Optuna estimates it.
+
+        Parameters
+        ----------
+        params
+            Which parameters; None for all.
+
+        Raises
+        ------
+        SearchError
+            If the study has fewer than two trials that are complete, or they do not differ.
+        """
+        plotly()
+        return importance_plot(self.study, self._names(params), self.metric)
+
+    def _names(self, params: Any) -> list[str] | None:
+        if params is None:
+            return None
+        names = [params] if isinstance(params, str) else list(params)
+        known = {name for trial in self.record.trials.values() for name in trial.params}
+        for name in names:
+            if name not in known:
+                raise SearchError(
+                    f"there is no parameter {name!r}; there are {', '.join(sorted(known))}"
+                )
+        return names
