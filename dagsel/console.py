@@ -163,6 +163,23 @@ def is_watched() -> bool:
     return "ipykernel" in sys.modules or (stream is not None and stream.isatty())
 
 
+def is_notebook() -> bool:
+    """Whether this is a Jupyter kernel, whose cells show HTML; also in threads of its own.
+
+    What rich looks for is there only while a cell runs.
+    """
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return type(get_ipython()).__name__ == "ZMQInteractiveShell"  # type: ignore[no-untyped-call]
+
+
+def has_prompt() -> bool:
+    """Whether somebody types at a prompt of Python or IPython in a terminal."""
+    return (hasattr(sys, "ps1") or bool(sys.flags.interactive)) and "ipykernel" not in sys.modules
+
+
 class ProgressBar(contextlib.AbstractContextManager["ProgressBar"]):
     """Shows how many bytes are done, of a total if one is known.
 

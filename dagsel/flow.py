@@ -395,6 +395,8 @@ class Traits:
     extends
         What it takes of an `Extended`: ``"n_trials"``, ``"max_epochs"``, ``"n_best"``. If nothing,
         it cannot go on once it has finished.
+    n_trials
+        How many trials it draws in all, as far as it knows now; None if it does not.
     """
 
     max_epochs: int | None = None
@@ -408,6 +410,7 @@ class Traits:
     scores_parts: bool = False
     takes_several: bool = False
     extends: tuple[str, ...] = ()
+    n_trials: int | None = None
 
 
 @runtime_checkable

@@ -174,6 +174,11 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeWorkers:
+    """Say what each worker does now; answer: `WorkersDescribed`."""
+
+
+@dataclass(frozen=True, slots=True)
 class EndRun:
     """Leave the scheduler as it was."""
 
@@ -189,6 +194,7 @@ Command: TypeAlias = (
     | PreemptTrial
     | LimitTime
     | Shrink
+    | DescribeWorkers
     | EndRun
 )
 
@@ -338,6 +344,28 @@ class TrialReport:
     raised: Raised | None = None  # the error of its workload, if it was that
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """What a worker does at a moment, as the scheduler knows it."""
+
+    worker: str  # its address
+    name: str
+    unit: Unit | None = None  # what it runs; None if it is idle
+    shard: int | None = None  # that the unit visits
+    n_held: int = 0  # shards that it holds
+    n_loading: int = 0  # shards on their way to it
+    memory_bytes: int = 0  # what its process takes
+    memory_limit: int = 0  # 0 for no limit
+    drains: bool = False  # whether it gets no new units
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDescribed:
+    """What each worker does now."""
+
+    workers: tuple[WorkerNow, ...]
+
+
 Message: TypeAlias = (
     WorkerJoined
     | WorkerRefused
@@ -354,6 +382,7 @@ Message: TypeAlias = (
     | TrialReport
     | events.FailRun
     | Note
+    | WorkersDescribed
 )
 
 # ---- the journal

@@ -20,7 +20,7 @@ from dagsel.arguments import (
     optunas_arguments,
 )
 from dagsel.checks import choice, short_traceback
-from dagsel.console import Progress
+from dagsel.console import Progress, has_prompt
 from dagsel.driver.steered import Steered
 from dagsel.errors import SearchError
 from dagsel.execution.cluster import check_cluster, warm_up
@@ -231,7 +231,7 @@ def start(*args: Any, **options: Any) -> Search:
 
     It takes what `dagsel.optimize` takes, and raises at once what that raises of arguments that
     cannot be used. What goes wrong later, `Search.wait` raises. The process has to live on: at its
-    end Python waits for the search.
+    end Python waits for the search. At a prompt in a terminal ``progress="auto"`` is a log.
 
     Returns
     -------
@@ -240,6 +240,8 @@ def start(*args: Any, **options: Any) -> Search:
     """
     given = inspect.signature(optimize).bind(*args, **options)
     given.apply_defaults()
+    if given.arguments["progress"] == "auto" and has_prompt():
+        given.arguments["progress"] = "log"  # a table would draw over what is typed
     return Search(_prepared(**given.arguments))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
 import threading
 from collections.abc import Callable
@@ -76,7 +77,9 @@ class Search:
         self._ended: Future[Run] = Future()
         self.run_dir = prepared.session.folder.url
         name = f"dagsel-search-{prepared.session.record.run}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        # What it shows in a notebook stands below the cell that has begun it.
+        here = contextvars.copy_context()
+        self._thread = threading.Thread(target=here.run, args=(self._run,), name=name, daemon=True)
         _before_exit(self._wait_at_exit)
         self._thread.start()
 

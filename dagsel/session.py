@@ -18,7 +18,7 @@ from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import visit_order
 from dagsel.driver.idle_workers import IdleWorkers
-from dagsel.driver.inbox import Inbox
+from dagsel.driver.inbox import Inbox, Order
 from dagsel.driver.runner import Runner
 from dagsel.errors import (
     AllTrialsFailedError,
@@ -26,7 +26,14 @@ from dagsel.errors import (
     RunDirLockedError,
     TooLittleTimeError,
 )
-from dagsel.execution.cluster import capacity_here, connect, own_until, why_no_room, workers_of
+from dagsel.execution.cluster import (
+    capacity_here,
+    connect,
+    dashboard_of,
+    own_until,
+    why_no_room,
+    workers_of,
+)
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import pack_workload, versions_here
 from dagsel.execution.engine import DaskEngine
@@ -49,6 +56,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import StudyDriver
+from dagsel.views.facts import Facts
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import (
     FollowsMetric,
@@ -168,7 +176,8 @@ class Session:
         with ExitStack() as stack:
             stack.enter_context(self._kept(journal))
             over = [trial.number for trial in record.trials.values() if not trial.is_live]
-            shown = SearchProgress(self.settings.metric, call.progress, ended=over)
+            facts = self._facts(inbox)
+            shown = SearchProgress(self.settings.metric, call.progress, ended=over, facts=facts)
             progress = stack.enter_context(shown)
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
@@ -177,6 +186,7 @@ class Session:
             )
             cluster_driver = self._cluster_driver(call, here)
             engine = stack.enter_context(self._engine(call, here, cluster_driver, spec))
+            progress.follow(engine.workers_now, dashboard_of(here))
             if self.first:
                 journal.append(self.first)
             before = record.seconds, record.worker_seconds, record.money or 0.0
@@ -197,6 +207,11 @@ class Session:
             )
             raise self.driver.error
         return self.result
+
+    def _facts(self, inbox: Inbox) -> Facts:
+        """Return what a view is told beside the record; a replay takes no commands."""
+        steer = None if self.visits is not None else lambda command: inbox.post(Order(command))
+        return Facts.of(self.settings, lambda: self.flow.traits.n_trials, steer)
 
     def _spec(self, call: Call) -> RunSpec:
         # What a dead driver has left on the cluster, if only for a moment, is not this session's.

@@ -90,7 +90,9 @@ class AsynchronousHalving(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.state.ladder[-1] if self.state.ladder else self.max_epochs)
+        state = self.state
+        most = state.ladder[-1] if state.ladder else self.max_epochs
+        return Traits(most, n_trials=state.n_trials or self.n_trials)
 
     @property
     def rungs(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from dagsel.flow import (
@@ -149,7 +149,8 @@ class FullTraining(Flow):
         """What the search says of itself."""
         extends = ("n_trials", "max_epochs", "n_best")
         most, several = self.state.max_epochs, self.takes_several
-        return Traits(most, self.sampling, takes_several=several, extends=extends)
+        traits = Traits(most, self.sampling, takes_several=several, extends=extends)
+        return replace(traits, n_trials=self.state.n_trials)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the first trials."""

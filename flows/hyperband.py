@@ -65,7 +65,8 @@ class Hyperband(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs)
+        n_trials = sum(bracket[0].n_trials for bracket in self.brackets)
+        return Traits(self.max_epochs, n_trials=n_trials)
 
     @property
     def brackets(self) -> tuple[Bracket, ...]:

@@ -197,7 +197,8 @@ class PBT(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs, reads_configs="changes parameters of the configurations")
+        reads = "changes parameters of the configurations"
+        return Traits(self.max_epochs, reads_configs=reads, n_trials=self.n_trials)
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the population."""

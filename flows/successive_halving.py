@@ -231,7 +231,7 @@ class SuccessiveHalving(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs)
+        return Traits(self.max_epochs, n_trials=self.n_trials)
 
     @property
     def brackets(self) -> tuple[Bracket, ...]:

@@ -93,7 +93,7 @@ class TimeSharing(Flow):
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(self.max_epochs)
+        return Traits(self.max_epochs, n_trials=self.n_trials)
 
     def urgency(self, trial: int) -> float:
         """Return how soon a trial is to run; of equals the one that has waited longest is next."""

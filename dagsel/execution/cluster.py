@@ -38,6 +38,7 @@ __all__ = [
     "check_cluster",
     "close",
     "connect",
+    "dashboard_of",
     "limit_here",
     "limit_of_gpus",
     "local_cluster",
@@ -176,6 +177,13 @@ def capacity_here(
     else:
         limit = limit_here({"resources": {RESOURCE: 1}})
     return limit.capacity(max_cluster_workers, LOCAL_STARTUP_S if startup_s is None else startup_s)
+
+
+def dashboard_of(client: Client) -> str:
+    """Return the address of Dask's dashboard; empty if the scheduler has none."""
+    if "dashboard" not in client.scheduler_info(n_workers=0).get("services", {}):
+        return ""
+    return str(client.dashboard_link or "")
 
 
 def own_until(cluster: Any) -> float | None:

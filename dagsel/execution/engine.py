@@ -46,6 +46,7 @@ from dagsel.messages import (
     COMMANDS,
     REPORTS,
     Command,
+    DescribeWorkers,
     EndRun,
     LimitTime,
     Message,
@@ -54,7 +55,9 @@ from dagsel.messages import (
     StatePlace,
     WorkerDrains,
     WorkerJoined,
+    WorkerNow,
     WorkerRefused,
+    WorkersDescribed,
 )
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity
@@ -94,6 +97,7 @@ class DaskEngine:
     _checks: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
+    _workers_now: tuple[WorkerNow, ...] = ()  # as the scheduler has last described them
     _alone_since: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -243,6 +247,9 @@ class DaskEngine:
                 self._workforce.drain(worker, retire=retire)
             case Drained(worker):
                 self._workforce.retire(worker)
+            case WorkersDescribed(workers):
+                self._workers_now = workers
+                return  # the driver has nothing to do with it
             case Note(text):
                 if text in self._troubles:
                     return  # another worker has said it
@@ -393,6 +400,11 @@ class DaskEngine:
         if why_not:
             self._messages.put(Note(why_not))
         self._shrink()
+
+    def workers_now(self) -> tuple[WorkerNow, ...]:
+        """Return what the workers did when this was last called, and ask the scheduler again."""
+        self.tell(DescribeWorkers())
+        return self._workers_now
 
     def _shrink(self) -> None:
         """Release surplus workers."""

@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -284,6 +284,8 @@ class DispatchPlugin(SchedulerPlugin):
                 self._push(events.HorizonSet(time.monotonic() + seconds))
             case messages.Shrink():
                 self._shrink(command)
+            case messages.DescribeWorkers():
+                self._report(messages.WorkersDescribed(tuple(self._workers_now())))
             case messages.EndRun():
                 self.end()
             case _:  # what the dispatcher knows
@@ -304,6 +306,29 @@ class DispatchPlugin(SchedulerPlugin):
         for worker in dispatcher.cheapest(n_over, nodes=command.nodes, prices=command.prices):
             self._report(messages.WorkerDrains(worker, retire=True))
             self._push(events.DrainRequested(worker))
+
+    def _workers_now(self) -> Iterator[messages.WorkerNow]:
+        runs = {
+            worker: binding
+            for binding in self.dispatcher.bindings.values()
+            if binding.started
+            for worker in binding.workers
+        }
+        for worker, host in self.dispatcher.workers.items():
+            known = self.scheduler.workers.get(worker)
+            if known is not None:
+                binding = runs.get(worker)
+                yield messages.WorkerNow(
+                    worker,
+                    str(known.name),
+                    None if binding is None else binding.unit,
+                    None if binding is None else binding.shard,
+                    host.held.bit_count(),
+                    host.loading.bit_count(),
+                    int(known.metrics.get("memory", 0)),
+                    known.memory_limit or 0,
+                    host.draining,
+                )
 
     def _comparable(self, speed: float) -> float:
         for known in self._speeds:

@@ -103,6 +103,7 @@ class Record:
     course: list[Moment] = field(default_factory=list)  # what it had taken, in the order of time
     trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
+    n_added: int = 0  # trials that the user has added or cloned
     commands: set[str] = field(default_factory=set)  # those of the user, by id
     # Of each session when it began, and when the run would have, had it never lain dead: seconds
     # since the epoch.
@@ -253,7 +254,8 @@ class Record:
         match turn.event:
             case Asked(trials):
                 if self.awaited:
-                    self.awaited.popleft()
+                    asked = self.awaited.popleft()
+                    self.n_added += len(trials) if isinstance(asked, Add) else 0
                 params = turn.params or {}
                 for trial in trials:
                     is_feasible = trial not in turn.infeasible

@@ -12,6 +12,8 @@ from rich.progress import Progress as RichProgress
 from rich.text import Text
 
 from dagsel.console import Progress, span
+from dagsel.views.facts import Steer
+from dagsel.views.notebook import LiveView, has_widgets
 from dagsel.views.snapshot import Snapshot, TrialRow
 from dagsel.views.table import notebook_table, terminal_lines
 from dagsel.views.words import clock, counted
@@ -34,12 +36,19 @@ class Display(Protocol):
         """Show how it stood at the end, and leave the screen to others."""
 
 
-def choose(how: Progress, console: Console, ended: Collection[int] = ()) -> Display | None:
-    """Return what shows a search; None for nothing. Of the `ended` trials a log has no line."""
+def choose(
+    how: Progress, console: Console, ended: Collection[int] = (), steer: Steer | None = None
+) -> Display | None:
+    """Return what shows a search; None for nothing.
+
+    Of the `ended` trials a log has no line. `steer` takes the commands of a view that has buttons.
+    """
     if how == "auto":
         how = "table" if console.is_terminal or console.is_jupyter else "log"
+    if how == "table" and console.is_jupyter:
+        return LiveView(steer) if has_widgets() else InNotebook()
     if how == "table":
-        return InNotebook() if console.is_jupyter else InTerminal(console)
+        return InTerminal(console)
     if how == "line":
         return OneLine(console)
     return InLog(console, ended) if how == "log" else None
@@ -50,6 +59,7 @@ class InTerminal:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._link = _Link(console)
         self._live = Live(_STARTING, console=console, auto_refresh=False)
 
     def start(self) -> None:
@@ -58,6 +68,7 @@ class InTerminal:
 
     def show(self, snapshot: Snapshot) -> None:
         """Show how the search stands."""
+        self._link.show(snapshot)
         text = "\n".join(terminal_lines(snapshot, height=self._console.height))
         self._live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
 
@@ -93,6 +104,20 @@ class InNotebook:
             self.show(snapshot)
 
 
+class _Link:
+    """Shows once where Dask's dashboard is, above what lives in a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._is_shown = False
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show it, if there is one and it was not shown."""
+        if snapshot.dashboard and not self._is_shown:
+            self._is_shown = True
+            self._console.print(Text(dashboard_told(snapshot)), soft_wrap=True)
+
+
 class OneLine:
     """One line that lives in a terminal."""
 
@@ -103,6 +128,7 @@ class OneLine:
             BarColumn(bar_width=20),
             TimeElapsedColumn(),
         )
+        self._link = _Link(console)
         self._progress = RichProgress(*columns, console=console, refresh_per_second=4)
         self._task = self._progress.add_task(_STARTING, total=None)
 
@@ -112,6 +138,7 @@ class OneLine:
 
     def show(self, snapshot: Snapshot) -> None:
         """Show how the search stands."""
+        self._link.show(snapshot)
         self._progress.update(
             self._task,
             description=line(snapshot),
@@ -133,12 +160,16 @@ class InLog:
         self._file = console.file
         self._ended = set(ended)
         self._due: float | None = None
+        self._has_link = False
 
     def start(self) -> None:
         """Show nothing yet."""
 
     def show(self, snapshot: Snapshot) -> None:
         """Write a line on each trial that has ended since, and one on all if it is due."""
+        if snapshot.dashboard and not self._has_link:
+            self._has_link = True
+            self._write(snapshot, dashboard_told(snapshot))
         ended = {row.number: row for row in snapshot.rows if not row.is_live}
         for number in sorted(ended.keys() - self._ended):
             self._write(snapshot, _end_of(ended[number], snapshot.metric))
@@ -148,8 +179,7 @@ class InLog:
         if snapshot.seconds >= self._due:
             self._due = snapshot.seconds + LOG_EVERY_S
             _, *rest = snapshot.head
-            far = snapshot.head[0].partition(" · ")[2]
-            self._write(snapshot, " · ".join([far, *rest]))
+            self._write(snapshot, " · ".join([snapshot.far, *rest]))
 
     def stop(self, snapshot: Snapshot | None, error: BaseException | None) -> None:
         """Write what came out."""
@@ -159,8 +189,9 @@ class InLog:
         how = "has ended" if error is None else f"was interrupted by {type(error).__name__}"
         trials = f"{counted(len(snapshot.rows), 'trial')}, {counted(snapshot.n_epochs, 'epoch')}"
         cost = f"{span(snapshot.worker_seconds)} of workers' time"
-        _, _, *best = snapshot.head
-        self._write(snapshot, " · ".join([f"the search {how}: {trials}, {cost}", *best]))
+        cost += "".join(f", {gauge.used}" for gauge in snapshot.gauges if gauge.is_money)
+        told = [f"the search {how}: {trials}, {cost}", *snapshot.best_told]
+        self._write(snapshot, " · ".join(told))
 
     def _write(self, snapshot: Snapshot, text: str) -> None:
         print(f"dagsel {clock(snapshot.seconds)} · {text}", file=self._file, flush=True)
@@ -173,6 +204,11 @@ def _end_of(row: TrialRow, metric: str) -> str:
     if row.state == "failed":
         parts.append(row.reason.partition("\n")[0])
     return " · ".join([*parts, *([row.config] if row.config else [])])
+
+
+def dashboard_told(snapshot: Snapshot) -> str:
+    """Say where Dask's dashboard is."""
+    return f"Dask's dashboard: {snapshot.dashboard}"
 
 
 def line(snapshot: Snapshot) -> str:

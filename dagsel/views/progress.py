@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from rich.console import Console
 
-from dagsel.console import Progress
+from dagsel.console import Progress, is_notebook
 from dagsel.history.record import Record
+from dagsel.messages import WorkerNow
 from dagsel.views.displays import choose
+from dagsel.views.facts import Facts
 from dagsel.views.snapshot import Snapshot
 
 #: What is shown is made anew after this time at the earliest,
@@ -35,6 +37,8 @@ class SearchProgress:
         Trials that an earlier session has ended: they are no news.
     console
         Where to; by default standard error.
+    facts
+        What the record does not hold.
     """
 
     def __init__(
@@ -44,9 +48,12 @@ class SearchProgress:
         *,
         ended: Collection[int] = (),
         console: Console | None = None,
+        facts: Facts | None = None,
     ) -> None:
         self._metric = metric
-        self._display = choose(how, console or Console(stderr=True), ended)
+        self._facts = facts or Facts()
+        console = console or Console(stderr=True, force_jupyter=is_notebook() or None)
+        self._display = choose(how, console, ended, self._facts.steer)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
         self._last: Record | None = None
@@ -70,8 +77,13 @@ class SearchProgress:
             self._display.show(self._snapshot(record))
             self._due = now + max(REFRESH_S, SPARING * (time.monotonic() - now))
 
+    def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
+        """Show from now on what the workers do, and where Dask's dashboard is."""
+        self._facts.workers, self._facts.dashboard = workers, dashboard
+
     def _snapshot(self, record: Record) -> Snapshot:
-        return Snapshot.of(record, self._metric, self._rate(len(record.units), time.monotonic()))
+        rate = self._rate(len(record.units), time.monotonic())
+        return Snapshot.of(record, self._metric, rate, self._facts)
 
     def _rate(self, n_units: int, now: float) -> float:
         while self._window and now - self._window[0][0] >= _WINDOW_S:

@@ -6,13 +6,18 @@ A `Snapshot` is taken of the record; terminals, notebooks and logs show the same
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dagsel.console import shown_config
+from dagsel.history.live import params_now
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
+from dagsel.messages import WorkerNow
+from dagsel.views.facts import Facts, Gauge
 from dagsel.views.words import clock, counted, from_to, seconds_left
 
 #: So many of the last units say how long the next ones take.
@@ -33,6 +38,9 @@ class TrialRow:
     curve: tuple[float, ...]  # the metric after each epoch
     config: str
     reason: str  # why it has ended
+    progress: float  # how far it has trained, in epochs
+    is_paused_by_user: bool  # whether a command has paused it, so that one can resume it
+    params: Mapping[str, Any]  # what the space has suggested for it
 
     @property
     def is_live(self) -> bool:
@@ -40,19 +48,23 @@ class TrialRow:
         return self.state in ("training", "paused")
 
     @classmethod
-    def of(cls, trial: TrialRecord) -> TrialRow:
+    def of(cls, trial: TrialRecord, record: Record) -> TrialRow:
         """Return how a trial stands."""
-        rests = trial.is_paused or trial.is_held
+        rests = trial.is_paused or trial.is_held or trial.paused_by_user
+        epochs = len(trial.epochs)
         live_state = "paused" if rests else "training"
         return cls(
             trial.number,
             live_state if trial.is_live else trial.state,
-            len(trial.epochs),
-            trial.n_decided if trial.is_live else len(trial.epochs),
+            epochs,
+            trial.n_decided if trial.is_live else epochs,
             trial.value,
             tuple(epoch.value for epoch in trial.epochs),
             shown_config(trial.config),
             trial.reason,
+            trial.progress(record.n_shards) if trial.is_live else epochs,
+            trial.paused_by_user,
+            params_now(record, trial),
         )
 
 
@@ -72,12 +84,20 @@ class Snapshot:
     best_after: float  # epochs after which it was that
     n_front: int | None  # trials of the Pareto front, if there are several metrics
     left_s: tuple[float, float] | None  # how long the decided epochs may take; None if unknown
+    n_total: int | None  # trials that there will be; None if nobody knows
+    gauges: tuple[Gauge, ...]  # what is used, and what is left of deadline and budget
+    workers: tuple[WorkerNow, ...]  # empty where nobody says what they do
+    dashboard: str  # address of Dask's dashboard; empty if there is none
 
     @classmethod
-    def of(cls, record: Record, metric: str, units_per_second: float) -> Snapshot:
-        """Return how a search stands."""
+    def of(
+        cls, record: Record, metric: str, units_per_second: float, facts: Facts | None = None
+    ) -> Snapshot:
+        """Return how a search stands; without `facts` only what the record holds."""
+        facts = facts or Facts()
         leading = record.leading
-        rows = sorted((TrialRow.of(trial) for trial in record.trials.values()), key=_order(record))
+        trials = (TrialRow.of(trial, record) for trial in record.trials.values())
+        rows = sorted(trials, key=_order(record))
         return cls(
             record.seconds,
             metric,
@@ -87,7 +107,7 @@ class Snapshot:
             units_per_second,
             record.worker_seconds,
             tuple(rows),
-            None if leading is None else TrialRow.of(leading),
+            None if leading is None else TrialRow.of(leading, record),
             leading.kept.epochs if leading is not None and leading.kept is not None else 0,
             len(record.top) if record.goals else None,
             seconds_left(
@@ -96,27 +116,64 @@ class Snapshot:
                 n_shards=record.n_shards,
                 n_workers=record.n_workers,
             ),
+            facts.total(record),
+            facts.gauges(record),
+            tuple(sorted(facts.workers(), key=lambda now: _natural(now.name))),
+            facts.dashboard,
         )
 
     @property
     def head(self) -> list[str]:
-        """What is said above the trials: how far it is, who is there, and the best so far."""
-        far = f"{clock(self.seconds)} · {self.n_epochs} of {self.n_decided} epochs"
+        """What is said above the trials: how far it is, who is there, limits, and the best."""
+        far = f"{clock(self.seconds)} · {self.far}"
+        limited = " · ".join(str(gauge) for gauge in self.gauges if gauge.limit or gauge.is_money)
+        return [far, self.there, *([limited] if limited else []), *self.best_told]
+
+    @property
+    def far(self) -> str:
+        """How far it is: epochs, trials that have ended if it is known of how many, time left."""
+        parts = [f"{self.n_epochs} of {self.n_decided} epochs"]
+        if self.n_total is not None:
+            parts.append(f"{self.n_ended} of {counted(self.n_total, 'trial')} ended")
         if self.left_s is not None:
-            far += f" · {from_to(*self.left_s)} for the rest of them"
-        counts = Counter(row.state for row in self.rows)
-        there = [f"{counts[state]} {state}" for state in STATES if counts[state]]
+            parts.append(f"{from_to(*self.left_s)} for the rest of the epochs")
+        return " · ".join(parts)
+
+    @property
+    def there(self) -> str:
+        """Trials by their state, workers, and how fast they are."""
+        there = [f"{n} {state}" for state, n in self.counts.items()]
         there += [counted(self.n_workers, "worker"), f"{self.units_per_second:.1f} units/s"]
-        best = [] if self.best is None else [f"best {self.told(self.best, self.best_after)}"]
+        return " · ".join(there)
+
+    @property
+    def best_told(self) -> list[str]:
+        """The best so far in a line, if there is one."""
         if self.n_front is not None:
-            best = [f"{self.n_front} trials on the Pareto front"]
-        return [far, " · ".join(there), *best]
+            return [f"{counted(self.n_front, 'trial')} on the Pareto front"]
+        return [] if self.best is None else [f"best {self.told(self.best, self.best_after)}"]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Trials of each state that there is, in the order of `STATES`."""
+        counts = Counter(row.state for row in self.rows)
+        return {state: counts[state] for state in STATES if counts[state]}
+
+    @property
+    def n_ended(self) -> int:
+        """Trials that have ended."""
+        return sum(not row.is_live for row in self.rows)
 
     def told(self, row: TrialRow, after: float) -> str:
         """Return the value of a trial and its configuration."""
         value = "none" if row.value is None else f"{row.value:.4g}"
         text = f"{self.metric} {value}: trial {row.number} after {counted(after, 'epoch')}"
         return f"{text} · {row.config}" if row.config else text
+
+
+def _natural(name: str) -> tuple[int, str]:
+    """Sort numbers as numbers."""
+    return (int(name), "") if name.isdigit() else (sys.maxsize, name)
 
 
 def _order(record: Record) -> Callable[[TrialRow], tuple[int, bool, float, int]]:

@@ -6,39 +6,72 @@ from collections.abc import Sequence
 from html import escape
 
 from dagsel.console import html_table
+from dagsel.messages import WorkerNow
 from dagsel.views.snapshot import Snapshot, TrialRow
-from dagsel.views.words import sparkline
+from dagsel.views.words import doing, memory, sparkline
 
 #: Lines of a terminal that are left for what stands around the trials.
 AROUND = 8
-#: Trials that a notebook shows.
-IN_NOTEBOOK = 20
+#: Lines of `Snapshot.head` that are among them.
+_HEAD = 3
+#: Trials and workers that a notebook shows.
+IN_NOTEBOOK = 50
 _NUMBERS = (2, 3)  # columns
+_WORKERS = ("worker", "does", "shards", "memory")
 
 
 def terminal_lines(snapshot: Snapshot, *, height: int) -> list[str]:
-    """Return what a terminal of so many lines shows; it cuts what is too long for it."""
-    rows = snapshot.rows[: max(1, height - AROUND)]
+    """Return what a terminal of so many lines shows; it cuts what is too long for it.
+
+    Trials come first: workers get what they leave, or a quarter of the lines.
+    """
+    room = max(1, height - AROUND - max(0, len(snapshot.head) - _HEAD))
+    spare = max(room - len(snapshot.rows), room // 4) - 2  # for a title and an empty line
+    workers = snapshot.workers[: max(0, spare)]
+    n_around = len(workers) + 2 if workers else 0
+    rows = snapshot.rows[: max(1, room - n_around)]
     if not rows:
         return snapshot.head
-    table = [_names(snapshot), *map(_cells, rows)]
+    lines = [*snapshot.head, *_columns([_names(snapshot), *map(_cells, rows)], _NUMBERS)]
+    lines += _more(len(snapshot.rows) - len(rows), "trial")
+    if workers:
+        lines += ["", *_columns([_WORKERS, *map(_worker_cells, workers)], ())]
+        lines += _more(len(snapshot.workers) - len(workers), "worker")
+    return lines
+
+
+def _columns(table: Sequence[Sequence[str]], numbers: Sequence[int]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = [
+    return [
         "  ".join(
-            cell.rjust(width) if k in _NUMBERS else cell.ljust(width)
+            cell.rjust(width) if k in numbers else cell.ljust(width)
             for k, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in table
     ]
-    return [*snapshot.head, *lines, *_more(snapshot, rows)]
 
 
 def notebook_table(snapshot: Snapshot) -> str:
     """Return what a notebook shows, in HTML."""
-    rows = snapshot.rows[:IN_NOTEBOOK]
-    lines = [*snapshot.head, *_more(snapshot, rows)]
-    text = "".join(f"<div>{escape(line)}</div>" for line in lines)
-    return text + (html_table([_names(snapshot), *map(_cells, rows)]) if rows else "")
+    rows, workers = snapshot.rows[:IN_NOTEBOOK], snapshot.workers[:IN_NOTEBOOK]
+    text = "".join(f"<div>{escape(line)}</div>" for line in snapshot.head)
+    text += _link(snapshot.dashboard)
+    if rows:
+        text += html_table([_names(snapshot), *map(_cells, rows)])
+        text += "".join(
+            f"<div>{line}</div>" for line in _more(len(snapshot.rows) - len(rows), "trial")
+        )
+    if workers:
+        text += html_table([_WORKERS, *map(_worker_cells, workers)])
+        n_more = len(snapshot.workers) - len(workers)
+        text += "".join(f"<div>{line}</div>" for line in _more(n_more, "worker"))
+    return text
+
+
+def _link(dashboard: str) -> str:
+    if not dashboard.startswith(("http://", "https://")):
+        return ""
+    return f'<div><a href="{escape(dashboard)}" target="_blank">Dask\'s dashboard</a></div>'
 
 
 def _names(snapshot: Snapshot) -> tuple[str, ...]:
@@ -53,6 +86,9 @@ def _cells(row: TrialRow) -> tuple[str, ...]:
     return str(row.number), row.state, epochs, value, sparkline(row.curve), row.config
 
 
-def _more(snapshot: Snapshot, rows: Sequence[TrialRow]) -> list[str]:
-    n_more = len(snapshot.rows) - len(rows)
-    return [f"and {n_more} more trials"] if n_more else []
+def _worker_cells(now: WorkerNow) -> tuple[str, ...]:
+    return now.name, doing(now), str(now.n_held), memory(now)
+
+
+def _more(n_more: int, what: str) -> list[str]:
+    return [f"and {n_more} more {what}{'s' * (n_more != 1)}"] if n_more > 0 else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from dagsel.console import amount, span
-from dagsel.messages import UnitRecord
+from dagsel.console import amount, readable_size, span
+from dagsel.messages import UnitRecord, WorkerNow
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -93,3 +93,36 @@ def sparkline(values: Sequence[float], *, width: int = 12) -> str:
     return "".join(
         _BLOCKS[round((value - least) * scale)] if math.isfinite(value) else " " for value in last
     )
+
+
+def doing(now: WorkerNow) -> str:
+    """Say what a worker does.
+
+    Examples
+    --------
+    >>> from dagsel.dispatch.units import Unit
+    >>> doing(WorkerNow("tcp://a:1", "0", Unit("train", 7, 3, 0), shard=2))
+    'trains trial 7, epoch 3, shard 2'
+    >>> doing(WorkerNow("tcp://a:1", "0", n_loading=2)), doing(WorkerNow("tcp://a:1", "0"))
+    ('loads 2 shards', 'idle')
+    """
+    if now.unit is None:
+        waits = f"loads {counted(now.n_loading, 'shard')}" if now.n_loading else "idle"
+        return "leaves" if now.drains else waits
+    kind, trial, epoch, _ = now.unit
+    if kind == "check":
+        return f"scores trial {trial} where it rests, shard {now.shard}"
+    verb = "trains" if kind == "train" else "scores"
+    return f"{verb} trial {trial}, epoch {epoch}, shard {now.shard}"
+
+
+def memory(now: WorkerNow) -> str:
+    """Say how much memory a worker's process takes.
+
+    Examples
+    --------
+    >>> memory(WorkerNow("a", "0", memory_bytes=3 * 10**8, memory_limit=4 * 10**9))
+    '300.0 MB of 4.0 GB'
+    """
+    used = readable_size(now.memory_bytes)
+    return f"{used} of {readable_size(now.memory_limit)}" if now.memory_limit else used

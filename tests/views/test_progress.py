@@ -175,7 +175,7 @@ def test_a_hundredth_of_the_time_is_spent_on_it(seconds: float) -> None:
 
 
 def test_a_notebook_shows_text_of_the_study_as_text() -> None:
-    html = notebook_table(snapshot(make_record(30, {"act": "<script>alert(1)</script>"})))
+    html = notebook_table(snapshot(make_record(60, {"act": "<script>alert(1)</script>"})))
     assert "<script>" not in html
     assert "act=&lt;script&gt;" in html
     assert html.count("<tr>") == 1 + IN_NOTEBOOK
