@@ -172,7 +172,7 @@ def is_notebook() -> bool:
         return False
     from IPython import get_ipython
 
-    return type(get_ipython()).__name__ == "ZMQInteractiveShell"  # type: ignore[no-untyped-call]
+    return type(get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 def has_prompt() -> bool:

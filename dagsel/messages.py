@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_args
 
 from dagsel.codec import LATER, Json, Tagged, from_json, to_json
-from dagsel.dispatch import events
+from dagsel.dispatch import description, events
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
@@ -31,8 +31,7 @@ class Assignment:
 
     shard: int  # the shard to visit
     attempt: int = 1  # from 1; a unit that was begun before looks for its stored result first
-    # What the unit may take before it stops at a batch boundary and waits for its turn again; None
-    # for no bound.
+    # What the unit may take before it stops at a batch and waits for its turn; None for no bound.
     max_seconds: float | None = None
     max_batches: int | None = None
     # Of a training unit: the shards that its trial has visited before in this epoch, in order.
@@ -68,8 +67,7 @@ class UnitWork:
     losses: tuple[int, float, float] | None = None
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
-    # How often it was begun since its last record, and the seconds of the attempts that were lost
-    # with a worker, by the scheduler's clock.
+    # How often it was begun since its last record, and seconds of attempts lost with a worker.
     attempts: int = 1
     lost_seconds: float = 0.0
     # What the run has taken until now; the driver writes it down.
@@ -174,11 +172,6 @@ class Shrink:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeWorkers:
-    """Say what each worker does now; answer: `WorkersDescribed`."""
-
-
-@dataclass(frozen=True, slots=True)
 class EndRun:
     """Leave the scheduler as it was."""
 
@@ -194,7 +187,7 @@ Command: TypeAlias = (
     | PreemptTrial
     | LimitTime
     | Shrink
-    | DescribeWorkers
+    | description.DescribeWorkers
     | EndRun
 )
 
@@ -344,28 +337,6 @@ class TrialReport:
     raised: Raised | None = None  # the error of its workload, if it was that
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerNow:
-    """What a worker does at a moment, as the scheduler knows it."""
-
-    worker: str  # its address
-    name: str
-    unit: Unit | None = None  # what it runs; None if it is idle
-    shard: int | None = None  # that the unit visits
-    n_held: int = 0  # shards that it holds
-    n_loading: int = 0  # shards on their way to it
-    memory_bytes: int = 0  # what its process takes
-    memory_limit: int = 0  # 0 for no limit
-    drains: bool = False  # whether it gets no new units
-
-
-@dataclass(frozen=True, slots=True)
-class WorkersDescribed:
-    """What each worker does now."""
-
-    workers: tuple[WorkerNow, ...]
-
-
 Message: TypeAlias = (
     WorkerJoined
     | WorkerRefused
@@ -382,7 +353,7 @@ Message: TypeAlias = (
     | TrialReport
     | events.FailRun
     | Note
-    | WorkersDescribed
+    | description.WorkersDescribed
 )
 
 # ---- the journal

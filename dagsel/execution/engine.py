@@ -14,6 +14,7 @@ from typing import Any
 from distributed import Client, Future
 
 from dagsel.codec import Json
+from dagsel.dispatch.description import DescribeWorkers, WorkerNow, WorkersDescribed
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import (
     CheckAdded,
@@ -46,7 +47,6 @@ from dagsel.messages import (
     COMMANDS,
     REPORTS,
     Command,
-    DescribeWorkers,
     EndRun,
     LimitTime,
     Message,
@@ -55,9 +55,7 @@ from dagsel.messages import (
     StatePlace,
     WorkerDrains,
     WorkerJoined,
-    WorkerNow,
     WorkerRefused,
-    WorkersDescribed,
 )
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity

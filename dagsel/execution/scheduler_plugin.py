@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -28,6 +28,7 @@ from distributed.scheduler import Recs, TaskState
 from dagsel import messages
 from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
+from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.units import Round, Unit
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.graph import key_unit, unit_key
@@ -284,8 +285,8 @@ class DispatchPlugin(SchedulerPlugin):
                 self._push(events.HorizonSet(time.monotonic() + seconds))
             case messages.Shrink():
                 self._shrink(command)
-            case messages.DescribeWorkers():
-                self._report(messages.WorkersDescribed(tuple(self._workers_now())))
+            case DescribeWorkers():
+                self._describe()
             case messages.EndRun():
                 self.end()
             case _:  # what the dispatcher knows
@@ -307,28 +308,15 @@ class DispatchPlugin(SchedulerPlugin):
             self._report(messages.WorkerDrains(worker, retire=True))
             self._push(events.DrainRequested(worker))
 
-    def _workers_now(self) -> Iterator[messages.WorkerNow]:
-        runs = {
-            worker: binding
-            for binding in self.dispatcher.bindings.values()
-            if binding.started
-            for worker in binding.workers
-        }
-        for worker, host in self.dispatcher.workers.items():
-            known = self.scheduler.workers.get(worker)
-            if known is not None:
-                binding = runs.get(worker)
-                yield messages.WorkerNow(
-                    worker,
-                    str(known.name),
-                    None if binding is None else binding.unit,
-                    None if binding is None else binding.shard,
-                    host.held.bit_count(),
-                    host.loading.bit_count(),
-                    int(known.metrics.get("memory", 0)),
-                    known.memory_limit or 0,
-                    host.draining,
-                )
+    def _describe(self) -> None:
+        """Tell the driver what each worker does, for those who watch."""
+        found, known = [], self.scheduler.workers
+        for now in describe(self.dispatcher.workers.values(), self.dispatcher.bindings.values()):
+            if (there := known.get(now.worker)) is not None:
+                used, limit = int(there.metrics.get("memory", 0)), there.memory_limit or 0
+                memory = replace(now, memory_bytes=used, memory_limit=limit)
+                found.append(replace(memory, name=str(there.name)))
+        self._report(WorkersDescribed(tuple(found)))
 
     def _comparable(self, speed: float) -> float:
         for known in self._speeds:

@@ -88,8 +88,7 @@ class Record:
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     # Of each trial and epoch the shard at each position.
     visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
-    # Units that were stopped before their end, and went on later.
-    pieces: list[PieceRecord] = field(default_factory=list)
+    pieces: list[PieceRecord] = field(default_factory=list)  # of units that were stopped
     wake_at: float | None = None  # when the flow wants to be told of the time; None if it does not
     wanted: int | None = None  # how many workers the flow wants; None if it has not said
     gives_gangs: bool = False  # whether the flow has ever trained a trial on several workers
@@ -253,9 +252,8 @@ class Record:
     def _hear(self, turn: Turn) -> None:
         match turn.event:
             case Asked(trials):
-                if self.awaited:
-                    asked = self.awaited.popleft()
-                    self.n_added += len(trials) if isinstance(asked, Add) else 0
+                if self.awaited and isinstance(self.awaited.popleft(), Add):
+                    self.n_added += len(trials)
                 params = turn.params or {}
                 for trial in trials:
                     is_feasible = trial not in turn.infeasible

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from dagsel.console import span
+from dagsel.dispatch.description import WorkerNow
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
-from dagsel.messages import WorkerNow
 from dagsel.steering import SetLimits, UserCommand
 from dagsel.views.words import clock
 

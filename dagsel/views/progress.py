@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection
 from rich.console import Console
 
 from dagsel.console import Progress, is_notebook
+from dagsel.dispatch.description import WorkerNow
 from dagsel.history.record import Record
-from dagsel.messages import WorkerNow
 from dagsel.views.displays import choose
 from dagsel.views.facts import Facts
 from dagsel.views.snapshot import Snapshot

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dagsel.console import shown_config
+from dagsel.dispatch.description import WorkerNow
 from dagsel.history.live import params_now
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
-from dagsel.messages import WorkerNow
 from dagsel.views.facts import Facts, Gauge
 from dagsel.views.words import clock, counted, from_to, seconds_left
 

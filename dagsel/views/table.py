@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from dagsel.console import html_table
-from dagsel.messages import WorkerNow
+from dagsel.dispatch.description import WorkerNow
 from dagsel.views.snapshot import Snapshot, TrialRow
 from dagsel.views.words import doing, memory, sparkline
 

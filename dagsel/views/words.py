@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from dagsel.console import amount, readable_size, span
-from dagsel.messages import UnitRecord, WorkerNow
+from dagsel.dispatch.description import WorkerNow
+from dagsel.messages import UnitRecord
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 

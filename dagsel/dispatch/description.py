@@ -1,0 +1,62 @@
+"""What each worker does at a moment, for those who watch a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from dagsel.dispatch.events import Worker
+from dagsel.dispatch.trials import Binding
+from dagsel.dispatch.units import Unit
+from dagsel.dispatch.workers import KnownWorker
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeWorkers:
+    """Say what each worker does now; answer: `WorkersDescribed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNow:
+    """What a worker does at a moment, as the scheduler knows it."""
+
+    worker: Worker
+    name: str = ""
+    unit: Unit | None = None  # what it runs; None if it is idle
+    shard: int | None = None  # that the unit visits
+    n_held: int = 0  # shards that it holds
+    n_loading: int = 0  # shards on their way to it
+    drains: bool = False  # whether it gets no new units
+    memory_bytes: int = 0  # what its process takes
+    memory_limit: int = 0  # 0 for no limit
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersDescribed:
+    """What each worker does now."""
+
+    workers: tuple[WorkerNow, ...]
+
+
+def describe(workers: Iterable[KnownWorker], bindings: Iterable[Binding]) -> Iterator[WorkerNow]:
+    """Yield what workers do, without their names and their memory.
+
+    Examples
+    --------
+    >>> unit = Unit("train", 7, 3, 0)
+    >>> runs = Binding(unit, "a", shard=2, seconds=1.0, ahead_s=0.0, started=True, members=("b",))
+    >>> workers = [KnownWorker(name, None, held=0b101) for name in "abc"]
+    >>> [(now.worker, now.unit == unit, now.shard, now.n_held) for now in describe(workers, [runs])]
+    [('a', True, 2, 2), ('b', True, 2, 2), ('c', False, None, 2)]
+    """
+    runs = {worker: bound for bound in bindings if bound.started for worker in bound.workers}
+    for host in workers:
+        bound = runs.get(host.worker)
+        yield WorkerNow(
+            host.worker,
+            unit=None if bound is None else bound.unit,
+            shard=None if bound is None else bound.shard,
+            n_held=host.held.bit_count(),
+            n_loading=host.loading.bit_count(),
+            drains=host.draining,
+        )
