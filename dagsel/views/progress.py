@@ -65,6 +65,7 @@ class SearchProgress:
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._display is not None:
+            self._facts.workers = tuple  # the search has none any more
             last = None if self._last is None else self._snapshot(self._last)
             self._display.stop(last, error)
 
