@@ -95,7 +95,7 @@ coverage: $(VENV)/.dev chromium
 	$(BIN)/coverage combine --quiet
 	$(BIN)/python tests/covered.py
 
-PURE := dispatch driver flows history planning simulation views workers \
+PURE := dispatch driver flows history planning observers simulation views workers \
 	test_codec.py test_flow.py test_messages.py test_metrics.py
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --hypothesis-profile=quick -m "not alone and not slow" $(PURE:%=tests/%)

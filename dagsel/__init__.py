@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from dagsel.searching import Search as Search
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
+    from dagsel.verbosity import set_verbosity as set_verbosity
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
@@ -47,6 +48,7 @@ _HOMES = {
     "replay": "dagsel.going_on",
     "resume": "dagsel.going_on",
     "simulate": "dagsel.simulation",
+    "set_verbosity": "dagsel.verbosity",
     "start": "dagsel.run",
 }
 _MODULES = (
@@ -56,6 +58,7 @@ _MODULES = (
     "flow",
     "flows",
     "metrics",
+    "observers",
     "simulation",
     "steering",
     "storage",
@@ -80,6 +83,7 @@ __all__ = [
     "profile",
     "replay",
     "resume",
+    "set_verbosity",
     "simulate",
     "start",
 ]

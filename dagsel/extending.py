@@ -27,6 +27,7 @@ from dagsel.history.settings import Settings
 from dagsel.history.tariff import Tariff
 from dagsel.interrupting import interruptible
 from dagsel.messages import ENTRIES, Turn
+from dagsel.observers.base import check_observers
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
 from dagsel.session import Call, Session, tidy
@@ -55,6 +56,7 @@ def extend(
     budget: float | str | None,
     cluster: Any,
     worker_timeout: float | str,
+    observers: Any,
     **given: Any,
 ) -> Run:
     """Go on with a search that has ended; see `Run.extend`."""
@@ -65,6 +67,7 @@ def extend(
     how = checked(*may_be_none, "cache_dir", worker_timeout=worker_timeout, **given)
     bounds = (how.worker_timeout, how.max_cluster_workers, how.worker_startup)
     held = {"hold": how.hold, "cache_dir": how.cache_dir, "progress": how.progress}
+    held["observers"] = check_observers(observers)
     call = Call(client, cluster, *bounds, began, how.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = run.run_dir

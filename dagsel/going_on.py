@@ -26,6 +26,8 @@ from dagsel.history.script import Script, differences
 from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
 from dagsel.messages import SessionBegun, Turn
+from dagsel.observers import Observer
+from dagsel.observers.base import check_observers
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
 from dagsel.reopening import adopt, parts_of, study_of
@@ -62,6 +64,7 @@ def resume(
     hold: Hold = "auto",
     cache_dir: str | PathLike[str] | None = None,
     progress: Progress = "auto",
+    observers: Sequence[Observer] = (),
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
@@ -92,8 +95,9 @@ def resume(
         much as the dearest did.
     count_downtime
         Whether the time since the interruption counts against the deadline.
-    hold, cache_dir, progress
-        As for `dagsel.optimize`: of this call, so they may be others than before.
+    hold, cache_dir, progress, observers
+        As for `dagsel.optimize`: of this call, so they may be others than before. Observers are
+        told all that happened before, too.
 
     Returns
     -------
@@ -144,6 +148,7 @@ def resume(
     )
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
     held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
+    held["observers"] = check_observers(observers)
     call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     folder = given.run_dir
@@ -179,6 +184,8 @@ def resume(
                 logger.warning("run %s is only read: %s", record.run, record.abandoned)
             driver.fail_live("the run had ended")
             tidy(record, folder)  # its driver may have died before it could
+            with session.observing(call):  # nor may its observers have heard all
+                pass
             if record.failed_alike:
                 raise AllTrialsFailedError(record.failed_alike)
             if record.too_little_time:

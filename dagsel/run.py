@@ -30,6 +30,8 @@ from dagsel.history.record import Record
 from dagsel.history.result import Run
 from dagsel.history.settings import Settings, flow_config, flow_name
 from dagsel.interrupting import interruptible
+from dagsel.observers import Observer
+from dagsel.observers.base import check_observers
 from dagsel.planning.budget import price_for
 from dagsel.planning.pools import Workers
 from dagsel.planning.small_population import Policy
@@ -82,6 +84,7 @@ def optimize(
     hold: Hold = "auto",
     cache_dir: str | PathLike[str] | None = None,
     progress: Progress = "auto",
+    observers: Sequence[Observer] = (),
 ) -> Run:
     """Search for the best configuration of a model on a Dask cluster.
 
@@ -188,6 +191,9 @@ def optimize(
         How the search is shown, on standard error: a ``"table"`` of the trials, one ``"line"``, a
         ``"log"`` with a line on each trial that ends and one a minute, or False for nothing.
         ``"auto"`` is a table in a terminal or a notebook, and a log elsewhere.
+    observers
+        Who is told of trials and epochs, such as ``[TensorBoard("tb"), CSV("epochs.csv")]``: see
+        `dagsel.observers`.
 
     Returns
     -------
@@ -274,6 +280,7 @@ def _prepared(
     hold: Any,
     cache_dir: Any,
     progress: Any,
+    observers: Any,
 ) -> Prepared:
     """Check the arguments of a search, claim its folder, and write down what it was called with."""
     began = time.monotonic()
@@ -310,6 +317,7 @@ def _prepared(
     warm_up(client, cluster)  # while the study is checked and arrays are written
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
     held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
+    held["observers"] = check_observers(observers)
     call = Call(client, cluster, *bounds, began, given.workers or (), **held)
     check_pools(client, cluster, call.workers)
     limits = (flow.traits, deadline, budget, price_per_worker_hour, call.workers)

@@ -46,6 +46,8 @@ from dagsel.history.settings import Settings
 from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import ENTRIES, Entry, SessionEnded
+from dagsel.observers import Observer, SearchBegan
+from dagsel.observers.observing import Observing
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity, fewer
 from dagsel.planning.pools import Workers
@@ -106,6 +108,7 @@ class Call:
     hold: Hold = "auto"
     cache_dir: str | None = None
     progress: Progress = "auto"
+    observers: tuple[Observer, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -179,6 +182,7 @@ class Session:
             facts = self._facts(inbox)
             shown = SearchProgress(self.settings.metric, call.progress, ended=over, facts=facts)
             progress = stack.enter_context(shown)
+            observing = stack.enter_context(self.observing(call))
             left_s = self._left(call)[0]
             within_s = left_s if left_s > 0 else math.inf  # a run that is over is only ended
             here = stack.enter_context(
@@ -194,7 +198,8 @@ class Session:
             why_not = "" if has_room else why_no_room(here, self.data, share=spec.shard_share)
             idle_workers = self._idle_workers(cluster_driver, why_not)
             inbox.wake = engine.wake
-            self._runner(call, engine, journal, idle_workers, progress, inbox).run()
+            observe = (progress.update, observing.update)
+            self._runner(call, engine, journal, idle_workers, observe, inbox).run()
             self.driver.fail_live("the run ended before the trial did")
         ended = _ended(call, engine.bill, cluster_driver, before)
         journal.append([ended])
@@ -212,6 +217,13 @@ class Session:
         """Return what a view is told beside the record; a replay takes no commands."""
         steer = None if self.visits is not None else lambda command: inbox.post(Order(command))
         return Facts.of(self.settings, lambda: self.flow.traits.n_trials, steer)
+
+    def observing(self, call: Call) -> Observing:
+        """Return what tells observers; they hear first of what was before."""
+        settings, record = self.settings, self.record
+        about = (record.run, settings.study, settings.metric, settings.direction, self.folder.url)
+        began = SearchBegan(*about, goes_on=bool(record.sessions))
+        return Observing(call.observers, began, record)
 
     def _spec(self, call: Call) -> RunSpec:
         # What a dead driver has left on the cluster, if only for a moment, is not this session's.
@@ -267,7 +279,7 @@ class Session:
         engine: DaskEngine,
         journal: LockedJournal,
         idle_workers: IdleWorkers,
-        progress: SearchProgress,
+        observe: Sequence[Callable[[Record], None]],
         inbox: Inbox,
     ) -> Runner:
         settings = self.settings
@@ -292,7 +304,7 @@ class Session:
             deadline_s=settings.deadline_s,
             budget_s=settings.budget_s if settings.budget_money is None else None,
             budget_money=settings.budget_money,
-            observe=progress.update,
+            observe=lambda record: [look(record) for look in observe],
             lead_s=call.seconds,
             inbox=inbox,
             tariff=Tariff.of(settings, call.workers),

@@ -60,6 +60,7 @@ def test_what_is_exported() -> None:
         "profile",
         "replay",
         "resume",
+        "set_verbosity",
         "simulate",
         "start",
     ]

@@ -19,6 +19,7 @@ from dagsel.dispatch.events import FailRun, RestartWorker, ShardLoaded, TrialRes
 from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.commands import Commands
+from dagsel.driver.entry_log import log_entry
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.inbox import Inbox
@@ -107,7 +108,7 @@ class Runner:
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     budget_money: float | None = None  # and in money, if they differ in their price
-    observe: Callable[[Record], None] = lambda record: None  # called whenever it has changed
+    observe: Callable[[Record], Any] = lambda record: None  # called whenever it has changed
     lead_s: float = 0.0  # seconds that this session has taken before: they count
     inbox: Inbox = field(default_factory=Inbox)  # what the user commands
     tariff: Tariff = field(default_factory=Tariff)  # by which new limits are read
@@ -283,6 +284,7 @@ class Runner:
             entry = ENTRIES.decode(ENTRIES.encode(entry))
         self._entries.append(entry)
         self.record.add(entry)
+        log_entry(entry)
 
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:

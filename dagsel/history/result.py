@@ -88,6 +88,7 @@ class Run(Result):
         hold: Hold = "auto",
         cache_dir: str | PathLike[str] | None = None,
         progress: Progress = "auto",
+        observers: Sequence[Any] = (),
     ) -> Run:
         """Go on with a search that has ended: more trials, more epochs, or both.
 
@@ -122,8 +123,8 @@ class Run(Result):
             As for `dagsel.resume`; needed only if the run does not know them.
         callbacks, max_cluster_workers, worker_startup, workers, worker_timeout
             As for `dagsel.optimize`.
-        hold, cache_dir, progress
-            As for `dagsel.optimize`.
+        hold, cache_dir, progress, observers
+            As for `dagsel.optimize`; observers are told all that happened before, too.
 
         Returns
         -------
@@ -159,6 +160,7 @@ class Run(Result):
             hold=hold,
             cache_dir=cache_dir,
             progress=progress,
+            observers=observers,
         )
 
     @property

@@ -1,0 +1,136 @@
+"""Runs of MLflow: one for the search, and below it one for each trial."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from dagsel.errors import SearchError
+from dagsel.observers.base import Observer
+from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
+
+_RUN, _TRIAL, _PARENT = "dagsel.run", "dagsel.trial", "mlflow.parentRunId"
+_STATUS = {"complete": "FINISHED", "pruned": "KILLED", "failed": "FAILED"}
+
+
+class MLflow(Observer):
+    """Writes a run of MLflow for the search, and one below it for each trial.
+
+    The runs of trials have their parameters, and by epoch the validation metrics and
+    ``train_loss``. A trial that was pruned is ``KILLED`` there. Where a search goes on, it goes on
+    in the same runs.
+
+    Needs ``pip install "dagsel[mlflow]"``.
+
+    Parameters
+    ----------
+    uri
+        MLflow's tracking URI, such as ``"sqlite:///mlflow.db"`` or ``"http://127.0.0.1:5000"``.
+    experiment
+        Name of the experiment; None for the study's.
+    """
+
+    def __init__(self, uri: str = "sqlite:///mlflow.db", experiment: str | None = None) -> None:
+        self._uri, self._experiment = uri, experiment
+        self._client: Any = None
+        self._parent = self._experiment_id = ""
+        self._runs: dict[int, str] = {}  # by trial
+        self._there: dict[int, set[int]] = {}  # epochs of trials of before
+
+    def check(self) -> None:
+        """Raise an error if MLflow is not installed, or cannot be reached."""
+        try:
+            from mlflow import MlflowClient
+        except ImportError as error:
+            raise SearchError(
+                f'MLflow is not installed: pip install "dagsel[mlflow]" ({error})'
+            ) from None
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        try:
+            self._client = MlflowClient(self._uri)
+            self._client.search_experiments(max_results=1)
+        except Exception as error:  # noqa: BLE001 - a store may raise anything
+            raise SearchError(f"MLflow cannot use {self._uri}: {error}") from None
+
+    def search_began(self, search: SearchBegan) -> None:
+        """Begin the run of the search, or find it and those of its trials."""
+        name = self._experiment or search.study
+        found = self._client.get_experiment_by_name(name)
+        self._experiment_id = (
+            self._client.create_experiment(name) if found is None else found.experiment_id
+        )
+        self._runs, self._there, self._parent = {}, {}, ""
+        ours = f"tags.`{_RUN}` = '{search.run}'"
+        token = None
+        while True:
+            page = self._client.search_runs([self._experiment_id], ours, page_token=token)
+            for run in page:
+                trial = run.data.tags.get(_TRIAL)
+                if trial is None:
+                    self._parent = run.info.run_id
+                else:
+                    self._runs[int(trial)] = run.info.run_id
+            token = page.token
+            if not token:
+                break
+        tags = {_RUN: search.run, "dagsel.run_dir": search.run_dir}
+        if not self._parent:
+            created = self._client.create_run(
+                self._experiment_id, tags=tags, run_name=f"search {search.run}"
+            )
+            self._parent = created.info.run_id
+        else:
+            self._client.update_run(self._parent, status="RUNNING")
+        self._tags = {**tags, _PARENT: self._parent}
+
+    def trial_began(self, trial: TrialBegan) -> None:
+        """Begin a run, unless there is one."""
+        from mlflow.entities import Param
+
+        if trial.trial in self._runs:
+            return
+        created = self._client.create_run(
+            self._experiment_id,
+            tags={**self._tags, _TRIAL: str(trial.trial)},
+            run_name=f"trial {trial.trial}",
+        )
+        self._runs[trial.trial] = created.info.run_id
+        self._there[trial.trial] = set()
+        params = [Param(name, str(value)) for name, value in trial.params.items()]
+        self._client.log_batch(created.info.run_id, params=params)
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        """Write its metrics, unless they are there."""
+        from mlflow.entities import Metric
+
+        run = self._runs[epoch.trial]
+        values = {**epoch.metrics, "train_loss": epoch.train_loss}
+        if epoch.trial not in self._there:  # the run is of an earlier process
+            last = self._client.get_metric_history(run, "train_loss")
+            self._there[epoch.trial] = {metric.step for metric in last}
+        if epoch.epoch in self._there[epoch.trial]:
+            return
+        at = int(epoch.at * 1000)
+        half = {  # a kill may have cut it in the middle
+            name
+            for name in epoch.metrics
+            if epoch.is_past
+            and any(m.step == epoch.epoch for m in self._client.get_metric_history(run, name))
+        }
+        metrics = [Metric(k, v, at, epoch.epoch) for k, v in values.items() if k not in half]
+        self._client.log_batch(run, metrics=metrics)
+        self._there[epoch.trial].add(epoch.epoch)
+
+    def trial_ended(self, trial: TrialEnded) -> None:
+        """End its run."""
+        run = self._runs[trial.trial]
+        self._client.set_tag(run, "dagsel.reason", trial.reason)
+        self._client.set_terminated(run, _STATUS[trial.state])
+
+    def search_ended(self, search: SearchEnded) -> None:
+        """End the run of the search, with the best value."""
+        if search.best_value is not None:
+            self._client.log_metric(self._parent, "best_value", search.best_value)
+            self._client.set_tag(self._parent, "dagsel.best_trial", str(search.best_trial))
+        self._client.set_terminated(self._parent, "FAILED" if search.error else "FINISHED")

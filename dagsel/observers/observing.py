@@ -1,0 +1,113 @@
+"""Tells observers, each in a thread of its own, so that none keeps the search waiting."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from dagsel.history.record import Record
+from dagsel.observers.base import Observer, tell
+from dagsel.observers.events import SearchBegan, Told
+from dagsel.observers.feed import Feed, ending
+
+logger = logging.getLogger("dagsel")
+
+#: The record is read anew after this time at the earliest,
+READ_S = 0.25
+#: and after so many times the time that it took.
+SPARING = 200
+#: What observers have not taken in so long after the end is left out.
+LEAVE_S = 10.0
+#: An observer that is so many behind is let go.
+MOST_WAITING = 100_000
+
+
+class Observing:
+    """Reads the record of a search and tells observers what is new.
+
+    Parameters
+    ----------
+    observers
+        Who is told.
+    began
+        What they are told first.
+    record
+        What was done before; it is told next.
+    """
+
+    def __init__(self, observers: Sequence[Observer], began: SearchBegan, record: Record) -> None:
+        self._posts = [_Post(observer) for observer in observers]
+        self._feed = Feed(is_past=True)
+        self._due = 0.0
+        self._last = record
+        self._tell([began, *self._feed.news(record)])
+        self._feed.is_past = False
+
+    def __enter__(self) -> Observing:
+        for post in self._posts:
+            post.begin()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._tell([*self._feed.news(self._last), ending(self._last, error)])
+        self._tell([None])
+        until = time.monotonic() + LEAVE_S
+        for post in self._posts:
+            post.join(until)
+
+    def update(self, record: Record) -> None:
+        """Tell what the search has done, unless that was a moment ago."""
+        if not self._posts:
+            return
+        self._last, now = record, time.monotonic()
+        if now >= self._due:
+            self._tell(self._feed.news(record))
+            self._due = now + max(READ_S, SPARING * (time.monotonic() - now))
+
+    def _tell(self, news: Iterable[Told | None]) -> None:
+        for told in news:
+            for post in self._posts:
+                post.put(told)
+
+
+class _Post:
+    """An observer, its thread, and what waits for it."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._name = observer, type(observer).__name__
+        self._news: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._is_gone = False
+        name = f"dagsel-observer-{self._name}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> None:
+        self._thread.start()
+
+    def put(self, told: Told | None) -> None:
+        if self._is_gone:
+            return
+        if self._news.qsize() >= MOST_WAITING:
+            self._let_go(f"it is {MOST_WAITING:,} messages behind")
+            return
+        self._news.put(told)
+
+    def join(self, until: float) -> None:
+        if not self._is_gone:
+            self._thread.join(max(0.0, until - time.monotonic()))
+            if self._thread.is_alive():
+                self._let_go(f"it has not taken in all {LEAVE_S:g} s after the end of the search")
+
+    def _run(self) -> None:
+        while (told := self._news.get()) is not None and not self._is_gone:
+            try:
+                tell(self._observer, told)
+            except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
+                self._let_go(f"{type(error).__name__}: {error}")
+
+    def _let_go(self, why: str) -> None:
+        if not self._is_gone:
+            self._is_gone = True
+            logger.warning("the observer %s is told no more: %s", self._name, why)

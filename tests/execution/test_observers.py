@@ -1,0 +1,143 @@
+"""Observers of real searches: no epoch is missing or doubled after SIGKILL of the driver."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from distributed import Client
+
+import dagsel
+from dagsel.errors import SearchError
+from dagsel.flows import RandomSearch
+from dagsel.observers import CSV, EpochEnded, Observer, SearchBegan
+from tests.execution import observed_driver
+
+
+def driven(folder: Path, how: str, n_epochs: int | None) -> str:
+    """Run a driver, and kill it after so many epochs; return its last line."""
+    command = [sys.executable, str(Path(observed_driver.__file__)), str(folder), how]
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) == n_epochs:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+    return lines[-1]
+
+
+def test_each_tracker_has_every_epoch_once_though_the_driver_was_killed_twice(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(18)
+    assert driven(tmp_path, "optimize", chance.randint(1, 6)).startswith("reported")
+    assert driven(tmp_path, "resume", chance.randint(1, 4)).startswith("reported")
+    assert driven(tmp_path, "resume", None).startswith("ended")
+    run = dagsel.load(tmp_path / "run")
+    whole = {
+        (trial.number, epoch.epoch): epoch.value
+        for trial in run.record.trials.values()
+        for epoch in trial.epochs
+    }
+    assert len(whole) > 8
+    with (tmp_path / "epochs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(whole)
+    assert {(int(r["trial"]), int(r["epoch"])): float(r["value"]) for r in rows} == whole
+    assert in_tensorboard(tmp_path / "tb" / run.record.run) == Counter(whole.keys())
+    assert in_mlflow(f"sqlite:///{tmp_path}/mlflow.db") == Counter(whole.keys())
+
+
+def in_tensorboard(folder: Path) -> Counter[tuple[int, int]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found: Counter[tuple[int, int]] = Counter()
+    for place in folder.glob("trial-*"):
+        read = EventAccumulator(str(place))
+        read.Reload()
+        for event in read.Scalars("validation/value"):
+            found[int(place.name[-4:]), event.step] += 1
+    return found
+
+
+def in_mlflow(uri: str) -> Counter[tuple[int, int]]:
+    """Read MLflow's runs in a process of its own: its imports warn of much."""
+    script = (
+        "import sys; from mlflow import MlflowClient\n"
+        "c = MlflowClient(sys.argv[1]); e = c.get_experiment_by_name('killed')\n"
+        "for r in c.search_runs([e.experiment_id]):\n"
+        "    n = r.data.tags.get('dagsel.trial')\n"
+        "    assert r.info.status in ('FINISHED', 'KILLED'), r.info.status\n"
+        "    for m in c.get_metric_history(r.info.run_id, 'value') if n else (): print(n, m.step)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    return Counter((int(n), int(step)) for n, step in map(str.split, out.stdout.splitlines()))
+
+
+class Broken(Observer):
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        raise ZeroDivisionError("mine")
+
+
+class Heard(Observer):
+    def __init__(self) -> None:
+        self.began: list[SearchBegan] = []
+        self.epochs: list[EpochEnded] = []
+
+    def search_began(self, search: SearchBegan) -> None:
+        self.began.append(search)
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        self.epochs.append(epoch)
+
+
+def test_one_that_raises_costs_no_trial_and_an_extended_search_is_told_whole(
+    client: Client, optimize: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, after = Heard(), Heard()
+    flow = RandomSearch(max_epochs=2, n_trials=2)
+    run = optimize(flow, client=client, observers=[Broken(), before])
+    assert not run.failures
+    assert caplog.text.count("the observer Broken is told no more: ZeroDivisionError: mine") == 1
+    assert sorted((e.trial, e.epoch) for e in before.epochs) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert not before.began[0].goes_on
+    more = run.extend(client, n_trials=1, observers=[after])
+    assert len(more.record.trials) == 3
+    assert [epoch.is_past for epoch in after.epochs].count(True) == 4
+    assert len(after.epochs) == 6
+    assert after.began[0].goes_on
+
+
+def test_what_is_no_observer_is_refused_before_anything_begins(optimize: Any, run_dir: str) -> None:
+    with pytest.raises(SearchError, match="observers has the class CSV"):
+        optimize(observers=[CSV])
+    assert not Path(run_dir).exists()
+
+
+def test_what_is_logged_is_chosen(
+    client: Client, optimize: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        dagsel.set_verbosity(level="info")
+        caplog.handler.setLevel(logging.INFO)
+        optimize(RandomSearch(max_epochs=1, n_trials=2), client=client)
+    said = [r.getMessage() for r in caplog.records if r.name == "dagsel.driver"]
+    assert said[0] == "the search begins"
+    assert sum(text.startswith("trial ") for text in said) == 2
+    with pytest.raises(SearchError, match="level must be"):
+        dagsel.set_verbosity("loud")  # type: ignore[arg-type]

@@ -1,0 +1,186 @@
+"""Observers hear all, once and in order; one that raises or hangs costs the search nothing."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any
+
+import optuna
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.errors import SearchError
+from dagsel.flows import ASHA
+from dagsel.history.record import Record
+from dagsel.messages import ENTRIES, Entry
+from dagsel.observers import (
+    CSV,
+    EpochEnded,
+    Logging,
+    Observer,
+    SearchBegan,
+    SearchEnded,
+    TrialBegan,
+    TrialEnded,
+)
+from dagsel.observers import observing as module
+from dagsel.observers.base import check_observers, tell
+from dagsel.observers.events import Told
+from dagsel.observers.feed import Feed, ending
+from dagsel.observers.observing import Observing
+from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
+
+BEGAN = SearchBegan("r", "study", "value", "minimize", "runs/r")
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 1e-4, 1.0, log=True)}
+
+
+RUN = simulate(
+    ASHA(max_epochs=9, n_trials=12), PowerLaw(), SimulatedCluster(n_workers=3), space=space
+)
+ENTRIES_OF_RUN: list[Entry] = [ENTRIES.decode(entry) for entry in RUN.journal]
+
+
+def of_run(record: Record) -> Record:
+    record.n_shards = RUN.record.n_shards
+    return record
+
+
+@given(st.sets(st.integers(0, len(ENTRIES_OF_RUN)), max_size=20))
+def test_whenever_a_record_is_read_all_is_told_once_and_in_order(looks: set[int]) -> None:
+    record, feed, told = of_run(Record("r")), Feed(), list[Told]()
+    for number, entry in enumerate(ENTRIES_OF_RUN):
+        record.add(entry)
+        if number in looks:
+            told += feed.news(record)
+    told += feed.news(record)
+    epochs = [(t.trial, t.epoch) for t in told if isinstance(t, EpochEnded)]
+    assert len(epochs) == len({*epochs}) == RUN.record.n_epochs
+    for trial in RUN.record.trials.values():
+        mine = [t for t in told if getattr(t, "trial", None) == trial.number]
+        assert isinstance(mine[0], TrialBegan)
+        assert isinstance(mine[-1], TrialEnded)
+        assert [t.value for t in mine if isinstance(t, EpochEnded)] == [
+            epoch.value for epoch in trial.epochs
+        ]
+        assert len(mine) == len(trial.epochs) + 2
+    assert ending(record, None).best_trial == RUN.best.trial
+
+
+class Kept(Observer):
+    def __init__(self) -> None:
+        self.told: list[Told] = []
+
+    def search_began(self, search: SearchBegan) -> None:
+        self.told.append(search)
+
+    def trial_began(self, trial: TrialBegan) -> None:
+        self.told.append(trial)
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        self.told.append(epoch)
+
+    def trial_ended(self, trial: TrialEnded) -> None:
+        self.told.append(trial)
+
+    def search_ended(self, search: SearchEnded) -> None:
+        self.told.append(search)
+
+
+def test_what_was_before_is_told_first_and_as_past() -> None:
+    kept, record = Kept(), of_run(Record("r"))
+    half = len(ENTRIES_OF_RUN) // 2
+    for entry in ENTRIES_OF_RUN[:half]:
+        record.add(entry)
+    n_before = record.n_epochs
+    assert 0 < n_before < RUN.record.n_epochs
+    with Observing([kept], BEGAN, record) as observing:
+        for entry in ENTRIES_OF_RUN[half:]:
+            record.add(entry)
+            observing.update(record)
+    first, *rest, last = kept.told
+    assert isinstance(first, SearchBegan)
+    assert isinstance(last, SearchEnded)
+    epochs = [told for told in rest if isinstance(told, EpochEnded)]
+    assert [epoch.is_past for epoch in epochs].count(True) == n_before
+    assert len(epochs) == RUN.record.n_epochs
+
+
+class Raises(Observer):
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        raise OSError(28, "No space left on device")
+
+
+class Hangs(Observer):
+    def __init__(self) -> None:
+        self.until = threading.Event()
+
+    def trial_began(self, trial: TrialBegan) -> None:
+        self.until.wait()
+
+
+def test_one_that_raises_or_hangs_is_let_go_and_the_others_hear_all(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", 0.3)
+    kept, hangs = Kept(), Hangs()
+    began = time.monotonic()
+    with Observing([Raises(), hangs, kept], BEGAN, RUN.record):
+        pass
+    took = time.monotonic() - began
+    hangs.until.set()
+    assert took < 5
+    assert len([t for t in kept.told if isinstance(t, EpochEnded)]) == RUN.record.n_epochs
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2
+    assert any("Raises is told no more: OSError: [Errno 28]" in text for text in said)
+    assert any("Hangs is told no more: it has not taken in all" in text for text in said)
+
+
+def test_one_that_is_far_behind_is_let_go(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 10)
+    monkeypatch.setattr(module, "LEAVE_S", 0.1)
+    hangs = Hangs()
+    with Observing([hangs], BEGAN, RUN.record):
+        pass
+    hangs.until.set()
+    assert "10 messages behind" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("observers", "why"),
+    [
+        ("tb", "must be a list"),
+        (CSV("epochs.csv"), "must be a list"),
+        ([CSV], "observers has the class CSV: make one of it"),
+        ([print], "let its class inherit dagsel.observers.Observer"),
+    ],
+)
+def test_what_is_no_observer_is_refused(observers: Any, why: str) -> None:
+    with pytest.raises(SearchError, match=why):
+        check_observers(observers)
+
+
+def test_a_log_has_what_is_new_alone(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "my.search")
+    observer = Logging(logger="my.search", level=logging.INFO)
+    for is_past in (True, False):
+        tell(observer, TrialBegan(3, {"lr": 0.1}, is_past))
+        tell(observer, EpochEnded(3, 1, 0.5, {"f1": 0.5}, 2.5, 1.0, 2.0, is_past))
+        tell(observer, TrialEnded(3, "complete", 0.5, 1, "trained", is_past))
+    tell(observer, BEGAN)
+    tell(observer, ending(RUN.record, None))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "trial 3 begins",
+        "trial 3, epoch 1",
+        "trial 3 complete after 1 epochs, 0.5",
+        "run r of study study begins",
+        "the search has ended",
+    ]

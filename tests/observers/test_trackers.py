@@ -1,0 +1,212 @@
+"""Trackers, read by their own readers, have each epoch once, wherever their process was killed."""
+
+from __future__ import annotations
+
+import builtins
+import csv
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagsel.errors import SearchError
+from dagsel.observers import (
+    CSV,
+    EpochEnded,
+    MLflow,
+    Observer,
+    SearchBegan,
+    SearchEnded,
+    TensorBoard,
+    TrialBegan,
+    TrialEnded,
+)
+from dagsel.observers.base import tell
+from dagsel.observers.events import Told
+
+BEGAN = SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1")
+N_EPOCHS = {0: 3, 1: 1, 2: 4}
+
+
+def story(run: str = "3f9a", *, is_past: bool = False) -> list[Told]:
+    """A search of three trials; the last one has a parameter that the others lack."""
+    told: list[Told] = [SearchBegan(run, "digits", "accuracy", "maximize", "runs/1", is_past)]
+    for trial, n_epochs in N_EPOCHS.items():
+        depth = {"depth": 3} if trial == 2 else {}
+        told.append(TrialBegan(trial, {"lr": 0.1, "act": "relu, or", **depth}, is_past))
+        for epoch in range(1, n_epochs + 1):
+            value = trial + epoch / 10
+            metrics = {"accuracy": value, **({"f1": value / 2} if trial == 2 else {})}
+            at = 1.7e9 + trial * 100 + epoch
+            told.append(EpochEnded(trial, epoch, value, metrics, 1 / epoch, 1.0, at, is_past))
+        state = ("complete", "failed", "pruned")[trial]
+        told.append(TrialEnded(trial, state, value, n_epochs, "why", is_past))
+    return told
+
+
+END = SearchEnded(2, 2.4, 3, 8, 60.0, 120.0)
+Read = Callable[[Path], Counter[tuple[int, int, str]]]
+
+
+def read_csv(folder: Path) -> Counter[tuple[int, int, str]]:
+    with (folder / "epochs.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == "3f9a"]
+    for row in rows:
+        assert float(row["accuracy"]) == int(row["trial"]) + int(row["epoch"]) / 10
+        assert row["param_act"] == "relu, or"
+        assert row.get("param_depth", "") == ("3" if row["trial"] == "2" else "")
+    return Counter((int(row["trial"]), int(row["epoch"]), "accuracy") for row in rows)
+
+
+def read_tensorboard(folder: Path) -> Counter[tuple[int, int, str]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import plugin_data_pb2
+
+    found: Counter[tuple[int, int, str]] = Counter()
+    for place in sorted((folder / "tb" / "3f9a").glob("trial-*")):
+        trial = int(place.name.partition("-")[2])
+        read = EventAccumulator(str(place))
+        read.Reload()
+        for event in read.Scalars("validation/accuracy"):
+            assert event.value == pytest.approx(trial + event.step / 10)
+            assert event.wall_time == 1.7e9 + trial * 100 + event.step
+            found[trial, event.step, "accuracy"] += 1
+        data = read.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        params = plugin_data_pb2.HParamsPluginData.FromString(data).session_start_info.hparams
+        assert params["lr"].number_value == 0.1
+    return found
+
+
+def read_mlflow(uri: str, *, has_ended: bool) -> Counter[tuple[int, int, str]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    (experiment,) = [e for e in client.search_experiments() if e.name == "digits"]
+    runs = client.search_runs([experiment.experiment_id], "tags.`dagsel.run` = '3f9a'")
+    (parent,) = [run for run in runs if "dagsel.trial" not in run.data.tags]
+    assert (parent.info.status == "FINISHED") == has_ended
+    found: Counter[tuple[int, int, str]] = Counter()
+    for run in runs:
+        if run is parent:
+            continue
+        trial = int(run.data.tags["dagsel.trial"])
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        if has_ended:
+            assert run.info.status == ("FINISHED", "FAILED", "KILLED")[trial]
+        assert run.data.params["lr"] == "0.1"
+        for metric in client.get_metric_history(run.info.run_id, "accuracy"):
+            assert metric.value == trial + metric.step / 10
+            found[trial, metric.step, "accuracy"] += 1
+        losses = client.get_metric_history(run.info.run_id, "train_loss")
+        assert len(losses) == len({loss.step for loss in losses})
+    return found
+
+
+WHOLE = Counter((t, e, "accuracy") for t, n in N_EPOCHS.items() for e in range(1, n + 1))
+
+
+def after_kills(
+    make: Callable[[], Observer], kills: list[int], damage: Callable[[], None] = lambda: None
+) -> None:
+    """Tell the story to observers of processes that are killed after so many messages."""
+    for n in kills:
+        observer = make()
+        observer.check()
+        for told in story(is_past=False)[:n]:
+            tell(observer, told)
+        damage()
+    last = make()
+    last.check()
+    for told in [*story(is_past=bool(kills)), END]:
+        tell(last, told)
+
+
+KILLS = st.lists(st.integers(0, len(story())), max_size=3)
+CUT = st.integers(0, 40)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(kills=KILLS, cut=CUT)
+def test_a_csv_file_has_each_epoch_once_also_if_its_end_is_cut_off(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[int], cut: int
+) -> None:
+    folder = tmp_path_factory.mktemp("csv")
+    path = folder / "epochs.csv"
+
+    def damage() -> None:
+        if path.exists():
+            data = path.read_bytes()
+            path.write_bytes(data[: max(data.find(b"\n") + 1, len(data) - cut)])
+
+    other = CSV(path)
+    for told in story("another"):
+        tell(other, told)
+    after_kills(lambda: CSV(path), kills, damage)
+    assert read_csv(folder) == WHOLE
+
+
+@settings(max_examples=10)
+@given(kills=KILLS, cut=CUT)
+def test_event_files_of_tensorboard_have_each_epoch_once(
+    tmp_path_factory: pytest.TempPathFactory, kills: list[int], cut: int
+) -> None:
+    folder = tmp_path_factory.mktemp("tb")
+    n_files = 0
+
+    def make() -> Observer:
+        nonlocal n_files
+        n_files += 1
+        observer = TensorBoard(folder=folder / "tb")
+        observer._session += f".{n_files}"  # of another process
+        return observer
+
+    def damage() -> None:
+        files = sorted((folder / "tb").rglob("events.*"), key=lambda path: path.stat().st_mtime_ns)
+        for path in files[-1:]:
+            data = path.read_bytes()
+            path.write_bytes(data[: max(40, len(data) - cut)])
+
+    after_kills(make, kills, damage)
+    assert read_tensorboard(folder) == WHOLE
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+@pytest.mark.parametrize("kind", ["sqlite", "files"])
+def test_runs_of_mlflow_have_each_epoch_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = f"sqlite:///{tmp_path}/mlflow.db" if kind == "sqlite" else f"file://{tmp_path}/mlruns"
+    after_kills(lambda: MLflow(uri), [3])
+    assert read_mlflow(uri, has_ended=True) == WHOLE
+
+
+def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(SearchError, match="CSV cannot write"):
+        CSV(tmp_path / "file" / "epochs.csv").check()
+    with pytest.raises(SearchError, match="TensorBoard cannot write"):
+        TensorBoard(tmp_path / "file").check()
+    with pytest.raises(SearchError, match="MLflow cannot use nothing://here"):
+        MLflow("nothing://here", experiment="mine").check()
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(SearchError, match="is another file"):
+        CSV(tmp_path / "mine.csv").search_began(BEGAN)
+    find = builtins.__import__
+
+    def without(name: str, *args: Any, **options: Any) -> Any:
+        if name.startswith(("tensorboard", "mlflow")):
+            raise ImportError(f"No module named {name!r}")
+        return find(name, *args, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SearchError, match=r'pip install "dagsel\[tensorboard\]"'):
+        TensorBoard(tmp_path).check()
+    with pytest.raises(SearchError, match=r'pip install "dagsel\[mlflow\]"'):
+        MLflow().check()
