@@ -49,7 +49,7 @@ logger = logging.getLogger("dagsel")
 Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
 
 #: A worker that leaves a run waits so long for the batches that train.
-LEAVE_S = 2.0
+LEAVE_S = 1.0
 
 
 class How(NamedTuple):

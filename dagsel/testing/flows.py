@@ -342,6 +342,7 @@ _TOLD = Traits(
     scores_parts=True,
     takes_several=True,
     extends=("n_trials",),
+    n_trials=8,
 )
 
 

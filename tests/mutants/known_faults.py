@@ -309,8 +309,8 @@ FAULTS = (
     Fault(
         "tidy: states of other trials stay",
         "session.py",
-        "for trial in record.trials.keys() - {best.trial for best in record.top}:",
-        "for trial in record.trials.keys() if not record.top else ():",
+        "{best.trial for best in record.top} - record.interrupted:",
+        "record.trials.keys() - record.interrupted:",
         "driver/test_tidy.py",
     ),
     Fault(
