@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     import dagsel.collate as collate
     import dagsel.metrics as metrics
+    from dagsel.attaching import Attached as Attached
+    from dagsel.attaching import attach as attach
     from dagsel.giving_up import abandon as abandon
     from dagsel.going_on import replay as replay
     from dagsel.going_on import resume as resume
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
+    "Attached": "dagsel.attaching",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
     "Search": "dagsel.searching",
@@ -41,6 +44,7 @@ _HOMES = {
     "Workers": "dagsel.planning.pools",
     "Workload": "dagsel.workloads",
     "abandon": "dagsel.giving_up",
+    "attach": "dagsel.attaching",
     "load": "dagsel.loading",
     "optimize": "dagsel.run",
     "preview": "dagsel.simulation.preview",
@@ -67,6 +71,7 @@ _MODULES = (
 )
 
 __all__ = [
+    "Attached",
     "Profile",
     "Run",
     "Search",
@@ -75,6 +80,7 @@ __all__ = [
     "Workers",
     "Workload",
     "abandon",
+    "attach",
     "collate",
     "load",
     "metrics",

@@ -10,28 +10,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
-from dagsel.checks import short_traceback, whole
 from dagsel.driver.inbox import Inbox, Order
-from dagsel.errors import SearchError
 from dagsel.extending import opened
 from dagsel.history.result import Run
 from dagsel.interrupting import interruptible
 from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
 from dagsel.session import Call, Session
-from dagsel.steering import (
-    AddTrial,
-    CloneTrial,
-    ExtendLimits,
-    FinishSearch,
-    PauseTrial,
-    ResumeTrial,
-    ScaleCluster,
-    StopTrial,
-    UserCommand,
-)
+from dagsel.steerable import Steerable, answer
+from dagsel.steering import UserCommand
 from dagsel.storage.runs.lock import RunLock
 from dagsel.study import Space
 
@@ -57,7 +45,7 @@ class Prepared:
             return opened(self.session.run(self.call, self.lock, inbox), self.space)
 
 
-class Search:
+class Search(Steerable):
     """A search that runs in the background; `dagsel.start` returns it.
 
     A command returns when it is written to the run's journal: it is performed once, also if this
@@ -160,158 +148,6 @@ class Search:
             with interruptible(self.run_dir, self._inbox):
                 self._thread.join()
 
-    # ---- steering
-
-    def stop(self, trial: int) -> None:
-        """End a trial at its next batch. It is pruned, or complete if it is the best of all.
-
-        The search goes on as if the trial had failed: most draw another one instead.
-
-        Parameters
-        ----------
-        trial
-            Its number.
-
-        Raises
-        ------
-        SearchError
-            If it has ended, or there is none of this number; nothing changes.
-        """
-        self._command(StopTrial(_number(trial)))
-
-    def pause(self, trial: int) -> None:
-        """Let a trial rest at its next batch until it is resumed; its state is kept.
-
-        The search procedure takes it for a trial that is slow. So a search cannot end before the
-        trial is resumed or stopped, but by a deadline or `finish`.
-
-        Parameters
-        ----------
-        trial
-            Its number.
-
-        Raises
-        ------
-        SearchError
-            As in `stop`; or it is paused already.
-        """
-        self._command(PauseTrial(_number(trial)))
-
-    def resume(self, trial: int) -> None:
-        """Let a trial go on that was paused, at the sample where it stopped.
-
-        Parameters
-        ----------
-        trial
-            Its number.
-
-        Raises
-        ------
-        SearchError
-            As in `stop`; or `pause` has not paused it.
-        """
-        self._command(ResumeTrial(_number(trial)))
-
-    def clone(self, trial: int, /, **changes: Any) -> int:
-        """Train a copy of a trial, with some other parameters.
-
-        It goes on from the weights and the optimizer's state that the trial had after its last
-        epoch, and trains as many epochs as that one had left, one at least. The search procedure
-        does not stop it early. The trial itself goes on.
-
-        Parameters
-        ----------
-        trial
-            Number of a trial that has not ended, and has ended an epoch.
-        **changes
-            Parameters of the space, by name: ``clone(3, lr=1e-3)``.
-
-        Returns
-        -------
-        int
-            The number of the new trial.
-
-        Raises
-        ------
-        SearchError
-            As in `stop`; or a parameter is none of the space's, is missing, or is outside of it.
-        WorkloadError
-            If the state cannot go on with them, as they make another model.
-        """
-        return self._new(CloneTrial(_number(trial), changes))
-
-    def add(self, params: dict[str, Any]) -> int:
-        """Train a configuration of your own to the end; the search procedure does not stop it.
-
-        Parameters
-        ----------
-        params
-            All parameters that the space suggests, by name: ``add({"lr": 0.01, "width": 64})``.
-
-        Returns
-        -------
-        int
-            The number of the new trial.
-
-        Raises
-        ------
-        SearchError
-            If a parameter is missing, is none of the space's, or is outside of it.
-        """
-        if not isinstance(params, dict):
-            raise SearchError(f'params must be a dict such as {{"lr": 0.01}}, got {params!r}')
-        return self._new(AddTrial(params))
-
-    def scale(self, n_workers: int) -> None:
-        """Make the cluster have so many workers from now on; one that is lost is replaced.
-
-        Those that leave end what they run first. What the search did with idle workers by itself
-        (``small_population``) it does no more.
-
-        Parameters
-        ----------
-        n_workers
-            How many, at least one.
-
-        Raises
-        ------
-        SearchError
-            If the cluster cannot be scaled or cannot have so many, or the search procedure plans
-            its workers itself (`SEER`, `HyperSched`).
-        """
-        self._command(ScaleCluster(whole("n_workers", n_workers, least=1)))
-
-    def extend(
-        self,
-        *,
-        deadline: float | str | timedelta | None = None,
-        budget: float | str | None = None,
-    ) -> None:
-        """Give the search another deadline or budget, a later or an earlier one.
-
-        More trials and epochs are given to a search that has ended, by `Run.extend`.
-
-        Parameters
-        ----------
-        deadline
-            When the search ends with what it has, counted from now on: seconds, or a text such as
-            ``"10 min"``; None for the one that there is.
-        budget
-            What all workers may cost from now on, as for `dagsel.optimize`; None likewise.
-
-        Raises
-        ------
-        SearchError
-            If one cannot be read, or is money and no price is known; if the search procedure has
-            planned with limits of its own.
-        """
-        left_s = None if deadline is None else to_seconds("deadline", deadline)
-        self._command(ExtendLimits(left_s, budget))
-
-    def finish(self) -> None:
-        """End the search at the next batch, with the best so far; `wait` returns the run."""
-        self._command(FinishSearch())
-
     def cancel(self) -> None:
         """End the search at once. `wait` raises a `SearchCancelledError`; the run is kept.
 
@@ -321,21 +157,7 @@ class Search:
         self._thread.join()
 
     def _command(self, command: UserCommand) -> int | None:
-        return _answer(self._inbox.post(Order(command)))
-
-    def _new(self, command: UserCommand) -> int:
-        number = self._command(command)
-        assert number is not None
-        return number
-
-
-@short_traceback
-def _answer(answer: Future[int | None]) -> int | None:
-    return answer.result()
-
-
-def _number(trial: int) -> int:
-    return whole("trial", trial, least=0)
+        return answer(self._inbox.post(Order(command)))
 
 
 def _before_exit(call: Callable[[], None]) -> None:

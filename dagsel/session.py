@@ -45,6 +45,7 @@ from dagsel.history.result import Run
 from dagsel.history.settings import Settings
 from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
+from dagsel.listening import Listener
 from dagsel.messages import ENTRIES, Entry, SessionEnded
 from dagsel.observers import Observer, SearchBegan
 from dagsel.observers.observing import Observing
@@ -162,13 +163,16 @@ class Session:
         Commands come from `inbox`, which takes no more when the run has ended.
         """
         inbox = inbox or Inbox()
-        try:
-            run = self._run(call, lock, inbox)
-        except BaseException as error:
-            inbox.close(error)
-            raise
-        inbox.close()
-        return run
+        with ExitStack() as stack:
+            if self.visits is None:  # a replay takes no commands
+                stack.enter_context(Listener(self.folder.control, inbox))
+            try:
+                run = self._run(call, lock, inbox)
+            except BaseException as error:
+                inbox.close(error)
+                raise
+            inbox.close()
+            return run
 
     def _run(self, call: Call, lock: RunLock, inbox: Inbox) -> Run:
         record = self.record

@@ -44,6 +44,7 @@ def test_what_is_exported() -> None:
     import dagsel
 
     assert dagsel.__all__ == [
+        "Attached",
         "Profile",
         "Run",
         "Search",
@@ -52,6 +53,7 @@ def test_what_is_exported() -> None:
         "Workers",
         "Workload",
         "abandon",
+        "attach",
         "collate",
         "load",
         "metrics",

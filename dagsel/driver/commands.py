@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dagsel.checks import whole
 from dagsel.driver.clock import RunClock
 from dagsel.driver.inbox import Inbox, Order
 from dagsel.driver.protocols import Engine
@@ -51,7 +52,7 @@ class Commands:
         """Return the next command that can be done, now after so many seconds; None if none is."""
         while (order := self.inbox.next()) is not None:
             if order.id in self.record.commands:  # it was given twice
-                order.answer.set_result(None)
+                order.answer.set_result(self._trial_of(order.id))
                 continue
             try:
                 command = self._understood(order.command)
@@ -65,8 +66,17 @@ class Commands:
     def done(self) -> None:
         """Answer the last command: it is in the journal."""
         assert self._current is not None
-        adds = isinstance(self._current.command, AddTrial | CloneTrial)
-        self._current.answer.set_result([*self.record.trials][-1] if adds else None)
+        self._current.answer.set_result(self._trial_of(self._current.id))
+
+    def _trial_of(self, id_: str) -> int | None:
+        """Return the number of the trial that a command has added; None if it has added none."""
+        adding = [
+            of for of, command in self.record.commands.items() if isinstance(command, AddTrial)
+        ]
+        if id_ not in adding:
+            return None
+        (number,) = self.record.added[adding.index(id_) :][:1] or (None,)
+        return number
 
     def _understood(self, command: UserCommand) -> UserCommand:
         if self.record.finished:
@@ -104,6 +114,7 @@ class Commands:
         return AddTrial(fixed, max(1, self._n_epochs - len(source.epochs)), source.number)
 
     def _scale(self, n_workers: int) -> None:
+        whole("n_workers", n_workers)
         self._check_unplanned("number of workers")
         if why := self.engine.why_fixed:
             raise SearchError(f"the cluster keeps its {self.engine.n_workers} workers: {why}")

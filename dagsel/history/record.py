@@ -64,7 +64,14 @@ from dagsel.messages import (
 )
 from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
-from dagsel.steering import Commanded, FinishSearch, PauseTrial, ResumeTrial, SetLimits
+from dagsel.steering import (
+    Commanded,
+    FinishSearch,
+    PauseTrial,
+    ResumeTrial,
+    SetLimits,
+    UserCommand,
+)
 
 
 @dataclass(slots=True)
@@ -102,8 +109,8 @@ class Record:
     course: list[Moment] = field(default_factory=list)  # what it had taken, in the order of time
     trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
-    n_added: int = 0  # trials that the user has added or cloned
-    commands: set[str] = field(default_factory=set)  # those of the user, by id
+    added: list[int] = field(default_factory=list)  # trials that the user has added or cloned
+    commands: dict[str, UserCommand] = field(default_factory=dict)  # those of the user, by id
     # Of each session when it began, and when the run would have, had it never lain dead: seconds
     # since the epoch.
     sessions: list[tuple[float, float]] = field(default_factory=list)
@@ -253,7 +260,7 @@ class Record:
         match turn.event:
             case Asked(trials):
                 if self.awaited and isinstance(self.awaited.popleft(), Add):
-                    self.n_added += len(trials)
+                    self.added += trials
                 params = turn.params or {}
                 for trial in trials:
                     is_feasible = trial not in turn.infeasible
@@ -284,7 +291,7 @@ class Record:
             case Tick():
                 self.wake_at = None
             case Commanded(command, id_):
-                self.commands.add(id_)
+                self.commands[id_] = command
                 if isinstance(command, PauseTrial | ResumeTrial):
                     self.trials[command.trial].paused_by_user = isinstance(command, PauseTrial)
                 elif isinstance(command, SetLimits):

@@ -78,7 +78,7 @@ class Facts:
     def total(self, record: Record) -> int | None:
         """Return how many trials there will be; None if nobody knows."""
         n_drawn = self.n_trials()
-        return None if n_drawn is None else max(n_drawn + record.n_added, len(record.trials))
+        return None if n_drawn is None else max(n_drawn + len(record.added), len(record.trials))
 
     def gauges(self, record: Record) -> tuple[Gauge, ...]:
         """Return what a search has used of its deadline and its budget, and what it has cost."""

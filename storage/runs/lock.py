@@ -141,6 +141,16 @@ def acquire(
     return RunLock(folder, mine, beat_s)
 
 
+def driver_of(folder: Folder) -> Holder | None:
+    """Return who drives a run now; None if nobody does, or whoever did is gone."""
+    found = _read(folder)
+    if found is None:
+        return None
+    if found.machine == _machine():
+        return found if _is_alive(found) else None
+    return found if time.time() - found.beat <= STALE_AFTER_S else None
+
+
 def _take(folder: Folder, mine: Holder, *, stale_after_s: float, watch_s: float) -> bool:
     """Write the lock; return whether nothing was there before."""
     watched: Holder | None = None

@@ -3,6 +3,8 @@
 ::
 
     lock.json      who drives it; only while someone does
+    control.json   the token for commands from other processes (a Control); while someone listens
+    commands/      those commands, and their answers
     run.json       which run, and everything that a resume needs; written first, and never changed
                    once something has begun
     journal.jsonl  a Journal (`journal/` on object stores)
@@ -27,8 +29,16 @@ from dagsel.checks import short_traceback
 from dagsel.errors import JournalCorruptError, RunDirError
 from dagsel.storage.files import Folder, Url
 from dagsel.storage.runs.checkpoints import CheckpointStore
+from dagsel.storage.runs.control import Control
 from dagsel.storage.runs.journal import Journal
-from dagsel.storage.runs.lock import BEAT_S, STALE_AFTER_S, RunLock, acquire
+from dagsel.storage.runs.lock import (
+    BEAT_S,
+    STALE_AFTER_S,
+    Holder,
+    RunLock,
+    acquire,
+    driver_of,
+)
 
 FORMAT = "dagsel.run"
 VERSION = 1
@@ -51,6 +61,8 @@ class RunDir:
         The `CheckpointStore` with the states of the run's trials.
     journal
         The run's `Journal`, its append-only record.
+    control
+        Its `Control`, through which other processes steer it.
 
     Examples
     --------
@@ -71,6 +83,7 @@ class RunDir:
         self._folder = url
         self.states = CheckpointStore(url.child("states"))
         self.journal = Journal(url)
+        self.control = Control(url)
 
     @property
     def url(self) -> str:
@@ -211,6 +224,11 @@ class RunDir:
         """
         self.states.check_links()
         return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
+
+    @property
+    def driver(self) -> Holder | None:
+        """Who drives the run now; None if nobody does."""
+        return driver_of(self._folder)
 
     def belongs_to(self, run: str) -> bool:
         """Whether the folder is that of the run, as this process sees it."""

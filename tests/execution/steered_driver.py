@@ -1,6 +1,9 @@
 """A driver for tests of the rim: it is interrupted or kills itself. Says what it does line by line.
 
-python steered_driver.py FOLDER optimize|kill
+python steered_driver.py FOLDER optimize|kill|hold|answer|take
+
+With the last three it pauses two trials, and so waits for commands from outside. ``answer`` kills
+it when it would answer the first one, ``take`` when it has found it.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import dagsel
 from dagsel import session
 from dagsel.execution import cluster
 from dagsel.flows import RandomSearch
+from dagsel.listening import Listener
 from dagsel.storage import ShardedDataset
+from dagsel.storage.runs.control import Control
 from dagsel.study import StudyDriver
 from dagsel.testing.synthetic import SyntheticWorkload
 
@@ -31,6 +36,10 @@ def space(trial: optuna.Trial) -> dict[str, Any]:
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def killed(*_: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main(folder: str, how: str) -> None:
@@ -62,6 +71,10 @@ def main(folder: str, how: str) -> None:
         say("reported")
 
     StudyDriver.report = reporting  # type: ignore[method-assign]
+    if how == "answer":
+        Control.answer = killed  # type: ignore[assignment,method-assign]
+    elif how == "take":
+        Listener._take = killed  # type: ignore[assignment,method-assign]
     if how == "optimize":
         run = dagsel.optimize(**search)
         say(f"run {len(run.record.trials)} {run.record.n_live}")
@@ -69,6 +82,12 @@ def main(folder: str, how: str) -> None:
     held = dagsel.start(**search)
     while not (trials := held.result.record.trials) or not trials[1].epochs:
         pass
+    if how != "kill":
+        held.pause(1)
+        held.pause(2)
+        say("paused")
+        say(f"run {len(held.wait().record.trials)}")
+        return
     held.stop(0)
     held.pause(2)
     clone = held.clone(1, x=0.25)

@@ -1,0 +1,176 @@
+"""A search that another process drives: looked at, and steered through its folder."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagsel.arguments import checked
+from dagsel.checks import short_traceback, shown
+from dagsel.errors import SearchError, WorkloadError
+from dagsel.history.result import Run
+from dagsel.listening import COMMANDS
+from dagsel.loading import load
+from dagsel.planning.budget import to_seconds
+from dagsel.steerable import Steerable
+from dagsel.steering import UserCommand
+from dagsel.storage import RunDir
+from dagsel.storage.files import Url
+from dagsel.study import Space
+from dagsel.workloads.base import Workload
+
+if TYPE_CHECKING:
+    from dagsel.study import Study
+
+#: How often an answer and the end of the search are looked for.
+_LOOK_S = 0.1
+
+
+@short_traceback
+def attach(
+    run_dir: Url,
+    *,
+    token: str | None = None,
+    workload: Workload | None = None,
+    space: Space | None = None,
+    study: Study | str | None = None,
+) -> Attached:
+    """Hold a search that another process drives, from its run's folder.
+
+    Parameters
+    ----------
+    run_dir
+        The run's folder: what `Search.run_dir` and the first line of a search's output name.
+    token
+        What lets you steer it: ``token`` in the folder's ``control.json``. None to read it there,
+        when a command is given; the file is readable to who began the search alone.
+    workload, space, study
+        As for `dagsel.load`.
+
+    Returns
+    -------
+    Attached
+        Its ``result`` is read anew each time; its commands are those of a `Search`.
+
+    Raises
+    ------
+    RunDirError
+        If ``run_dir`` holds no run, is damaged, or was written by a newer dagsel.
+
+    Examples
+    --------
+    In one process ``dagsel.optimize(..., run_dir="run")`` trains. In another one:
+
+    >>> search = dagsel.attach("run")  # doctest: +SKIP
+    >>> search.result.record.n_live  # doctest: +SKIP
+    4
+    >>> search.stop(3)  # doctest: +SKIP
+    """
+    if token is not None and not isinstance(token, str):
+        raise SearchError(f'token must be the text of "token" in control.json, got {shown(token)}')
+    attached = Attached(run_dir, token, {"workload": workload, "space": space, "study": study})
+    attached._folder.about()  # raises if it is none
+    return attached
+
+
+class Attached(Steerable):
+    """A search that another process drives; `dagsel.attach` returns it.
+
+    A command returns when it is written to the run's journal, as one of a `Search`. If the driver
+    is killed before it has answered, the command stays in the folder, and is performed once if
+    `dagsel.resume` goes on.
+
+    Attributes
+    ----------
+    run_dir
+        The run's folder.
+    """
+
+    def __init__(self, run_dir: Url, token: str | None, opened_with: dict[str, Any]) -> None:
+        folder: RunDir = checked(run_dir=run_dir).run_dir
+        self._folder, self._token, self._given = folder, token, opened_with
+        self._url = run_dir
+        self.run_dir = folder.url
+
+    def __repr__(self) -> str:
+        about = "goes on" if self.is_running else "nobody drives it now"
+        return f"<dagsel.Attached to {self.run_dir}: {about}>"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a driver is at work; one on another machine that died counts for a minute."""
+        return self._folder.driver is not None
+
+    @property
+    def result(self) -> Run:
+        """What the search has come to until now."""
+        return load(self._url, **self._given)
+
+    @short_traceback
+    def wait(self, timeout: float | str | timedelta | None = None) -> Run:
+        """Wait until nobody drives the search any more: it has ended, or its driver is gone.
+
+        Parameters
+        ----------
+        timeout
+            As of `Search.wait`.
+
+        Returns
+        -------
+        Run
+            ``run.record.finished`` says whether it has ended.
+
+        Raises
+        ------
+        TimeoutError
+            If it has not ended by then.
+        """
+        left_s = None if timeout is None else to_seconds("timeout", timeout)
+        ends = None if left_s is None else time.monotonic() + left_s
+        while self.is_running:
+            if ends is not None and time.monotonic() >= ends:
+                raise TimeoutError(f"the search goes on after {timeout} s; wait longer")
+            time.sleep(_LOOK_S)
+        return self.result
+
+    @short_traceback
+    def _command(self, command: UserCommand) -> int | None:
+        control = self._folder.control
+        token = self._token
+        if self.is_running and token is None:
+            token = control.token()
+        if not self.is_running or token is None:
+            raise SearchError(self._why_none())
+        try:
+            id_ = control.post(COMMANDS.encode(command), token)
+        except (TypeError, ValueError):
+            raise SearchError(
+                f"{command} cannot be written as JSON, so only the process that drives the search "
+                "can take it: give numbers, texts and truth values"
+            ) from None
+        told, goes_on = control.take_answer(id_), True
+        while told is None and goes_on:
+            time.sleep(_LOOK_S)
+            goes_on = self.is_running
+            told = control.take_answer(id_)
+        if told is None:
+            raise SearchError(
+                f"the driver of {self.run_dir} was gone before it answered; the command is kept, "
+                "and is performed once when dagsel.resume goes on with the search"
+            )
+        if "error" in told:
+            kind = WorkloadError if told["error"] == WorkloadError.__name__ else SearchError
+            raise kind(str(told.get("text")))
+        trial = told.get("trial")
+        return trial if isinstance(trial, int) else None
+
+    def _why_none(self) -> str:
+        if load(self._url).record.finished:
+            return "the search has ended, so it takes no command"
+        if self.is_running:
+            return f"the search in {self.run_dir} does not listen yet, or not any more; try again"
+        return (
+            f"nobody drives the search in {self.run_dir} now, so none performs a command: "
+            "dagsel.resume goes on with it"
+        )
