@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagsel.arguments import checked
 from dagsel.checks import short_traceback, shown
+from dagsel.console import Progress
 from dagsel.errors import SearchError, WorkloadError
 from dagsel.history.result import Run
+from dagsel.history.settings import Settings
 from dagsel.listening import COMMANDS
 from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
@@ -18,6 +20,8 @@ from dagsel.steering import UserCommand
 from dagsel.storage import RunDir
 from dagsel.storage.files import Url
 from dagsel.study import Space
+from dagsel.views.facts import Facts
+from dagsel.views.progress import REFRESH_S, SearchProgress
 from dagsel.workloads.base import Workload
 
 if TYPE_CHECKING:
@@ -25,6 +29,8 @@ if TYPE_CHECKING:
 
 #: How often an answer and the end of the search are looked for.
 _LOOK_S = 0.1
+#: A journal that takes long to read is read again after so many times as long.
+_SPARING = 10
 
 
 @short_traceback
@@ -103,9 +109,45 @@ class Attached(Steerable):
         return self._folder.driver is not None
 
     @property
+    def driver(self) -> str:
+        """Who drives it: process, user, machine, since when; empty if nobody does."""
+        return str(self._folder.driver or "")
+
+    @property
     def result(self) -> Run:
         """What the search has come to until now."""
         return load(self._url, **self._given)
+
+    @short_traceback
+    def watch(self, progress: Progress = "auto") -> Run:
+        """Show how the search stands until nobody drives it any more.
+
+        What workers do at the moment only its driver knows.
+
+        Parameters
+        ----------
+        progress
+            As for `dagsel.optimize`.
+
+        Returns
+        -------
+        Run
+            As `wait` does.
+        """
+        progress = checked(progress=progress).progress
+        run = self.result
+        ended = [number for number, trial in run.record.trials.items() if not trial.is_live]
+        facts = Facts.read(Settings.from_json(self._folder.about(), self.run_dir))
+        with SearchProgress(run.metric, progress, ended=ended, facts=facts) as shown:
+            shown.update(run.record)
+            while self.is_running:
+                began = time.monotonic()
+                run = self.result
+                shown.update(run.record)
+                time.sleep(max(REFRESH_S, _SPARING * (time.monotonic() - began)))
+            run = self.result
+            shown.update(run.record)
+        return run
 
     @short_traceback
     def wait(self, timeout: float | str | timedelta | None = None) -> Run:

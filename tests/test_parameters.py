@@ -7,6 +7,7 @@ from . import parameters
 #: With the reason why no test gives them.
 NONE = {
     ("Attached", "run_dir"): "`attach` makes it",
+    ("Attached", "token"): "`attach` makes it",
     ("Attached", "opened_with"): "`attach` makes it",
     ("Profile", "fit"): "a profile is made by `given`, `learnt` and `profile`",
     ("ShardedDataset", "manifest"): "a data set is made by `write`",

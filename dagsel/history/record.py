@@ -64,14 +64,7 @@ from dagsel.messages import (
 )
 from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
-from dagsel.steering import (
-    Commanded,
-    FinishSearch,
-    PauseTrial,
-    ResumeTrial,
-    SetLimits,
-    UserCommand,
-)
+from dagsel.steering import Commanded, FinishSearch, PauseTrial, ResumeTrial, SetLimits, UserCommand
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -118,7 +118,8 @@ def open_study(
     """
     if home is None:
         directions = [direction] if isinstance(direction, str) else list(direction)
-        return optuna.create_study(study_name=name, directions=directions)
+        with _silent_optuna():  # the user has made no study
+            return optuna.create_study(study_name=name, directions=directions)
     what = f"study {name!r} {_at(home)}"
     if home.startswith(_NO_URL):
         raise StudyStorageError(f"study {name!r} is in a {home[len(_NO_URL) :]}; {_give(name)}")
@@ -137,6 +138,16 @@ def open_study(
     except Exception as error:  # noqa: BLE001 - what a storage raises is another library's
         text = hide(_reason(error), _secrets(home))
         raise StudyStorageError(f"{what} cannot be opened: {text}; {_give(name)}") from None
+
+
+@contextmanager
+def _silent_optuna() -> Iterator[None]:
+    level = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        yield
+    finally:
+        optuna.logging.set_verbosity(level)
 
 
 def _check_database(url: URL, name: str, what: str, run_dir: str | None) -> None:
@@ -158,11 +169,24 @@ def _check_database(url: URL, name: str, what: str, run_dir: str | None) -> None
 
 
 def _look_into(path: Path, name: str, what: str) -> None:
-    """Raise an error unless an SQLite file holds the study; changes nothing."""
+    """Raise an error unless an SQLite file holds the study.
+
+    It changes nothing; only what a killed process has left half written is taken back.
+    """
+    try:
+        found = _is_in(path, name, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
+            raise
+        found = _is_in(path, name, "rw")
+    if not found:
+        raise StudyStorageError(f"{what}: no study of that name is there; {_give(name)}")
+
+
+def _is_in(path: Path, name: str, mode: str) -> bool:
     query = "SELECT 1 FROM studies WHERE study_name = ?"
-    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
-        if database.execute(query, (name,)).fetchone() is None:
-            raise StudyStorageError(f"{what}: no study of that name is there; {_give(name)}")
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True)) as database:
+        return database.execute(query, (name,)).fetchone() is not None
 
 
 def _is_plain(url: URL) -> bool:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from dagsel.console import span
 from dagsel.dispatch.description import WorkerNow
+from dagsel.errors import SearchError
 from dagsel.history.record import Record
 from dagsel.history.settings import Settings
 from dagsel.steering import SetLimits, UserCommand
@@ -74,6 +75,15 @@ class Facts:
         limits = SetLimits(settings.deadline_s, settings.budget_s, settings.budget_money)
         price = settings.price_per_worker_hour, settings.currency
         return cls(limits, *price, n_trials, steer=steer)
+
+    @classmethod
+    def read(cls, settings: Settings) -> Facts:
+        """Return what a run's folder tells of a search that another process drives."""
+        try:
+            n_trials = settings.make_flow(None).traits.n_trials
+        except SearchError:  # the search procedure is the user's own
+            n_trials = None
+        return cls.of(settings, lambda: n_trials, None)
 
     def total(self, record: Record) -> int | None:
         """Return how many trials there will be; None if nobody knows."""

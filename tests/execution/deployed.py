@@ -51,17 +51,18 @@ DEADLINE_S, BUDGET_S, MIN_STAGE_S = 12.0, 36.0, 3.0
 
 
 def growing(patience: int = 2) -> Flow:
-    """Four trials until there are four workers; then the best goes on until there is one.
+    """Four trials until four workers have trained them; then the best goes on until there is one.
 
     `patience` is how many epochs they train at most to wait for the workers.
     """
 
     n_workers = 1
+    n_with_all = 0  # epochs that have ended since there are four
     best: int | None = None
     values: dict[int, float] = {}
 
     def answer(event: Event) -> list[Decision]:
-        nonlocal n_workers, best
+        nonlocal n_workers, n_with_all, best
         match event:
             case WorkersChanged(n):
                 n_workers = n
@@ -69,7 +70,9 @@ def growing(patience: int = 2) -> Flow:
                 return [Train(trial, 1) for trial in trials]
             case Reported(trial, epoch) if best is None:
                 values[trial] = event.value
-                has_waited = n_workers == N_MOST or epoch >= patience
+                n_with_all += n_workers == N_MOST
+                # At the first ones the fourth worker may have had no unit yet.
+                has_waited = n_with_all > 2 * N_MOST or epoch >= patience
                 if len(values) < N_MOST or not has_waited:
                     return [Train(trial, 1)]
                 best = max(values, key=values.__getitem__)

@@ -27,9 +27,8 @@ def driven(folder: Path, how: str, n_epochs: int | None) -> str:
     """Run a driver, and kill it after so many epochs; return its last line."""
     command = [sys.executable, str(Path(observed_driver.__file__)), str(folder), how]
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True,
+    with (folder / "stderr.txt").open("a") as told, subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=told, text=True, start_new_session=True
     ) as process:  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
@@ -37,6 +36,7 @@ def driven(folder: Path, how: str, n_epochs: int | None) -> str:
             if len(lines) == n_epochs:
                 os.killpg(process.pid, signal.SIGKILL)
                 break
+    assert lines, (folder / "stderr.txt").read_text()
     return lines[-1]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +47,23 @@ def test_a_study_in_memory_begins_anew(storage: Any) -> None:
     assert home is None
     again = open_study("s", "maximize", home)
     assert (again.study_name, again.direction.name, again.trials) == ("s", "MAXIMIZE", [])
+
+
+def test_a_study_is_opened_whose_writer_was_killed_in_the_middle(tmp_path: Path) -> None:
+    """SQLite's journal then says how to take back what is half written; that needs to write."""
+    study = optuna.create_study(storage=f"sqlite:///{tmp_path}/live.db", study_name="killed")
+    study.set_user_attr("kept", 1)
+    add = "INSERT INTO study_user_attributes (study_id, key, value_json) VALUES (1, ?, ?)"
+    with closing(sqlite3.connect(tmp_path / "live.db", isolation_level=None)) as database:
+        database.execute("PRAGMA cache_size = 1")  # what is changed is on the disk at once
+        database.execute("BEGIN")
+        database.execute("UPDATE studies SET study_name = 'half'")
+        database.executemany(add, [(f"half {k}", '"x"' * 100) for k in range(200)])
+        for end in ("", "-journal"):  # what a SIGKILL now would leave
+            shutil.copy(tmp_path / f"live.db{end}", tmp_path / f"left.db{end}")
+        database.execute("ROLLBACK")
+    again = open_study("killed", "minimize", f"sqlite:///{tmp_path}/left.db")
+    assert again.user_attrs == {"kept": 1}
 
 
 def test_a_password_stays_out_and_a_user_name_may_stay(tmp_path: Path) -> None:
