@@ -55,6 +55,7 @@ ALONE = (
     "execution",
     "gpu",
     "laws",
+    "notebook",
     "test_docs.py",
     "workloads/test_gang.py",
     "workloads/test_traps.py",

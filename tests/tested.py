@@ -31,6 +31,7 @@ FOLDERS = {
     "workloads": "Training",
     "storage": "Data sets, states and journals",
     "views": "What is shown",
+    "notebook": "In Jupyter",
     "cli": "The command line",
     "observers": "Who is told",
     "gpu": "GPUs",

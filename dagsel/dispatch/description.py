@@ -41,15 +41,21 @@ class WorkersDescribed:
 def describe(workers: Iterable[KnownWorker], bindings: Iterable[Binding]) -> Iterator[WorkerNow]:
     """Yield what workers do, without their names and their memory.
 
+    A worker that has not said which unit it runs is about to run the first one that it was given.
+
     Examples
     --------
     >>> unit = Unit("train", 7, 3, 0)
     >>> runs = Binding(unit, "a", shard=2, seconds=1.0, ahead_s=0.0, started=True, members=("b",))
-    >>> workers = [KnownWorker(name, None, held=0b101) for name in "abc"]
-    >>> [(now.worker, now.unit == unit, now.shard, now.n_held) for now in describe(workers, [runs])]
-    [('a', True, 2, 2), ('b', True, 2, 2), ('c', False, None, 2)]
+    >>> given = Binding(Unit("train", 8, 1, 0), "c", shard=0, seconds=1.0, ahead_s=0.0)
+    >>> workers = [KnownWorker(name, None, held=0b101) for name in "abcd"]
+    >>> [(now.worker, now.unit == unit, now.shard) for now in describe(workers, [given, runs])]
+    [('a', True, 2), ('b', True, 2), ('c', False, 0), ('d', False, None)]
     """
-    runs = {worker: bound for bound in bindings if bound.started for worker in bound.workers}
+    runs: dict[Worker, Binding] = {}
+    for one in sorted(bindings, key=lambda binding: not binding.started):
+        for worker in one.workers:
+            runs.setdefault(worker, one)
     for host in workers:
         bound = runs.get(host.worker)
         yield WorkerNow(

@@ -183,6 +183,10 @@ def dashboard_of(client: Client) -> str:
     """Return the address of Dask's dashboard; empty if the scheduler has none."""
     if "dashboard" not in client.scheduler_info(n_workers=0).get("services", {}):
         return ""
+    # A scheduler without a dashboard has a web server of that name all the same.
+    here = getattr(getattr(client.cluster, "scheduler", None), "http_application", None)
+    if here is not None and not here.applications:
+        return ""
     return str(client.dashboard_link or "")
 
 

@@ -63,10 +63,14 @@ class View {
     model.on("change:data", this.onData);
     model.on("msg:custom", this.onMessage);
     this.draw(model.get("data"));
-    model.send({ do: "hello" });
+    // A kernel that is busy hears it when the front end has opened a way beside the cells.
+    const hello = () => model.send({ do: "hello" });
+    this.asking = setInterval(hello, 1000);
+    hello();
   }
 
   close() {
+    clearInterval(this.asking);
     this.model.off("change:data", this.onData);
     this.model.off("msg:custom", this.onMessage);
   }
@@ -256,6 +260,7 @@ class View {
 
   hear(message) {
     if (message.said === "hello") {
+      clearInterval(this.asking);
       this.steers = message.steers;
       this.draw(this.model.get("data"));
       return;

@@ -76,6 +76,7 @@ class LiveView:
 
         self._widget = _view_class()(data={"phase": "starting", "said": _STARTING})
         self._widget.on_msg(self._hear)
+        _hear_beside_cells(self._widget)
         self._handle = display(self._bundle(_STARTING), raw=True, display_id=True)  # type: ignore[no-untyped-call]
         self._plain_due = time.monotonic() + _PLAIN_EVERY_S
 
@@ -114,6 +115,16 @@ class LiveView:
             widget.send({"id": number, "ok": False, "said": _one_line(error)})
             return
         answer.add_done_callback(lambda done: widget.send(_answer(number, command, done)))
+
+
+def _hear_beside_cells(widget: Any) -> None:
+    """Let the kernel take a view's messages in the subshell that the browser sends them to.
+
+    ipykernel 7.4 takes them where the last message to the browser came from: that is a search's
+    thread, which counts as the cell that has begun it, and so they wait for cells to end.
+    """
+    if hasattr(widget.comm, "_reply_subshell_for"):
+        widget.comm._reply_subshell_for = lambda data, subshell: subshell
 
 
 def _plain(snapshot: Snapshot) -> str:

@@ -17,7 +17,7 @@ from dagsel.views.snapshot import Snapshot
 
 #: What is shown is made anew after this time at the earliest,
 REFRESH_S = 0.5
-#: and after so many times the time that it took.
+#: and after so many times the processor's time that it took.
 SPARING = 100
 #: Units per second are averaged over this time.
 _WINDOW_S = 10.0
@@ -75,8 +75,9 @@ class SearchProgress:
             return
         self._last, now = record, time.monotonic()
         if now >= self._due:
+            began = time.thread_time()  # other threads of the process may hold this one up
             self._display.show(self._snapshot(record))
-            self._due = now + max(REFRESH_S, SPARING * (time.monotonic() - now))
+            self._due = now + max(REFRESH_S, SPARING * (time.thread_time() - began))
 
     def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
         """Show from now on what the workers do, and where Dask's dashboard is."""

@@ -1,6 +1,6 @@
-"""Draws the pictures of docs/afterwards.md from a search that it runs.
+"""Draws the pictures of docs/afterwards.md and docs/watching.md from searches that it runs.
 
-python docs/pictures/draw.py  # needs Chromium and the dev extra; takes a minute
+PYTHONPATH=. python docs/pictures/draw.py  # needs Chromium and the dev extra; takes a minute
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from typing import Any
 
 import optuna
 import torch
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 from sklearn.datasets import load_digits
 
 import dagsel
 from dagsel.flows import ASHA
 from dagsel.storage import ShardedDataset
+from tests.notebook.lab import open_notebook, run_cell, served, write_notebook
 
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
@@ -60,6 +61,47 @@ def shoot(page: Page, url: str, name: str, height: int) -> None:
     page.screenshot(path=HERE / f"{name}.png")
 
 
+LIVE = """
+import sys; sys.path.insert(0, HERE)
+from draw import begun
+
+search = begun()
+"""
+
+
+def begun() -> dagsel.Search:
+    """Begin a search in the folder of a notebook."""
+    x, y = load_digits(return_X_y=True)
+    data = ShardedDataset.write(
+        "digits.zarr", {"x": (x / 16).astype("float32"), "y": y}, n_shards=4
+    )
+    workload = dagsel.TorchWorkload(
+        model=model,
+        loss=torch.nn.functional.cross_entropy,
+        optimizer=lambda parameters, config: torch.optim.SGD(parameters, lr=config["lr"]),
+        batch_size=1,
+        metrics={"accuracy": dagsel.metrics.accuracy},
+    )
+    return dagsel.start(
+        optuna.create_study(direction="maximize"), workload, data, space=space, metric="accuracy",
+        flow=ASHA(max_epochs=81, n_trials=24), deadline="5 min", price_per_worker_hour="2.50 USD",
+    )  # fmt: skip
+
+
+def shoot_live(browser: Browser, folder: Path) -> None:
+    """Write what JupyterLab shows of a search that trains, with the form of a clone open."""
+    write_notebook(folder / "live.ipynb", LIVE.replace("HERE", repr(str(HERE))))
+    with served(folder) as url:
+        page = browser.new_page(viewport={"width": 1280, "height": 1400}, device_scale_factor=1.5)
+        open_notebook(page, url.format("live.ipynb"))
+        run_cell(page, 0)
+        page.locator(".dagsel .state.training").first.wait_for(timeout=60_000)
+        page.wait_for_timeout(10_000)
+        page.locator("button:has-text('clone'):enabled:visible").first.click()
+        page.wait_for_timeout(1000)
+        page.locator(".dagsel").screenshot(path=HERE / "live.png")
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = search(folder)
@@ -73,6 +115,8 @@ def main() -> None:
             for scheme in ("light", "dark"):
                 page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
                 shoot(page, f"file://{folder}/report.html", f"report-{scheme}", 1100)
+            (Path(folder) / "live").mkdir()
+            shoot_live(browser, Path(folder) / "live")
             browser.close()
 
 

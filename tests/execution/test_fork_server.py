@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 import torch
 from distributed import Client, LocalCluster
 
-from dagsel.execution.cluster import local_cluster
+from dagsel.execution.cluster import dashboard_of, local_cluster
 from dagsel.execution.fork_server import IS_WANTED, METHOD
 from tests.waiting import wait_until
 
@@ -172,7 +173,13 @@ def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
     with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
         assert set(client.run(watched).values()) == {(False, 500)}
         assert ticks(cluster) == {500}
+        assert dashboard_of(client) == ""
     alone = {"n_workers": 1, "processes": False, "dashboard_address": None}
     with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
         assert set(client.run(watched).values()) == {(True, 20)}
         assert ticks(theirs) == {20}
+        assert dashboard_of(client) == ""
+    seen = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    with LocalCluster(**seen) as theirs, Client(theirs, set_as_default=False) as client:
+        with urllib.request.urlopen(dashboard_of(client)) as page:
+            assert page.status == 200

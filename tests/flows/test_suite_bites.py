@@ -427,7 +427,9 @@ class ClonesIntoThePaused(InTurn):
         decisions = super().handle(event)
         paused = event.trial if isinstance(event, Paused) and event.epochs > 1 else None
         others = [trial for trial in self.state.losses if trial != paused]
-        return decisions if paused is None else [Clone(others[0], paused, {}), *decisions]
+        if paused is None or not others:
+            return decisions
+        return [Clone(others[0], paused, {}), *decisions]
 
 
 class RanksThePausedByTheBareValue(InTurn):
