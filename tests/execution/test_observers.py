@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from distributed import Client
 import dagsel
 from dagsel.errors import SearchError
 from dagsel.flows import RandomSearch
-from dagsel.observers import CSV, EpochEnded, Observer, SearchBegan
+from dagsel.observers import CSV, EpochEnded, Observer, SearchBegan, TensorBoard
 from tests.execution import observed_driver
 
 
@@ -121,6 +123,40 @@ def test_one_that_raises_costs_no_trial_and_an_extended_search_is_told_whole(
     assert [epoch.is_past for epoch in after.epochs].count(True) == 4
     assert len(after.epochs) == 6
     assert after.began[0].goes_on
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 kB, which root alone can mount."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "dagsel-test", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["csv", "tensorboard"])
+def test_a_full_disk_under_a_tracker_costs_no_trial(
+    kind: str, small_disk: Path, client: Client, optimize: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tracker: Observer = (
+        CSV(small_disk / "epochs.csv") if kind == "csv" else TensorBoard(small_disk / "tb")
+    )
+    with contextlib.suppress(OSError), (small_disk / "taken").open("wb", buffering=0) as taken:
+        for _ in range(15):
+            taken.write(bytes(4096))
+    heard = Heard()
+    run = optimize(
+        RandomSearch(max_epochs=10, n_trials=8), client=client, observers=[tracker, heard]
+    )
+    assert {trial.state for trial in run.record.trials.values()} == {"complete"}
+    assert len(heard.epochs) == 80
+    name = type(tracker).__name__
+    assert caplog.text.count(f"the observer {name} is told no more") == 1
 
 
 def test_what_is_no_observer_is_refused_before_anything_begins(optimize: Any, run_dir: str) -> None:
