@@ -141,6 +141,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1
 	$(BENCH)/peers.py --rounds 1 --trials 8 --only dagsel,plain
+	$(BENCH)/display.py --trials 64 --repeats 1 $(OR_MISSED)
 
 bench: $(VENV)/.dev
 	$(BENCH)/write_memory.py
