@@ -88,7 +88,7 @@ def _versions() -> Iterator[Finding]:
 
 #: Extras that a user may want; the others are for those who work on dagsel.
 _USED = ("s3", "sklearn", "torchmetrics", "parquet", "images", "dashboard", "plot", "jupyter",
-         "tensorboard", "mlflow")  # fmt: skip
+         "tensorboard", "mlflow", "wandb")  # fmt: skip
 
 
 def _version(wanted: Requirement) -> Finding:

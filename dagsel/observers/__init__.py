@@ -1,4 +1,4 @@
-"""Who is told what a search does: TensorBoard, MLflow, a CSV file, a log."""
+"""Who is told what a search does: TensorBoard, MLflow, Weights & Biases, a CSV file, a log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dagsel.observers.events import TrialEnded as TrialEnded
 from dagsel.observers.log import Logging as Logging
 from dagsel.observers.ml_flow import MLflow as MLflow
 from dagsel.observers.tensor_board import TensorBoard as TensorBoard
+from dagsel.observers.wand_b import WandB as WandB
 
 __all__ = [
     "CSV",
@@ -24,4 +25,5 @@ __all__ = [
     "TensorBoard",
     "TrialBegan",
     "TrialEnded",
+    "WandB",
 ]

@@ -13,7 +13,7 @@ import optuna
 
 import dagsel
 from dagsel.flows import ASHA
-from dagsel.observers import CSV, MLflow, TensorBoard
+from dagsel.observers import CSV, MLflow, TensorBoard, WandB
 from dagsel.storage import ShardedDataset
 from dagsel.study import StudyDriver
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -38,6 +38,7 @@ def main(folder: str, how: str) -> None:
         CSV(f"{folder}/epochs.csv"),
         TensorBoard(f"{folder}/tb"),
         MLflow(f"sqlite:///{folder}/mlflow.db", experiment="killed"),
+        WandB("killed", folder=f"{folder}/wb"),
     ]
     again: dict[str, Any] = {"workload": WORKLOAD, "space": space, "observers": observers}
     if how == "resume":

@@ -174,7 +174,8 @@ def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
         assert set(client.run(watched).values()) == {(False, 500)}
         assert ticks(cluster) == {500}
         assert dashboard_of(client) == ""
-    alone = {"n_workers": 1, "processes": False, "dashboard_address": None}
+    alone: dict[str, Any] = {"n_workers": 1, "processes": False}
+    alone |= {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
         assert set(client.run(watched).values()) == {(True, 20)}
         assert ticks(theirs) == {20}

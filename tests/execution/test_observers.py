@@ -23,6 +23,7 @@ from dagsel.errors import SearchError
 from dagsel.flows import RandomSearch
 from dagsel.observers import CSV, EpochEnded, Observer, SearchBegan, TensorBoard
 from tests.execution import observed_driver
+from tests.observers import wandb_files
 
 
 def driven(folder: Path, how: str, n_epochs: int | None) -> str:
@@ -62,6 +63,8 @@ def test_each_tracker_has_every_epoch_once_though_the_driver_was_killed_twice(
     assert {(int(r["trial"]), int(r["epoch"])): float(r["value"]) for r in rows} == whole
     assert in_tensorboard(tmp_path / "tb" / run.record.run) == Counter(whole.keys())
     assert in_mlflow(f"sqlite:///{tmp_path}/mlflow.db") == Counter(whole.keys())
+    steps = wandb_files.epochs(tmp_path / "wb", run.record.run)
+    assert Counter((trial, step) for trial, step, _ in steps) == Counter(whole.keys())
 
 
 def in_tensorboard(folder: Path) -> Counter[tuple[int, int]]:

@@ -24,9 +24,11 @@ from dagsel.observers import (
     TensorBoard,
     TrialBegan,
     TrialEnded,
+    WandB,
 )
 from dagsel.observers.base import tell
 from dagsel.observers.events import Told
+from tests.observers import wandb_files
 
 BEGAN = SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1")
 N_EPOCHS = {0: 3, 1: 1, 2: 4}
@@ -185,6 +187,23 @@ def test_runs_of_mlflow_have_each_epoch_once(
     assert read_mlflow(uri, has_ended=True) == WHOLE
 
 
+def test_offline_runs_of_wandb_have_each_epoch_and_the_parameters(tmp_path: Path) -> None:
+    """What SIGKILL leaves of them is in tests/execution/test_observers.py."""
+    observer = WandB(folder=tmp_path)
+    observer.check()
+    for told in [*story(), END]:
+        tell(observer, told)
+    found = list(wandb_files.epochs(tmp_path, "3f9a"))
+    assert Counter((trial, step, "accuracy") for trial, step, _ in found) == WHOLE
+    for trial, step, values in found:
+        assert values["accuracy"] == trial + step / 10
+        assert values["train_loss"] == 1 / step
+        assert ("f1" in values) == (trial == 2)
+    configs = wandb_files.configs(tmp_path, "3f9a")
+    assert configs[0] == {"lr": 0.1, "act": "relu, or"}
+    assert configs[2] == {"lr": 0.1, "act": "relu, or", "depth": 3}
+
+
 def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,6 +212,14 @@ def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained
         CSV(tmp_path / "file" / "epochs.csv").check()
     with pytest.raises(SearchError, match="TensorBoard cannot write"):
         TensorBoard(tmp_path / "file").check()
+    with pytest.raises(SearchError, match="WandB cannot write"):
+        WandB(folder=tmp_path / "file").check()
+    with pytest.raises(SearchError, match="mode must be one of 'offline', 'online', got 'dryrun'"):
+        WandB(mode="dryrun")  # type: ignore[arg-type]
+    monkeypatch.setenv("HOME", str(tmp_path))  # where nobody has logged in
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(SearchError, match='run wandb login, or give mode="offline"'):
+        WandB("digits", mode="online", entity="us").check()
     with pytest.raises(SearchError, match="MLflow cannot use nothing://here"):
         MLflow("nothing://here", experiment="mine").check()
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
@@ -201,7 +228,7 @@ def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained
     find = builtins.__import__
 
     def without(name: str, *args: Any, **options: Any) -> Any:
-        if name.startswith(("tensorboard", "mlflow")):
+        if name.startswith(("tensorboard", "mlflow", "wandb")):
             raise ImportError(f"No module named {name!r}")
         return find(name, *args, **options)
 
@@ -210,3 +237,5 @@ def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained
         TensorBoard(tmp_path).check()
     with pytest.raises(SearchError, match=r'pip install "dagsel\[mlflow\]"'):
         MLflow().check()
+    with pytest.raises(SearchError, match=r'pip install "dagsel\[wandb\]"'):
+        WandB().check()

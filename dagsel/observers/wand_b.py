@@ -1,0 +1,136 @@
+"""Runs of Weights & Biases: one for each trial, in one group."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+from dagsel.checks import choice
+from dagsel.errors import SearchError
+from dagsel.observers.base import Observer
+from dagsel.observers.events import EpochEnded, SearchBegan, SearchEnded, TrialBegan, TrialEnded
+
+#: W&B's own process outlives a killed one for some seconds, and has its runs as long.
+_RELEASED_S, _LOOK_S = 60.0, 0.5
+
+
+class WandB(Observer):
+    """Writes a run of Weights & Biases for each trial; those of a search are a group.
+
+    A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``. Its
+    summary says how the trial has ended.
+
+    W&B keeps what it is told in memory for a while, and what a killed process had of it is lost.
+    Where the search goes on, all is told again: offline, into new folders in place of the old ones;
+    online, from the first step on that the server lacks.
+
+    Needs ``pip install "dagsel[wandb]"``.
+
+    Parameters
+    ----------
+    project
+        Name of the project; None for the study's.
+    mode
+        ``"offline"``, into ``folder/wandb``, to be sent later by ``wandb sync``; or ``"online"``,
+        to the server that ``wandb login`` has named.
+    folder
+        Where W&B writes.
+    entity
+        User or team that the project is of; None for W&B's default.
+    """
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        mode: Literal["offline", "online"] = "offline",
+        folder: str | PathLike[str] = ".",
+        entity: str | None = None,
+    ) -> None:
+        self._project, self._entity, self._folder = project, entity, Path(folder)
+        choice("mode", mode, ("offline", "online"))
+        self._mode = mode
+        self._search: SearchBegan | None = None
+        self._runs: dict[int, Any] = {}  # by trial
+
+    def check(self) -> None:
+        """Raise an error if W&B is not installed, not logged in, or cannot write."""
+        try:
+            import wandb
+        except ImportError as error:
+            raise SearchError(
+                f'Weights & Biases is not installed: pip install "dagsel[wandb]" ({error})'
+            ) from None
+        if self._mode == "online" and not wandb.api.api_key:
+            raise SearchError('W&B is not logged in: run wandb login, or give mode="offline"')
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SearchError(f"WandB cannot write to {self._folder}: {error}") from None
+
+    def search_began(self, search: SearchBegan) -> None:
+        """Make way for what is told again."""
+        self._search, self._runs = search, {}
+        if search.goes_on and self._mode == "offline":
+            for old in self._folder.glob(f"wandb/offline-run-*-{search.run}-*"):
+                shutil.rmtree(old)
+
+    def trial_began(self, trial: TrialBegan) -> None:
+        """Begin a run, or go on with the one that the server has."""
+        ends_at = time.monotonic() + _RELEASED_S
+        while True:
+            try:
+                self._runs[trial.trial] = self._begun(trial)
+            except Exception as error:
+                if "is in use" not in str(error) or time.monotonic() > ends_at:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                return
+
+    def _begun(self, trial: TrialBegan) -> Any:
+        import wandb
+
+        assert self._search is not None
+        name = f"{self._search.run}-{trial.trial:04d}"
+        return wandb.init(
+            project=self._project or self._search.study,
+            entity=self._entity,
+            group=self._search.run,
+            id=name,
+            name=f"trial {trial.trial}",
+            config=dict(trial.params),
+            dir=str(self._folder),
+            mode=self._mode,
+            resume="allow",
+            reinit="create_new",  # the user's own run, if there is one, stays as it is
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+                x_disable_stats=True,
+            ),
+        )
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        """Write its metrics, unless the server has them."""
+        run = self._runs[epoch.trial]
+        if epoch.epoch >= run.starting_step:
+            run.log({**epoch.metrics, "train_loss": epoch.train_loss}, step=epoch.epoch)
+
+    def trial_ended(self, trial: TrialEnded) -> None:
+        """End its run; one of before stays open, as the trial may go on."""
+        run = self._runs[trial.trial]
+        run.summary["dagsel.state"], run.summary["dagsel.reason"] = trial.state, trial.reason
+        if not trial.is_past:
+            self._runs.pop(trial.trial).finish(exit_code=int(trial.state == "failed"))
+
+    def search_ended(self, search: SearchEnded) -> None:
+        """End all runs."""
+        for run in self._runs.values():
+            run.finish(exit_code=int(bool(search.error)))
+        self._runs = {}
