@@ -7,6 +7,8 @@ each way in which a job ends is tried with jobs of one worker and of two.
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -39,6 +41,7 @@ from dagsel.flow import (
 )
 from dagsel.flows import ASHA, SEER
 from dagsel.storage import RunDir, ShardedDataset
+from tests.cli.searches import DAGSEL, write_script
 from tests.conftest import Optimize
 from tests.driver.scripted import Scripted
 from tests.waiting import slowness
@@ -192,6 +195,20 @@ def test_a_cluster_grows_and_shrinks_as_it_is_told(
     assert run.timeline().worker.nunique() == 4
     check_whole(run)
     check_bill(run, queue)
+
+
+def test_a_search_in_a_job_writes_a_log_that_people_read(here: Slurm, tmp_path: Path) -> None:
+    script = write_script(tmp_path, epochs=2, trials=3)
+    command = shlex.join([DAGSEL, "run", str(script), "--workers", "1", "--run-dir", "run"])
+    job = ["sbatch", "--wait", "--chdir", str(tmp_path), "--output", str(tmp_path / "job.log")]
+    here(*job, "--wrap", f"PYTHONPATH={Path(__file__).parents[2]} {command}")
+    log = (tmp_path / "job.log").read_text()
+    assert "\x1b" not in log
+    assert "\r" not in log
+    lines = [line for line in log.splitlines() if line.startswith("dagsel ")]
+    ends = [re.fullmatch(r"dagsel \d+:\d\d · trial (\d) complete .*", line) for line in lines[:-1]]
+    assert sorted(end[1] for end in ends if end is not None) == ["0", "1", "2"]
+    assert "the search has ended: 3 trials, 6 epochs" in lines[-1]
 
 
 @pytest.mark.parametrize("size", [pytest.param(1, marks=only_long), 2])
