@@ -18,7 +18,7 @@ from dagsel.views.snapshot import Snapshot
 #: What is shown is made anew after this time at the earliest,
 REFRESH_S = 0.5
 #: and after so many times the processor's time that it took.
-SPARING = 100
+SPARING = 150
 #: Units per second are averaged over this time.
 _WINDOW_S = 10.0
 
@@ -56,6 +56,7 @@ class SearchProgress:
         self._display = choose(how, console, ended, self._facts.steer)
         self._window: deque[tuple[float, int]] = deque()
         self._due = 0.0
+        self._cost_s = 0.0  # what the last one has cost
         self._last: Record | None = None
 
     def __enter__(self) -> SearchProgress:
@@ -77,7 +78,9 @@ class SearchProgress:
         if now >= self._due:
             began = time.thread_time()  # other threads of the process may hold this one up
             self._display.show(self._snapshot(record))
-            self._due = now + max(REFRESH_S, SPARING * (time.thread_time() - began))
+            before, self._cost_s = self._cost_s, time.thread_time() - began
+            # One that was dear once, as the first one that imports what it needs, is let pass.
+            self._due = now + max(REFRESH_S, SPARING * min(before, self._cost_s))
 
     def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
         """Show from now on what the workers do, and where Dask's dashboard is."""

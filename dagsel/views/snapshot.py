@@ -36,7 +36,7 @@ class TrialRow:
     n_decided: int  # epochs that it was given to train
     value: float | None  # the (first) metric of the state that it is worth; None before there is
     curve: tuple[float, ...]  # the metric after each epoch
-    config: str
+    settings: Mapping[str, Any]  # its configuration
     reason: str  # why it has ended
     progress: float  # how far it has trained, in epochs
     is_paused_by_user: bool  # whether a command has paused it, so that one can resume it
@@ -46,6 +46,11 @@ class TrialRow:
     def is_live(self) -> bool:
         """Whether it has not ended."""
         return self.state in ("training", "paused")
+
+    @property
+    def config(self) -> str:
+        """Its configuration as a short text."""
+        return shown_config(self.settings)
 
     @classmethod
     def of(cls, trial: TrialRecord, record: Record) -> TrialRow:
@@ -60,7 +65,7 @@ class TrialRow:
             trial.n_decided if trial.is_live else epochs,
             trial.value,
             tuple(epoch.value for epoch in trial.epochs),
-            shown_config(trial.config),
+            trial.config,
             trial.reason,
             trial.progress(record.n_shards) if trial.is_live else epochs,
             trial.paused_by_user,

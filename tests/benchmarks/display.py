@@ -3,7 +3,7 @@
 A real search on two workers of a real cluster, whose trials sleep 2 ms a unit: all of them live
 from the beginning to the end. It is run without a display and with each kind of display, in turns.
 
-    python tests/benchmarks/display.py [--trials 512] [--repeats 3]
+    python tests/benchmarks/display.py [--trials 512] [--epochs 2] [--repeats 1]
 
 `share` is the processor's time of the display of all the time that the search takes, bar 1%;
 `shown` how often it was made anew; `each` what that takes. A notebook's display is measured without
@@ -98,8 +98,8 @@ def search(kind: Any, n_trials: int, n_epochs: int, client: Client, folder: Path
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trials", type=int, default=512)
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     vars(session)["SearchProgress"] = Measured

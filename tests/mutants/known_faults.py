@@ -365,7 +365,7 @@ FAULTS = (
     Fault(
         "progress: showing takes what time it wants",
         "views/progress.py",
-        "max(REFRESH_S, SPARING * (time.thread_time() - began))",
+        "max(REFRESH_S, SPARING * min(before, self._cost_s))",
         "REFRESH_S",
         "views/test_progress.py",
     ),

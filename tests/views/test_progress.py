@@ -167,10 +167,11 @@ def test_a_hundredth_of_the_time_is_spent_on_it(seconds: float, held_up_s: float
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dagsel.views.progress.time.monotonic", lambda: now[0])
         patch.setattr("dagsel.views.progress.time.thread_time", lambda: spent[0])
-        while len(shown) < 4:
+        while len(shown) < 5:
             progress.update(record)
             now[0] += 0.25
-    gaps = [later - sooner for sooner, later in pairwise(shown)]
+    # The first one may have to import what it needs, and is not counted.
+    gaps = [later - sooner for sooner, later in pairwise(shown[1:])]
     due_s = max(0.5, SPARING * seconds)
     assert min(gaps) >= due_s - 1e-9
     assert max(gaps) <= max(due_s, seconds + held_up_s) + 0.25 + 1e-9
