@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ PAGE_SHARE = 0.5
 #: What a process with PyTorch takes before it has any data, rounded up. With ``hold="auto"`` shards
 #: and this may take the second share of the limit, or shards alone the first one.
 PROCESS_BYTES, SMALL_SHARE, FULL_SHARE = 500_000_000, 0.1, 0.7
+#: So long a worker's shards wait for room on a full disk, all together, before the store is read.
+PATIENCE_S, _LOOK_S = 10.0, 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class HeldShards:
         Where those on the disk are; None if there is none.
     tell
         Says something to the user.
+    sleep
+        Waits so many seconds.
     """
 
     def __init__(
@@ -88,6 +93,7 @@ class HeldShards:
         share: float = 0.5,
         folder: str | None = None,
         tell: Callable[[str], object] = lambda text: None,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         self.counters = Counters()
         self._data, self._workload, self._hold, self._tell = data, workload, hold, tell
@@ -100,6 +106,7 @@ class HeldShards:
         if folder is not None and not data.is_view:  # a view's shards are no files of their own
             self._cache = ShardCache(folder, data, dtypes)
         self._is_open, self._said = False, set[str]()
+        self._sleep, self._patience_s = sleep, PATIENCE_S
         self._held: dict[int, Held | None] = {}  # None: neither memory nor the disk has room
         self._in_memory: set[int] = set()  # or on the way there
         self._lock = threading.Lock()
@@ -133,7 +140,7 @@ class HeldShards:
                     self._in_memory.discard(shard)
                     raise
             else:
-                self._held[shard] = self._from_disk(shard)
+                self._held[shard] = self._from_disk(shard, waits=True)
         return n_bytes
 
     @contextmanager
@@ -188,31 +195,45 @@ class HeldShards:
         self.counters.shard_bytes_read += sum(array.nbytes for array in arrays.values())
         return self._workload.prepare(arrays)
 
-    def _from_disk(self, shard: int) -> Held | None:
-        """Map a shard from the disk; None if that has no room for it."""
-        if self._cache is None:
+    def _from_disk(self, shard: int, *, waits: bool = False) -> Held | None:
+        """Map a shard from the disk; None if that has no room for it.
+
+        It waits for room if it is told to, `PATIENCE_S` for all shards together: another run that
+        ends may leave some.
+        """
+        cache = self._cache
+        if cache is None:
             self._say(
                 "the training and validation samples of a shard together do not fit into a "
                 "worker's memory: they are read from the store for each pass over them, which is "
                 "slow; give workers more memory"
             )
             return None
-        try:
-            self.open()
-            mapped = self._cache.load(shard)
-        except (LinkError, NoRoomError) as error:
-            self._say(
-                f"the disk of {platform.node()} does not take all shards that are to be there "
-                f"({error}): those that it does not are read from the store for each pass over "
-                "them, which is slow, until it does; free some space there, or give another "
-                "folder with cache_dir="
-            )
-            return None
+        while True:
+            try:
+                self.open()
+                mapped = cache.load(shard)
+                break
+            except (LinkError, NoRoomError) as error:
+                will_wait = waits and isinstance(error, NoRoomError) and self._patience_s > 0
+                waiting = f", after {PATIENCE_S:g} s in which they wait for room" * will_wait
+                self._say(
+                    f"the disk of {platform.node()} does not take all shards that are to be there "
+                    f"({error}): those that it does not are read from the store for each pass over "
+                    f"them{waiting}, which is slow, until it does; free some space there, or give "
+                    "another folder with cache_dir="
+                )
+                if not will_wait:
+                    return None
+            self._patience_s -= _LOOK_S  # of another thread, too: they wait side by side
+            self._sleep(_LOOK_S)
+            if self._cache is None:
+                return None  # the run has ended meanwhile
         if self._hold == "auto":
             self._say(
                 f"not all shards of a worker fit into its memory (its limit is "
                 f"{readable_size(int(self._memory_limit))}): it reads the others from its "
-                f"disk, in {self._cache.root}"
+                f"disk, in {cache.root}"
             )
         self.counters.shard_bytes_read += mapped.fetched_bytes
         prepare = self._workload.prepare

@@ -136,12 +136,14 @@ def fill_disk() -> None:
     """Have no room for shards on this worker's disk."""
     import errno
 
+    from dagsel.execution import held_shards
     from dagsel.storage import shard_cache
 
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     vars(shard_cache)["check_room"] = full
+    vars(held_shards)["PATIENCE_S"] = 1.0
 
 
 def test_training_goes_on_where_the_disk_is_full_and_the_run_says_so(

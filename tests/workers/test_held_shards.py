@@ -20,7 +20,7 @@ from sklearn.linear_model import SGDClassifier
 
 import dagsel
 from dagsel.execution import mapped_pages
-from dagsel.execution.held_shards import HeldShards
+from dagsel.execution.held_shards import PATIENCE_S, HeldShards
 from dagsel.execution.mapped_pages import Pages
 from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
@@ -210,13 +210,15 @@ def full(*_: Any) -> None:
 def test_a_full_disk_is_told_once_and_the_store_read_until_there_is_room(
     data: ShardedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
+    told, pauses = list[str](), list[float]()
     workload = torch_workload()
-    folder = str(tmp_path / "cache")
-    shards = HeldShards(data, workload, hold="disk", folder=folder, tell=told.append)
+    where: dict[str, Any] = {"folder": str(tmp_path / "cache"), "sleep": pauses.append}
+    shards = HeldShards(data, workload, hold="disk", tell=told.append, **where)
     with monkeypatch.context() as patch:
         patch.setattr("dagsel.storage.shard_cache.check_room", full)
         found = trained(workload, shards)
+        assert sum(pauses) == PATIENCE_S, "of all shards together"
+        assert "after 10 s in which they wait for room" in told[0]
         assert shards.on_disk == set()
         assert len(told) == 1
         assert "No space left" in told[0]
@@ -231,6 +233,25 @@ def test_a_full_disk_is_told_once_and_the_store_read_until_there_is_room(
     shards.clear()
     in_memory = held(data, workload, tmp_path, "memory")
     assert trained(workload, in_memory) == found
+
+
+def test_a_shard_takes_the_room_that_another_run_leaves_while_it_waits(
+    data: ShardedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def other_run_ends(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            monkeypatch.undo()
+
+    monkeypatch.setattr("dagsel.storage.shard_cache.check_room", full)
+    where: dict[str, Any] = {"folder": str(tmp_path / "cache"), "sleep": other_run_ends}
+    shards = HeldShards(data, SyntheticWorkload(), hold="disk", **where)
+    shards.load(0)
+    assert shards.on_disk == {0}
+    assert len(pauses) == 3
+    shards.clear()
 
 
 def test_a_folder_that_is_a_link_is_told_and_the_store_read(
