@@ -1,9 +1,10 @@
 """A driver for tests of the rim: it is interrupted or kills itself. Says what it does line by line.
 
-python steered_driver.py FOLDER optimize|kill|hold|answer|take
+python steered_driver.py FOLDER optimize|leave|kill|hold|answer|take
 
-With the last three it pauses two trials, and so waits for commands from outside. ``answer`` kills
-it when it would answer the first one, ``take`` when it has found it.
+With ``leave`` the script ends at once. With the last three it pauses two trials, and so waits for
+commands from outside. ``answer`` kills it when it would answer the first one, ``take`` when it has
+found it.
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ def main(folder: str, how: str) -> None:
         say(f"run {len(run.record.trials)} {run.record.n_live}")
         return
     held = dagsel.start(**search)
+    if how == "leave":
+        say("left")
+        return
     while not (trials := held.result.record.trials) or not trials[1].epochs:
         pass
     if how != "kill":

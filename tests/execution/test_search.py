@@ -329,6 +329,19 @@ def test_ctrl_c_ends_a_search_in_order_and_a_resume_goes_on(
     )
 
 
+def test_python_waits_for_a_search_whose_script_has_ended(tmp_path: Path) -> None:
+    with driver(tmp_path, "leave") as process:
+        wait_for(process, "left")
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 0, said
+    assert f"the search in {tmp_path / 'run'} goes on; Ctrl-C ends it" in said
+    assert "Traceback" not in said
+    record = dagsel.load(tmp_path / "run").record
+    ends = {(trial.state, len(trial.epochs)) for trial in record.trials.values()}
+    assert ends == {("complete", steered_driver.N_EPOCHS)}
+    assert "RUNNING" not in states(tmp_path)
+
+
 @pytest.mark.parametrize("then", ["extended", "given up"])
 def test_what_ctrl_c_has_ended_can_be_extended_or_given_up_too(
     start: Callable[..., dagsel.Search], client: Client, then: str
