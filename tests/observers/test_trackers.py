@@ -204,6 +204,17 @@ def test_offline_runs_of_wandb_have_each_epoch_and_the_parameters(tmp_path: Path
     assert configs[2] == {"lr": 0.1, "act": "relu, or", "depth": 3}
 
 
+def test_a_search_that_goes_on_writes_offline_runs_of_wandb_anew(tmp_path: Path) -> None:
+    """As it does after Ctrl-C; those of other searches stay."""
+    for told in ([*story("77aa"), END], [*story()[:-3], END], [*story(is_past=True), END]):
+        observer = WandB(folder=tmp_path)
+        for one in told:
+            tell(observer, one)
+    for run in ("3f9a", "77aa"):
+        found = wandb_files.epochs(tmp_path, run)
+        assert Counter((trial, step, "accuracy") for trial, step, _ in found) == WHOLE
+
+
 def test_what_is_missing_or_cannot_be_written_is_said_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
