@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import math
 import mmap
 import os
 import sys
@@ -19,6 +20,8 @@ from dagsel.storage.datasets.manifest import SPLITS, Split
 from dagsel.storage.shared_folder import opened
 
 _READ_BYTES = 1 << 20
+_POPULATE_READ = 22  # Linux's MADV_POPULATE_READ, which Python does not name
+_TAKEN_BYTES = 16 << 20
 
 
 class MappedShard:
@@ -58,16 +61,19 @@ class MappedShard:
             self._mapping.madvise(mmap.MADV_DONTNEED)
 
     @contextlib.contextmanager
-    def read_ahead(self, split: Split) -> Iterator[None]:
+    def read_ahead(self, split: Split, most_bytes: float = math.inf) -> Iterator[None]:
         """While the block lasts, have the system read what it does not hold of a split.
 
         One after the other, in a thread: the order in which samples are needed takes a disk much
-        longer. Where the system holds all of it, no thread is started.
+        longer. Where the system holds all of it, no thread is started: its pages become this
+        process's at once, if they are no more than `most_bytes`, and not one by one.
         """
         end = self._ends[split]
         start = 0 if split == SPLITS[0] else self._ends[SPLITS[0]]
         missing = _missing(self._mapping, start, end)
         if not missing:
+            if end - start <= most_bytes:
+                self._take_pages(start, min(end, len(self._mapping)))
             yield
             return
         stop = threading.Event()
@@ -77,6 +83,11 @@ class MappedShard:
             yield
         finally:
             stop.set()
+
+    def _take_pages(self, start: int, end: int) -> None:
+        with contextlib.suppress(OSError):  # Linux before 5.14, and other systems
+            for block in range(start, end, _TAKEN_BYTES):  # other threads wait as long
+                self._mapping.madvise(_POPULATE_READ, block, min(_TAKEN_BYTES, end - block))
 
 
 def _missing(mapping: mmap.mmap, start: int, end: int) -> list[int]:

@@ -24,6 +24,8 @@ from dagsel.workloads.base import CastsData, Workload, outline
 #: Past this share of a worker's memory limit it forgets the pages of mapped shards. Dask counts
 #: them as the worker's, and pauses it at 80%.
 PAGE_SHARE = 0.5
+#: A part of a shard takes so much of the limit at most if its pages come at once.
+AT_ONCE_SHARE = 0.25
 #: What a process with PyTorch takes before it has any data, rounded up. With ``hold="auto"`` shards
 #: and this may take the second share of the limit, or shards alone the first one.
 PROCESS_BYTES, SMALL_SHARE, FULL_SHARE = 500_000_000, 0.1, 0.7
@@ -154,7 +156,7 @@ class HeldShards:
         elif held.mapped is None:
             yield getattr(held, split)
         else:
-            with held.mapped.read_ahead(split):
+            with held.mapped.read_ahead(split, self._memory_limit * AT_ONCE_SHARE):
                 yield getattr(held, split)
             self._pages.relieve()
 

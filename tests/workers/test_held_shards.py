@@ -7,8 +7,13 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
+import platform
+import re
+import resource
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +283,35 @@ def test_what_cannot_be_read_from_the_store_is_raised(data: ShardedDataset, tmp_
         shards.load(0)
     shards.load(1)
     shards.clear()
+
+
+def faults_of(read: Callable[[], object]) -> int:
+    """How many pages come into this process one by one as something is read."""
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    read()
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+@pytest.mark.skipif(
+    tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14),
+    reason="pages come at once with Linux 5.14 and later",
+)
+def test_pages_that_the_system_holds_come_at_once_unless_they_are_too_many(tmp_path: Path) -> None:
+    big = ShardedDataset.write(
+        tmp_path / "big.zarr", {"x": np.zeros((4000, 4096), "uint8")}, n_shards=1
+    )
+    cache = ShardCache(tmp_path / "cache", big)
+    cache.open()
+    mapped = cache.load(0)
+    samples = mapped.arrays["train"]["x"]
+    n_faults = []
+    for most_bytes in (samples.nbytes + (1 << 16), samples.nbytes - 1):
+        mapped.forget_pages()
+        with mapped.read_ahead("train", most_bytes):
+            n_faults.append(faults_of(lambda: samples[:, 0].sum()))
+    assert n_faults[1] >= samples.nbytes // mmap.PAGESIZE // 64
+    assert n_faults[0] <= n_faults[1] // 8
+    cache.close()
 
 
 class Mapped:
