@@ -63,7 +63,8 @@ def preview(
     epoch_seconds
         Time of a trial's epoch on one worker: seconds, or a text like ``"2 min"``.
     n_workers
-        Number of workers of a cluster, at its beginning if it can have more.
+        Number of workers of a cluster, at its beginning if it can have more. Each holds all shards;
+        for data that is too large for that give `cluster`.
     max_cluster_workers, worker_startup
         As for `dagsel.optimize`. None for a cluster that does not change, or for one of which a
         search in stages may have as many workers as it wants, at once.
@@ -229,7 +230,13 @@ def _cluster(
     if cluster is not None and named:
         raise SearchError(f"cluster and {named[0]} were both given; the cluster says all of it")
     if n_workers is not None:
-        return SimulatedCluster(n_workers, max_workers=max_workers, startup_s=startup_s or 0.0)
+        return SimulatedCluster(
+            n_workers,
+            # Of small data each worker has all, as in a search that is not told otherwise.
+            replicas=max_workers or n_workers,
+            max_workers=max_workers,
+            startup_s=startup_s or 0.0,
+        )
     if cluster is None:
         raise SearchError(
             "n_workers is missing: say on how many workers the search is to run, or give cluster= "

@@ -46,9 +46,9 @@ def test_a_search_with_a_plan_is_previewed_as_it_is(here: Path) -> None:
 
 def test_any_other_is_simulated(here: Path) -> None:
     write_script(here, epochs=4, trials=6)
-    words = ("preview", "search.py", "--workers", 2, "--epoch", "10 s", "--json")
+    words = ("preview", "search.py", "--workers", 3, "--epoch", "10 s", "--json")
     told = json.loads(call(*words).stdout)
-    assert (told["source"], told["seconds"], told["workers"]) == ("simulation", 120.0, 2)
+    assert (told["source"], told["seconds"], told["workers"]) == ("simulation", 80.0, 3)
     assert json.loads(call(*words[:5], "10", "--json").stdout) == told
     assert "--workers and --epoch" in call("preview", "search.py", code=1).stderr
 
