@@ -30,6 +30,9 @@ _LITTLE = 2_000_000_000
 #: Dask asks for more open files than this on a cluster of some dozens of workers.
 _FEW_FILES = 4096
 _DASHBOARD = 8787
+#: Extras that a user may want; the others are for those who work on dagsel.
+_EXTRAS = ("s3", "sklearn", "torchmetrics", "parquet", "images", "dashboard", "plot", "jupyter",
+           "tensorboard", "mlflow", "wandb")  # fmt: skip
 _ALLOCATORS = ("LD_PRELOAD", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "PYTORCH_ALLOC_CONF",
                "PYTORCH_CUDA_ALLOC_CONF")  # fmt: skip
 
@@ -79,16 +82,11 @@ def _versions() -> Iterator[Finding]:
         if marker is None or marker.evaluate({"extra": ""}):
             yield _version(wanted)
         elif wanted.name != "dagsel":
-            for extra in _USED:
+            for extra in _EXTRAS:
                 if marker.evaluate({"extra": extra}) and _version(wanted).is_well is False:
                     extras.setdefault(extra, []).append(_version(wanted).text)
     for extra, texts in extras.items():
-        yield Finding(extra, None, f"{'; '.join(texts)}: pip install dagsel[{extra}]")
-
-
-#: Extras that a user may want; the others are for those who work on dagsel.
-_USED = ("s3", "sklearn", "torchmetrics", "parquet", "images", "dashboard", "plot", "jupyter",
-         "tensorboard", "mlflow", "wandb")  # fmt: skip
+        yield Finding(extra, None, f"{'; '.join(texts)}: pip install 'dagsel[{extra}]'")
 
 
 def _version(wanted: Requirement) -> Finding:
@@ -98,9 +96,9 @@ def _version(wanted: Requirement) -> Finding:
         return Finding(wanted.name, False, f"{wanted.name} is not installed")
     if wanted.specifier.contains(found, prereleases=True):
         return Finding(wanted.name, True, found)
-    return Finding(
-        wanted.name, False, f"{wanted.name} is {found}, and should be {wanted.specifier}"
-    )
+    cure = f"pip install '{wanted.name}{wanted.specifier}'"
+    text = f"{wanted.name} is {found}, and should be {wanted.specifier}: {cure}"
+    return Finding(wanted.name, False, text)
 
 
 def _machine() -> Iterator[Finding]:
