@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import short_traceback
+from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
 from dagsel.history.makespans import makespans
@@ -166,6 +166,24 @@ class Result:
         """Return the study's own frame of all its trials."""
         frame: pd.DataFrame = self.study.trials_dataframe()
         return frame
+
+    @short_traceback
+    def top(self, n: int = 3) -> list[TrialRecord]:
+        """Return the best trials, best first, as `leaderboard` ranks them.
+
+        Each has its ``number``, ``params``, ``config``, ``value``, ``state`` and ``epochs``.
+
+        Parameters
+        ----------
+        n
+            How many; fewer if fewer were scored.
+
+        Raises
+        ------
+        SearchError
+            If `n` is no whole number of 1 or more.
+        """
+        return tables.ranked(self.record)[: whole("n", n)]
 
     def leaderboard(self, n: int = 10) -> pd.DataFrame:
         """Return the best trials of this run, best first: those that were scored and did not fail.

@@ -139,6 +139,10 @@ def test_the_front_is_what_no_other_ended_trial_beats_and_that_of_the_study(
     assert record.leading is None
     result = Result(NOTHING, "m0", record)
     board = result.leaderboard(N_TRIALS)
+    assert [trial.number for trial in result.top(N_TRIALS)] == list(board["trial"])
+    assert result.top(1) == result.top(2)[:1]
+    with pytest.raises(SearchError, match="n must be a whole number of 1 or more, got 0"):
+        result.top(0)
     assert set(result.pareto()["trial"] if front else ()) == front
     if len(board):
         assert set(board["trial"][board["front"]]) == front
