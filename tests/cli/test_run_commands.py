@@ -101,7 +101,7 @@ def test_a_search_is_watched_and_stopped(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_is_130_and_the_run_goes_on(tmp_path: Path) -> None:
-    write_script(tmp_path, epochs=12, trials=3, seconds=0.05)
+    write_script(tmp_path, epochs=60, trials=2, seconds=0.05)
     with running(tmp_path, "search.py", "--run-dir", "run", "--json") as process:
         wait_until(lambda: has_epochs(tmp_path / "run"), "an epoch")
         process.send_signal(signal.SIGINT)
@@ -109,9 +109,9 @@ def test_ctrl_c_is_130_and_the_run_goes_on(tmp_path: Path) -> None:
     assert process.returncode == 130
     assert "Ctrl-C: the search ends at the next batch" in err
     assert json.loads(out)["state"] == "ended"
-    assert json.loads(out)["epochs"] < 36
+    assert json.loads(out)["epochs"] < 120
     words = ("run", "search.py", "--resume", "run", "--workers", "1")
-    assert asked(*words, cwd=tmp_path)["epochs"] == 36
+    assert asked(*words, cwd=tmp_path)["epochs"] == 120
 
 
 def test_a_killed_driver_leaves_a_run_that_is_told_as_interrupted(tmp_path: Path) -> None:
