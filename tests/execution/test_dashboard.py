@@ -73,6 +73,10 @@ def live(address: str, study: int) -> list[dict[str, Any]]:
     return [t for t in trials if t["state"] == "Running" and t["intermediate_values"]]
 
 
+def n_values(trial: dict[str, Any]) -> int:
+    return len(trial["intermediate_values"])
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "journal"])
 def test_a_dashboard_shows_the_live_study_and_the_files_of_the_best_model(
     kind: str, client: Client, digits: ShardedDataset, tmp_path: Path
@@ -94,12 +98,9 @@ def test_a_dashboard_shows_the_live_study_and_the_files_of_the_best_model(
             flow=RandomSearch(max_epochs=2000, n_trials=3), run_dir=tmp_path / "run",
         )  # fmt: skip
         wait_until(lambda: len(live(address, number)) == 3, "all trials have intermediate values")
-        steps = [len(trial["intermediate_values"]) for trial in live(address, number)]
+        steps = [n_values(trial) for trial in live(address, number)]
         wait_until(
-            lambda: (
-                min(len(trial["intermediate_values"]) for trial in live(address, number))
-                > max(steps)
-            ),
+            lambda: max(steps) < min(map(n_values, live(address, number)), default=0),
             "there are more of them",
         )
         search.finish()
@@ -108,7 +109,15 @@ def test_a_dashboard_shows_the_live_study_and_the_files_of_the_best_model(
         for folder in run.export(tmp_path / "best"):
             for file in sorted(Path(folder).iterdir()):
                 upload_artifact(artifact_store=store, file_path=str(file), study_or_trial=run.study)
-        page = shown(address, number)
+        pages = list[dict[str, Any]]()
+
+        def is_new() -> bool:
+            pages.append(shown(address, number))
+            ends = [trial["state"] != "Running" for trial in pages[-1].get("trials", ())]
+            return all(ends) and len(ends) == 3
+
+        wait_until(is_new, "it looks at the storage again")
+        page = pages[-1]
         files = {told["filename"]: told["artifact_id"] for told in page["artifacts"]}
         weights = read(f"{address}/artifacts/{number}/{files['weights.safetensors']}")
     assert {trial["state"] for trial in page["trials"]} <= {"Complete", "Pruned"}
