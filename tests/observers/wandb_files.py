@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.waiting import wait_until
+
 _BLOCK, _HEAD = 32768, struct.Struct("<IHB")
 _FULL, _FIRST, _LAST = 1, 2, 4
 
@@ -38,9 +40,23 @@ def records(path: Path) -> Iterator[Any]:
             yield record
 
 
+def files(folder: Path, run: str) -> list[Path]:
+    """Return the files of a search's trials once they are whole.
+
+    W&B's own process writes the last of a run a moment after `finish` has returned.
+    """
+    found = sorted(folder.glob(f"wandb/offline-run-*-{run}-*/run-*.wandb"))
+    for path in found:
+        wait_until(
+            lambda path=path: any(record.HasField("exit") for record in records(path)),  # type: ignore[misc]
+            f"the end of {path}",
+        )
+    return found
+
+
 def epochs(folder: Path, run: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
     """Yield trial, step and values of all that the folders of a search's trials hold."""
-    for path in sorted(folder.glob(f"wandb/offline-run-*-{run}-*/run-*.wandb")):
+    for path in files(folder, run):
         trial = int(path.stem.rpartition("-")[2])
         for record in records(path):
             if record.HasField("history"):
@@ -54,7 +70,7 @@ def epochs(folder: Path, run: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
 def configs(folder: Path, run: str) -> dict[int, dict[str, Any]]:
     """Return the parameters of each trial."""
     found: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob(f"wandb/offline-run-*-{run}-*/run-*.wandb")):
+    for path in files(folder, run):
         for record in records(path):
             if record.HasField("run"):
                 update = record.run.config.update
