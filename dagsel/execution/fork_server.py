@@ -1,7 +1,8 @@
 """Worker processes of our own cluster come from a process that has imported what they need once.
 
-Python's fork server imports PyTorch and the like, and each worker is a copy of it; a process that
-is spawned imports them anew, for seconds on each core. The server ends with this process.
+Python's fork server has PyTorch and the like, and each worker is a copy of it; a process that is
+spawned imports them anew, for seconds on each core. The server ends with this process. It is a copy
+of this process itself where that is safe (`copied_server`), or a new one that imports.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -21,10 +22,13 @@ import dask.config
 import distributed.utils
 from distributed import LocalCluster
 
+from dagsel.execution import copied_server
+
 logger = logging.getLogger("dagsel")
 
 METHOD = "distributed.worker.multiprocessing-method"
-#: Set it to False in Dask's configuration, and our own workers are spawned.
+#: Set it to False in Dask's configuration, and our own workers are spawned; to "new", and their
+#: server is no copy of this process.
 IS_WANTED = "dagsel.fork-server"
 
 #: Packages that start no thread while they are imported: a copy of a process has one thread only.
@@ -114,8 +118,9 @@ def is_there() -> bool:
     if not is_possible():
         return False
     prepare()
+    is_new = dask.config.get(IS_WANTED, True) == "new"
     try:
-        with deaf_to_interrupts():
+        with deaf_to_interrupts(), nullcontext() if is_new else copied_server.copying():
             forkserver.ensure_running()
     except OSError as error:  # say, temporary files lie so deep that a socket there has no name
         logger.info("workers are spawned: Python's fork server does not start: %s", error)

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping
 
 from dagsel.errors import ClusterError
+from dagsel.execution.copied_server import limit_threads
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -85,7 +86,8 @@ def torch_threads() -> int | None:
 
 
 def use_torch_threads(n: int | None) -> None:
-    """Make PyTorch train with so many threads in this thread; None changes nothing."""
+    """Make PyTorch train with so many threads in this thread; None for as many as the process."""
+    limit_threads()
     torch = sys.modules.get("torch")
     if n is not None and torch is not None and torch.get_num_threads() != n:
         torch.set_num_threads(n)

@@ -37,9 +37,12 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def as_dask_comes() -> Iterator[None]:
-    """Other tests have chosen the fork server for all clusters, and that nobody sees them."""
+    """Other tests have chosen the fork server for all clusters, and that nobody sees them.
+
+    A server that is a copy of the driver has tests of its own.
+    """
     seen = {"distributed.worker.profile.enabled": True, "distributed.admin.tick.interval": "20ms"}
-    with dask.config.set({METHOD: "spawn", **seen}):
+    with dask.config.set({METHOD: "spawn", IS_WANTED: "new", **seen}):
         yield
 
 
@@ -149,12 +152,16 @@ def test_a_server_that_was_killed_is_started_again() -> None:
         assert parents(client) == {server().pid}
 
 
+@pytest.mark.parametrize("kind", ["true", "new"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_server_and_workers_end_with_the_driver(end: signal.Signals, tmp_path: Path) -> None:
+def test_server_and_workers_end_with_the_driver(
+    end: signal.Signals, kind: str, tmp_path: Path
+) -> None:
     script, there = tmp_path / "driver.py", tmp_path / "there"
     script.write_text(DRIVER)
     command = [sys.executable, str(script), str(there)]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as driver:
+    chosen = {**os.environ, "DASK_DAGSEL__FORK_SERVER": kind}
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=chosen) as driver:
         wait_until(lambda: there.exists() or driver.poll() is not None, "the cluster")
         family = psutil.Process(driver.pid).children(recursive=True)
         driver.send_signal(end)

@@ -1,0 +1,152 @@
+"""A fork server that is a copy of the driver has what that has imported, and nothing else of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """\
+import builtins, json, os, signal, sys, threading, time
+import torch
+from dagsel.execution.cluster import local_cluster
+from dagsel.execution import copied_server
+from distributed import Client
+
+with open("imported.txt", "a") as file:
+    file.write("x")
+
+
+def look(path):
+    files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+    return {
+        "is_copy": hasattr(builtins, "made_in_the_driver"),
+        "has_file": path in files,
+        "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "threads": torch.get_num_threads(),
+        "numbers": torch.rand(2).tolist(),
+        "python_threads": [thread.name for thread in threading.enumerate()],
+    }
+
+
+def look_where_units_train(path):
+    copied_server.limit_threads()
+    torch.ones(1_000_000).exp()
+    n = {library.omp_get_max_threads() for library in copied_server._openmp()}
+    return look(path) | {"openmp": sorted(n)}
+
+
+if __name__ == "__main__":
+    builtins.made_in_the_driver = True
+    torch.ones(1_000_000).exp()  # OpenMP has threads now, where there are cores for them
+    mine = open("mine.txt", "w")
+    signal.signal(signal.SIGTERM, lambda *_: print("mine"))
+    sys.stdout.write("once ")  # stays in its buffer
+    SETUP
+    path = os.path.realpath("mine.txt")
+    with local_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
+        told = [*client.run(look, path).values()]
+        told += client.gather([client.submit(look_where_units_train, path)])
+    print(json.dumps(told))
+"""
+
+SEARCH = """\
+import dagsel, optuna, sklearn.datasets, torch
+from dagsel.flows import RandomSearch
+
+
+def space(trial):
+    return {"lr": trial.suggest_float("lr", 1e-3, 0.1, log=True)}
+
+
+if __name__ == "__main__":
+    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    workload = dagsel.TorchWorkload(
+        model=lambda config: torch.nn.Linear(64, 10), optimizer=torch.optim.Adam, batch_size=32,
+        loss=torch.nn.functional.cross_entropy, metrics=["accuracy"])
+    study = optuna.create_study(direction="maximize")
+    run = dagsel.optimize(study, workload, (x.astype("float32"), y), space=space, metric="accuracy",
+                          flow=RandomSearch(max_epochs=2, n_trials=3), run_dir="run")
+    print(run.best_value.hex(), [w.tolist() for w in run.best_model().parameters()])
+"""
+
+
+def run(folder: Path, script: str, kind: str = "true") -> str:
+    (folder / "script.py").write_text(script)
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    done = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=folder,
+        env={**environment, "DASK_DAGSEL__FORK_SERVER": kind},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def looked(folder: Path, setup: str = "pass", kind: str = "true") -> list[dict[str, Any]]:
+    before, told = run(folder, SCRIPT.replace("SETUP", setup), kind).split(" ", 1)
+    assert before == "once"
+    found: list[dict[str, Any]] = json.loads(told)
+    assert len({tuple(one["numbers"]) for one in found}) == len(found) == 3
+    for one in found:
+        assert (one["has_file"], one["sigterm"], one["threads"]) == (False, True, 1)
+    assert found[-1]["openmp"] == [1]
+    return found
+
+
+def test_workers_are_copies_of_a_driver_without_its_files_signals_and_threads(
+    tmp_path: Path,
+) -> None:
+    assert all(one["is_copy"] for one in looked(tmp_path))
+    assert (tmp_path / "imported.txt").read_text() == "x"  # the driver alone has imported it
+
+
+ZARR = """import zarr; zarr.create_array("a.zarr", shape=(2,), dtype="f4")[:] = 1"""
+
+
+def test_threads_that_are_begun_anew_in_a_copy_do_no_harm(tmp_path: Path) -> None:
+    found = looked(tmp_path, ZARR + """; assert threading.active_count() > 1""")
+    assert all(one["is_copy"] for one in found)
+    assert not any("zarr_io" in one["python_threads"] for one in found)
+
+
+THREAD = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
+#: A thread that Python does not know of.
+NATIVE = (
+    "import ctypes; libc = ctypes.CDLL(None); "
+    "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.sleep, ctypes.c_void_p(600))"
+)
+
+
+@pytest.mark.parametrize(
+    ("setup", "kind"),
+    [
+        (THREAD, "true"),
+        (NATIVE, "true"),
+        ("copied_server._IMPORTS_BYTES, copied_server._SHARE = 0, 1e-6", "true"),
+        ("torch.cuda.is_initialized = lambda: True", "true"),
+        ("pass", "new"),
+    ],
+    ids=["a thread", "a native thread", "too large", "CUDA", "unwanted"],
+)
+def test_where_a_copy_could_do_harm_the_server_is_a_new_process(
+    tmp_path: Path, setup: str, kind: str
+) -> None:
+    assert not any(one["is_copy"] for one in looked(tmp_path, setup, kind))
+
+
+def test_a_copy_trains_the_same_to_the_bit(tmp_path: Path) -> None:
+    outcomes = []
+    for kind in ("true", "new"):
+        (tmp_path / kind).mkdir()
+        outcomes.append(run(tmp_path / kind, SEARCH, kind))
+    assert outcomes[0] == outcomes[1]
