@@ -6,6 +6,7 @@ nor Dask.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -97,10 +98,21 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        return getattr(_imported(_HOMES[name]), name)
     if name in _MODULES:
-        return importlib.import_module(f"dagsel.{name}")
+        return _imported(f"dagsel.{name}")
     raise AttributeError(f"module 'dagsel' has no attribute {name!r}")
+
+
+def _imported(module: str) -> Any:
+    """Import a module; no garbage is collected meanwhile, which would take a fifth of the time."""
+    if not gc.isenabled():
+        return importlib.import_module(module)
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        gc.enable()
 
 
 def __dir__() -> list[str]:

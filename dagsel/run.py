@@ -309,12 +309,12 @@ def _prepared(
         worker_timeout=worker_timeout,
         unit_timeout=unit_timeout,
         run_dir=run_dir,
-        data_or_pair=data,
         hold=hold,
         cache_dir=cache_dir,
         progress=progress,
     )
-    warm_up(client, cluster)  # while the study is checked and arrays are written
+    warm_up(client, cluster)  # while the study is checked and arrays are read and written
+    dataset = checked(data_or_pair=data).data_or_pair
     bounds = (given.worker_timeout, given.max_cluster_workers, given.worker_startup)
     held = {"hold": given.hold, "cache_dir": given.cache_dir, "progress": given.progress}
     held["observers"] = check_observers(observers)
@@ -332,7 +332,6 @@ def _prepared(
     metric, direction = goals[0].metric, goals[0].direction
     driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
-    dataset = given.data_or_pair
     driver.validate(grid=grid, check=checks(workload, dataset.manifest, goals[0]))
     assert driver.sampler_seed is not None
     assert driver.n_before is not None

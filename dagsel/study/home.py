@@ -12,19 +12,20 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit
 
 import optuna
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError
 
 from dagsel.errors import DagselError, StudyStorageError
 from dagsel.flow import Direction
 from dagsel.storage.urls import KNOWN_HOSTS, hide, secrets_in, unknown_hosts
+
+if TYPE_CHECKING:  # a search whose study is in memory does without its import
+    from sqlalchemy.engine import URL
 
 _JOURNAL = "journal://"
 _NO_URL = "none://"  # before the class of a storage that no URL opens
@@ -33,6 +34,17 @@ _HIDDEN = "***"
 _HARMLESS = {"application_name", "cache", "charset", "check_same_thread", "client_encoding"}
 _HARMLESS |= {"connect_timeout", "host", "immutable", "isolation_level", "mode", "nolock", "port"}
 _HARMLESS |= {"sslmode", "timeout", "unix_socket", "uri", "use_unicode"}
+
+
+def _read_url(url: Any) -> URL:
+    """Read a database's URL; raise a `ValueError` if it is none."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    try:
+        return make_url(url)
+    except ArgumentError as error:
+        raise ValueError(str(error)) from error
 
 
 def home_of(study: optuna.Study) -> str | None:
@@ -46,7 +58,7 @@ def home_of(study: optuna.Study) -> str | None:
         return f"{_JOURNAL}{path}"
     rdb = getattr(storage, "_backend", storage)  # under Optuna's cache
     if isinstance(rdb, RDBStorage):
-        return _kept(make_url(rdb.url))
+        return _kept(_read_url(rdb.url))
     return None if isinstance(storage, InMemoryStorage) else f"{_NO_URL}{type(storage).__name__}"
 
 
@@ -131,7 +143,7 @@ def open_study(
             storage: Any = JournalStorage(JournalFileBackend(str(path)))
         else:
             storage = home
-            _check_database(make_url(home), name, what, run_dir)
+            _check_database(_read_url(home), name, what, run_dir)
         return optuna.load_study(study_name=name, storage=storage)
     except DagselError:
         raise
@@ -206,8 +218,8 @@ def _at(home: str) -> str:
     if home.startswith(_JOURNAL):
         return f"at {home}"
     try:
-        return f"at {_kept(make_url(home))}"
-    except (ArgumentError, ValueError):
+        return f"at {_kept(_read_url(home))}"
+    except ValueError:
         return "at a place that is no URL"
 
 
@@ -251,7 +263,7 @@ class _Guard:
         self._secrets: set[str] = set()
         self._file = _journal_file(self._storage)
         if isinstance(rdb, RDBStorage):
-            url = make_url(rdb.url)
+            url = _read_url(rdb.url)
             self._secrets = secrets_in(str(rdb.url), harmless=_HARMLESS)
             self._file = _sqlite_file(url) if url.get_backend_name() == "sqlite" else None
         home = home_of(study) or ""
