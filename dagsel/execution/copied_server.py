@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
@@ -69,7 +70,7 @@ def _has_no_native_threads() -> bool:
     if not _TASKS.exists():
         return False
     _pause_openmp()
-    if (child := os.fork()) == 0:
+    if (child := _fork()) == 0:
         os._exit(0)
     os.waitpid(child, 0)
     known = {thread.native_id for thread in threading.enumerate()}
@@ -82,6 +83,13 @@ def _has_no_native_threads() -> bool:
             return False
         time.sleep(0.001)
     return True
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of any other thread; which ones there may be is known here.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _name(task: Path) -> str:
@@ -128,7 +136,7 @@ def _copy(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:
     for stream in (sys.stdout, sys.stderr):  # or the copy would have the text as well
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
-    if child := os.fork():
+    if child := _fork():
         return child
     status = 1
     try:

@@ -65,6 +65,9 @@ def space(trial):
 
 
 if __name__ == "__main__":
+    mine = torch.nn.Linear(640, 10)  # PyTorch's own threads have been at work
+    mine(torch.rand(4000, 640)).sum().backward()
+    torch.optim.Adam(mine.parameters()).step()
     x, y = sklearn.datasets.load_digits(return_X_y=True)
     workload = dagsel.TorchWorkload(
         model=lambda config: torch.nn.Linear(64, 10), optimizer=torch.optim.Adam, batch_size=32,
