@@ -76,8 +76,7 @@ def _has_no_native_threads() -> bool:
     known = {thread.native_id for thread in threading.enumerate()}
     ends_at = time.monotonic() + _PAUSE_S
     while unknown := [task for task in _TASKS.iterdir() if int(task.name) not in known]:
-        names = {_name(task) for task in unknown}
-        if names <= _AWARE_NATIVE:
+        if {_name(task) for task in unknown} <= _AWARE_NATIVE | {""}:
             break
         if time.monotonic() > ends_at:
             return False
@@ -92,10 +91,11 @@ def _fork() -> int:
         return os.fork()
 
 
-def _name(task: Path) -> str:
-    with suppress(OSError):  # it has ended
-        return (task / "comm").read_text().strip()
-    return next(iter(_AWARE_NATIVE))
+def _name(thread: Path) -> str:
+    """Return what the system calls a thread; nothing if it has ended."""
+    with suppress(OSError):
+        return (thread / "comm").read_text().strip()
+    return ""
 
 
 def _openmp() -> Iterator[Any]:
