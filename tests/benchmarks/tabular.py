@@ -1,6 +1,6 @@
 """A search over small networks on a table: processor time against a plain loop, and the driver's.
 
-    python tests/benchmarks/tabular.py [--rounds 3] [--trials 24] [--many 148] [--profile FILE]
+    python tests/benchmarks/tabular.py [--rounds 3] [--trials 24] [--many 130] [--profile FILE]
 
 A search of ten seconds, where what dagsel adds to training counts most. What is assumed:
 
@@ -103,14 +103,17 @@ def search(folder: str, n_trials: int, seed: int) -> dict[str, Any]:
     units = run.timeline()
     first, last = float(units.stop.min()), float(units.stop.max())
     busy_s = (units.stop - units.start.clip(lower=first)).sum()
-    trained = units[units.kind == "train"].groupby("trial").epoch.nunique()
+    n_epochs = units[units.kind == "train"].groupby("trial").epoch.nunique()
+    trials = run.study.trials  # a copy of all
     return {
         "best": run.best_value,
         "first": first,
         "last": last,
         "units": len(units),
         "busy": float(busy_s / (last - first) / N_WORKERS),
-        "trials": [[run.study.trials[number].params, int(n)] for number, n in trained.items()],
+        "trials": [
+            [trials[i].params, int(n)] for i, n in zip(n_epochs.index, n_epochs, strict=True)
+        ],
     }
 
 
@@ -158,8 +161,9 @@ def profiled(file: str, folder: str, n_trials: int, seed: int) -> dict[str, Any]
     profiles: list[cProfile.Profile] = []
 
     def begin(*_: Any) -> None:
-        profiles.append(cProfile.Profile(time.thread_time))
-        profiles[-1].enable()
+        own = cProfile.Profile(time.thread_time)
+        profiles.append(own)
+        own.enable()
 
     import torch  # imports are no part of a search
 
@@ -230,7 +234,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trials", type=int, default=24)
-    parser.add_argument("--many", type=int, default=148, help="trials of some 640 units; or 0")
+    parser.add_argument("--many", type=int, default=130, help="trials of some 640 units; or 0")
     parser.add_argument("--profile", help="file for what the driver spends")
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
