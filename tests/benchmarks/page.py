@@ -31,7 +31,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "benchmarks.md"
-MARKER = re.compile(r"^<!-- (begin|end): (.*) -->$", re.MULTILINE)
+MARKER = re.compile(r"^<!-- (begin|end): (\S+) -->$", re.MULTILINE)
 #: A benchmark that takes longer has failed.
 LIMIT_S = 1800
 #: What makes each part, in sizes that take an hour in all on two cores.
@@ -78,7 +78,7 @@ def replaced(page: str, parts: Mapping[str, str], known: Collection[str] = PARTS
         inside = name if kind == "begin" else ""
         seen.add(name)
         is_new = kind == "begin" and name in parts
-        made += [f"<!-- {kind}: {name} -->", f"\n{parts[name].strip()}\n" if is_new else text]
+        made += [f"<!-- {kind}: {name} -->", f"\n\n{parts[name].strip()}\n\n" if is_new else text]
     if inside:
         raise PageError(f"<!-- end: {inside} --> is missing")
     for name in parts:
@@ -92,15 +92,16 @@ def output_of(*command: str) -> str:
     return done.stdout.strip()
 
 
-def origin(command: str, minutes: float) -> str:
-    """Say what was run, of which commit, when, and where."""
+def origin(command: str, minutes: float, load: float) -> str:
+    """Say what was run, of which commit, when, and where; `load` is that of the machine before."""
     commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
     changed = output_of("git", "status", "--porcelain", "--", ".", ":!docs/benchmarks.md")
     machine = [f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
     machine += [f"{name} {version(name.lower())}" for name in ("PyTorch", "distributed")]
     return (
         f"*`python tests/benchmarks/{command}`, commit {commit}{' with changes' * bool(changed)}, "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {minutes:.1f} min; {', '.join(machine)}.*"
+        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {minutes:.1f} min; {', '.join(machine)}; "
+        f"load before it {load:.1f}.*"
     )
 
 
@@ -110,7 +111,7 @@ def run(name: str, data: str | None) -> tuple[int, str]:
     told = " ".join(PARTS[name].format(data="--data PATH" if data else "").split())
     print(f"{name}: {told}", file=sys.stderr, flush=True)
     program, *options = shlex.split(command)
-    began = time.monotonic()
+    began, (load, *_) = time.monotonic(), os.getloadavg()
     try:
         done = subprocess.run(
             [sys.executable, str(HERE / program), *options],
@@ -122,7 +123,7 @@ def run(name: str, data: str | None) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return 1, ""
-    text = f"{origin(told, (time.monotonic() - began) / 60)}\n\n{done.stdout.strip()}"
+    text = f"{origin(told, (time.monotonic() - began) / 60, load)}\n\n{done.stdout.strip()}"
     return done.returncode, text
 
 
