@@ -97,7 +97,7 @@ def origin(command: str, minutes: float, load: float) -> str:
     commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
     changed = output_of("git", "status", "--porcelain", "--", ".", ":!docs/benchmarks.md")
     machine = [f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
-    machine += [f"{name} {version(name.lower())}" for name in ("PyTorch", "distributed")]
+    machine += [f"PyTorch {version('torch')}", f"distributed {version('distributed')}"]
     return (
         f"*`python tests/benchmarks/{command}`, commit {commit}{' with changes' * bool(changed)}, "
         f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {minutes:.1f} min; {', '.join(machine)}; "

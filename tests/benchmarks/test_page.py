@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .page import MARKER, PAGE, PARTS, PageError, replaced
+from .page import MARKER, PAGE, PARTS, PageError, origin, replaced
 
 NAMES = ("one", "two", "three-long")
 texts = st.text("ab |\n<!->-:*é").filter(lambda text: not MARKER.search(text))
@@ -68,3 +68,15 @@ def test_the_page_has_each_part_and_no_other() -> None:
 def test_every_benchmark_of_the_page_exists() -> None:
     for command in PARTS.values():
         assert (PAGE.parents[1] / "tests/benchmarks" / command.split()[0]).is_file(), command
+
+
+def test_a_part_says_where_it_is_from() -> None:
+    said = origin("engine.py", minutes=2.0, load=0.1)
+    for what in (
+        "`python tests/benchmarks/engine.py`",
+        "commit ",
+        "cores",
+        "Python 3",
+        "PyTorch 2",
+    ):
+        assert what in said
