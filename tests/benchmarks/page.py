@@ -20,7 +20,6 @@ import datetime
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -58,7 +57,7 @@ class PageError(ValueError):
     """The page's markers, or what should stand between them, cannot be right."""
 
 
-def replaced(page: str, parts: Mapping[str, str], known: Collection[str] = PARTS) -> str:
+def replaced(page: str, parts: Mapping[str, str], known: Collection[str]) -> str:
     """Return the page with other text between the markers of `parts`; all else stays.
 
     `known` are the names that a marker may have.
@@ -105,12 +104,11 @@ def origin(command: str, minutes: float, load: float) -> str:
     )
 
 
-def run(name: str, data: str | None) -> tuple[int, str]:
+def run(name: str, data: Path | None) -> tuple[int, str]:
     """Run a benchmark; return how it ended, and its part of the page."""
-    command = " ".join(PARTS[name].format(data=f"--data {data}" if data else "").split())
     told = " ".join(PARTS[name].format(data="--data PATH" if data else "").split())
     print(f"{name}: {told}", file=sys.stderr, flush=True)
-    program, *options = shlex.split(command)
+    program, *options = (str(data) if word == "PATH" else word for word in told.split())
     began, (load, *_) = time.monotonic(), os.getloadavg()
     try:
         done = subprocess.run(
@@ -130,17 +128,19 @@ def run(name: str, data: str | None) -> tuple[int, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", default=",".join(PARTS), help="names of parts")
-    parser.add_argument("--data", help="folder with the IDX files of MNIST")
+    parser.add_argument("--data", type=Path, help="folder with the IDX files of MNIST")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"no part is called {', '.join(unknown)}; one of {', '.join(PARTS)}")
-    replaced(PAGE.read_text(), dict.fromkeys(names, ""))  # a marker that is missing is told now
+    replaced(
+        PAGE.read_text(), dict.fromkeys(names, ""), PARTS
+    )  # a marker that is missing is told now
     ended: dict[int, list[str]] = {0: [], 1: [], 3: []}
     for name in names:
-        code, text = run(name, args.data)
+        code, text = run(name, args.data and args.data.resolve())
         if code in (0, 3):
-            PAGE.write_text(replaced(PAGE.read_text(), {name: text}))
+            PAGE.write_text(replaced(PAGE.read_text(), {name: text}, PARTS))
         ended[code if code in (0, 3) else 1].append(name)
         said = {0: "done", 3: "MISSED a bar"}.get(code, "FAILED, its part is as it was")
         print(f"{name}: {said}", file=sys.stderr, flush=True)

@@ -23,7 +23,8 @@ cores are threads of one, that is in the ratio.
 
 The driver's time a unit is that of its own process, in which Dask's scheduler runs too, in a search
 of so many trials that there are about 640 units. With ``--profile`` that search is run once, and
-what its process spent, thread by thread, is written to FILE. It ends with 3 if a bar is missed.
+what its process spent, all threads together, is written to FILE; what a thread waits in when the
+search ends gets time there that it did not take. It ends with 3 if a bar is missed.
 """
 
 from __future__ import annotations

@@ -1,17 +1,20 @@
 """Of docs/benchmarks.md the generated parts change, its prose never.
 
-A wrong marker is an error that names it.
+A wrong marker is an error that names it; a benchmark that fails stops no other.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from . import page as program
 from .page import MARKER, PAGE, PARTS, PageError, origin, replaced
 
 NAMES = ("one", "two", "three-long")
@@ -61,7 +64,7 @@ def test_wrong_markers_are_named() -> None:
 
 def test_the_page_has_each_part_and_no_other() -> None:
     page = PAGE.read_text()
-    assert replaced(page, {}) == page
+    assert replaced(page, {}, PARTS) == page
     assert {name for _, name in MARKER.findall(page)} == set(PARTS)
 
 
@@ -80,3 +83,24 @@ def test_a_part_says_where_it_is_from() -> None:
         "PyTorch 2",
     ):
         assert what in said
+
+
+def test_one_that_fails_leaves_its_part_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ends = {"fails": 1, "misses": 3, "holds": 0}
+    for name, code in ends.items():
+        (tmp_path / f"{name}.py").write_text(f"print('new {name}'); raise SystemExit({code})")
+    page = tmp_path / "page.md"
+    page.write_text("".join(f"<!-- begin: {n} -->\nold {n}\n<!-- end: {n} -->\n" for n in ends))
+    monkeypatch.setattr(program, "PARTS", {name: f"{name}.py {{data}}" for name in ends})
+    monkeypatch.setattr(program, "PAGE", page)
+    monkeypatch.setattr(program, "HERE", tmp_path)
+    codes = []
+    for names in ("fails,misses,holds", "misses,holds", "holds"):
+        monkeypatch.setattr(sys, "argv", ["page.py", "--only", names, "--data", str(tmp_path)])
+        codes.append(program.main())
+    assert codes == [1, 3, 0]
+    written = page.read_text()
+    assert re.findall(r"(?:old|new) \w+", written) == ["old fails", "new misses", "new holds"]
+    assert "missed a bar: misses\nfailed: fails\n" in capfd.readouterr().err
