@@ -27,17 +27,17 @@ N_TENSORS = 16
 
 
 def main(folder: Path) -> None:
-    print(f"{'':30}{'save':>10}{'load':>10}   ratio of ours: save, load")
+    print("| size | file | save | load | ours over it: save, load |\n" + "| --- " * 5 + "|")
     for size_mb, n_rounds in SIZES_MB.items():
         rows = measure(folder, size_mb, n_rounds)
         ours = rows["CheckpointStore"]
         for name, (save, load) in rows.items():
-            ratio = f"{ours[0] / save:9.2f}{ours[1] / load:9.2f}"
-            print(f"{size_mb:4} MB {name:22}{1e3 * save:8.1f} ms{1e3 * load:8.1f} ms{ratio}")
+            ratio = f"{ours[0] / save:.2f}, {ours[1] / load:.2f}"
+            took = f"{1e3 * save:.1f} ms | {1e3 * load:.1f} ms"
+            print(f"| {size_mb} MB | {name} | {took} | {ratio} |", flush=True)
+    print("\n| records appended to a journal | |\n| --- | --- |")
     for name, synced in (("without fsync", False), ("with fsync", True)):
-        print(
-            f"{N_RECORDS} records appended to a journal, {name}: {journal(folder, synced):.0f} µs"
-        )
+        print(f"| {N_RECORDS}, {name} | {journal(folder, synced):.0f} µs |")
 
 
 def measure(folder: Path, size_mb: int, n_rounds: int) -> dict[str, tuple[float, float]]:

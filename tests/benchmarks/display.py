@@ -121,17 +121,21 @@ def main() -> int:
                 shares[kind].append(Measured.spent_s / took_s)
                 ratios[kind].append(took_s / plain_s)
                 eaches[kind].append((Measured.n_shown, Measured.spent_s))
-    print(f"{given.trials} live trials, {given.epochs} epochs of 2 units, {given.repeats} turns")
-    print(f"{'display':10}{'share':>8}{'shown':>8}{'each':>10}{'time':>8}")
+    print(f"{given.trials} live trials, {given.epochs} epochs of 2 units, {given.repeats} turns\n")
+    print("| display | share | bar | | shown | each | time of the search, as a multiple |")
+    print("| --- " * 7 + "|")
     missed = False
     for kind in KINDS:
         share = statistics.median(shares[kind])
         n_shown = statistics.median(n for n, _ in eaches[kind])
         each_ms = 1e3 * statistics.median(spent / max(1, n) for n, spent in eaches[kind])
         ratio = statistics.median(ratios[kind])
-        told = "  MISSED" if share > BAR else ""
+        verdict = "**missed**" if share > BAR else "held"
         missed |= share > BAR
-        print(f"{kind:10}{share:8.2%}{n_shown:8.0f}{each_ms:8.1f}ms{ratio:8.3f}{told}")
+        print(
+            f"| {kind} | {share:.2%} | {BAR:.0%} | {verdict} | {n_shown:.0f} | {each_ms:.1f} ms | "
+            f"{ratio:.3f} |"
+        )
     return 3 if missed else 0
 
 

@@ -40,6 +40,14 @@ N_SHARDS, BAR = 4, 0.8
 MEMORY, CACHED, FORGOTTEN = "memory", "disk, cached", "disk, cached, pages forgotten after units"
 SHORT = "disk, cached, pages forgotten all the time"
 AHEAD, ALONE = "disk, not cached", "disk, not cached, nothing read ahead"
+#: What is compared with memory, and how a table says it.
+WAYS = {
+    CACHED: "the system holds the files",
+    FORGOTTEN: "likewise, pages forgotten after each unit",
+    SHORT: "likewise, forgotten fifty times a second",
+    AHEAD: "nothing held",
+    ALONE: "nothing held, nor read ahead",
+}
 
 
 def linear(side: int) -> nn.Module:
@@ -149,13 +157,12 @@ def compare(name: str, folder: str, megabytes: float, repeats: int) -> bool:
 
 
 def report(name: str, seconds: dict[str, tuple[float, ...]]) -> bool:
-    print(f"{name}: {seconds[MEMORY][0]:.2f} s an epoch in memory; speed over that of memory:")
     ratios = {
         way: [inside / here for inside, here in zip(seconds[MEMORY], taken, strict=True)]
         for way, taken in seconds.items()
     }
-    for way in (CACHED, FORGOTTEN, SHORT, AHEAD, ALONE):
-        print("  {:42} {:.2f} (by the processor's time {:.2f})".format(way, *ratios[way]))
+    cells = [f"{wall:.2f} ({cpu:.2f})" for wall, cpu in (ratios[way] for way in WAYS)]
+    print(f"| {name} | {seconds[MEMORY][0]:.2f} s | {' | '.join(cells)} |", flush=True)
     return min(ratios[way][0] for way in (CACHED, FORGOTTEN, SHORT)) >= BAR
 
 
@@ -167,10 +174,12 @@ def main() -> Any:
     args = parser.parse_args()
     torch.set_num_threads(1)
     holds = []
+    print(f"| model | an epoch in memory | {' | '.join(WAYS.values())} |")
+    print("| --- " * (2 + len(WAYS)) + "|")
     for name in MODELS:
         with tempfile.TemporaryDirectory(dir=args.folder) as folder:
             holds.append(compare(name, folder, args.megabytes, args.repeats))
-    print(f"the bar of {BAR} is {'held' if all(holds) else 'MISSED'}")
+    print(f"\nThe bar of {BAR} is {'held' if all(holds) else '**missed**'}.")
     return 0 if all(holds) else 3
 
 

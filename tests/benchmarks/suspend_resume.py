@@ -138,7 +138,7 @@ def measure(client: Client, data: ShardedDataset, megabytes: int, n_repeats: int
         suspend, resume = (
             1e3 * statistics.median(times[way]) for times in (bench.suspends, bench.resumes)
         )
-        print(f"{megabytes:4} MB, {way:15} suspend {suspend:7.0f} ms, resume {resume:7.0f} ms")
+        print(f"| {megabytes} MB | {way} | {suspend:.0f} ms | {resume:.0f} ms |", flush=True)
 
 
 def rotate(bench: Bench, n_repeats: int) -> None:
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--megabytes", default="1,100,500")
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
+    print("| state | goes on on | suspend | resume |\n| --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder, local_cluster(2) as cluster:
         arrays = {"x": np.zeros((N_BATCHES, 1), np.uint8)}
         data = ShardedDataset.write(f"{folder}/data", arrays, n_shards=1)

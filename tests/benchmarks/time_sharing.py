@@ -12,6 +12,7 @@ The trials sleep instead of training; with --torch they train a network, and nee
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
@@ -168,11 +169,13 @@ def measure(megabytes: int, *, use_torch: bool) -> float:
             whole = search(client, data, workload, FIFO(**size))
             cut = search(client, data, workload, RoundRobin(**size, quantum=QUANTUM_S))
     store, way, start, n_moved = switches(cut)
-    medians = " ".join(f"{1e3 * statistics.median(times):7.1f}" for times in (store, way, start))
+    medians = " | ".join(f"{1e3 * statistics.median(t):.1f} ms" for t in (store, way, start))
     ratio = wall_s(cut) / wall_s(whole)
+    bar = BARS.get(megabytes, math.inf)
+    verdict = "" if bar == math.inf else "held" if ratio <= bar else "**missed**"
     print(
-        f"{megabytes:4} MB: {wall_s(whole):5.1f} s, in turns {wall_s(cut):5.1f} s, {ratio:.3f}; "
-        f"{len(store)} cuts, {n_moved} went on elsewhere; store, way, start: {medians} ms",
+        f"| {megabytes} MB | {wall_s(whole):.1f} s, {wall_s(cut):.1f} s | {ratio:.3f} | "
+        f"{'' if bar == math.inf else bar} | {verdict} | {len(store)}, {n_moved} | {medians} |",
         flush=True,
     )
     return ratio
@@ -185,6 +188,8 @@ def main() -> None:
     args = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     missed = False
+    print("| state | in one go, in turns | ratio | bar | | turns cut, went on elsewhere | store | "
+          "until the next turn starts | until it trains |\n" + "| --- " * 9 + "|")  # fmt: skip
     for megabytes in map(int, args.megabytes.split(",")):
         ratio = measure(megabytes, use_torch=args.torch)
         missed |= ratio > BARS.get(megabytes, ratio)
