@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -84,8 +84,13 @@ class Casting:
         if self._dtype is not torch.float32:
             return ()
         first, last = next(iter(dtypes)), [*dtypes][-1]
-        needed = [first, last] if last != first and _refuses_float64(self.loss) else [first]
-        return tuple(name for name in needed if dtypes[name] == np.float64)
+        wide = [name for name in dict.fromkeys((first, last)) if dtypes[name] == np.float64]
+        # Whether the loss bears them is tried where it matters alone, as it takes milliseconds.
+        return tuple(name for name in wide if name == first or self._refuses_wide_targets)
+
+    @cached_property
+    def _refuses_wide_targets(self) -> bool:
+        return _refuses_float64(self.loss)
 
 
 def _as_float32(array: Any) -> Any:
