@@ -33,7 +33,7 @@ class UnitReady:
 
 @dataclass(frozen=True, slots=True)
 class UnitStarted:
-    """The worker runs the unit from now on."""
+    """The worker runs the unit from now on; not told where `UnitTrains` follows at once."""
 
     unit: Unit
     worker: Worker

@@ -244,10 +244,8 @@ class DispatchPlugin(SchedulerPlugin):
                     if worker in binding.members:  # a gang ends where its leader does
                         self._preempt(unit, binding.worker)
             case events.UnitStarted(unit):
-                self._began[unit] = time.monotonic()
-                self._n_begun[unit] += 1
+                self._note_begun(unit)
                 self._push(notice)
-                self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
             case messages.PieceRecord(unit):
                 self._began.pop(unit, None)
                 self._warm.add(notice)
@@ -260,6 +258,8 @@ class DispatchPlugin(SchedulerPlugin):
             case events.GangBroke():
                 self._push(notice)
             case events.UnitTrains(unit):
+                if unit not in self._began:  # its input was at hand
+                    self._note_begun(unit)
                 self._push(notice)
                 if (unit.epoch, unit.position) == (1, 0):
                     self._report(notice)
@@ -267,6 +267,11 @@ class DispatchPlugin(SchedulerPlugin):
                 self._raised[unit.trial] = notice
             case messages.WorkerJoined():
                 pass
+
+    def _note_begun(self, unit: Unit) -> None:
+        self._began[unit] = time.monotonic()
+        self._n_begun[unit] += 1
+        self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
 
     def _hear_driver(self, command: messages.Command) -> None:
         match command:

@@ -151,7 +151,9 @@ class UnitRunner:
         state: State | StoredResult | None,
         stop: threading.Event,
     ) -> tuple[State | StoredResult, UnitRecord]:
-        self._tell(UnitStarted(unit, self._address))
+        is_first = state is None and (unit.epoch, unit.position) == (1, 0)
+        if binding.attempt > 1 or not (is_first or isinstance(state, State)):
+            self._tell(UnitStarted(unit, self._address))  # else it trains at once, and tells that
         self.counters.units_started += 1
         use_torch_threads(self._spec.threads)
         start = time.time()

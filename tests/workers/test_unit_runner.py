@@ -118,6 +118,26 @@ def test_an_epoch_is_scored_by_the_state_at_its_end_and_by_no_later_one(tmp_path
     worker.evaluate(Unit("check", 0, 1, 1), again, {}, lost)
 
 
+def test_a_unit_tells_that_it_has_started_only_where_its_input_is_yet_to_come(
+    tmp_path: Path,
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    worker = workers.come("a")
+
+    def notices(position: int, state: State | StoredResult | None, attempt: int = 1) -> Any:
+        workers.told.clear()
+        binding = Assignment(shard=position, attempt=attempt)
+        after, _ = worker.train(Unit("train", 0, 1, position), binding, {}, state)
+        return after, [type(told).__name__ for told in workers.told]
+
+    first, told = notices(0, None)
+    assert told == ["UnitTrains"]
+    assert notices(1, first)[1] == ["UnitTrains"]
+    assert notices(1, StoredResult(0, 1, 0))[1] == ["UnitStarted", "UnitTrains"]
+    assert notices(1, None)[1] == ["UnitStarted", "UnitTrains"]  # it is in the store
+    assert notices(0, None, attempt=2)[1][0] == "UnitStarted"  # it looks what there is
+
+
 class Ranks(SyntheticWorkload):
     """Writes down what ranks of a gang train with."""
 
