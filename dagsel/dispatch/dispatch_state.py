@@ -106,14 +106,21 @@ class DispatchState:
 
     def recount(self) -> None:
         """Count the remaining work anew."""
+        scheduler = self.list_scheduler
         self.work_left.recount(self.trials, self.now)
         self.workers.rank(self.ranks)
         for host in self.workers.values():
             if host.bound:
                 self.time_worker(host)
-        for trial in self.trials.values():
-            if trial.ready and trial.active is None:
+        waiting = [trial for trial in self.trials.values() if trial.ready and trial.active is None]
+        again: dict[int, tuple[int, float]] = {}
+        for trial in waiting:
+            number = trial.number
+            if self.suspects or number in self.allowances or not scheduler.is_idle(number):
                 self.requeue(trial)
+            else:
+                again[number] = trial.need(trial.ready[0]), self.times.optimism(number)
+        scheduler.enter_again(again)
 
     def check(self) -> None:
         """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, overload
@@ -14,7 +16,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Sampling
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.messages import ENTRIES, Entry
+from dagsel.messages import ENTRIES, Entry, FlowState, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.budget import Budget, price_for
 from dagsel.planning.prices import Price
@@ -180,7 +182,7 @@ def simulate(
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), goals)
     metric, several = goals[0].metric, goals if len(goals) > 1 else ()
     record = Record(name, cluster.n_shards, goals[0].direction, keep, goals=several)
-    journal = _Journal()
+    journal = _Journal(record)
     engine = VirtualEngine(curves, cluster, metrics, order=read_order(order), seed=seed)
     in_money = cluster.workers and cost is not None and cost.amount is not None
     runner = Runner(
@@ -323,16 +325,30 @@ class _NoStates:
 
 
 class _Journal(Sequence[Mapping[str, Any]]):
-    """A journal in memory; an entry is written out when it is looked at."""
+    """A journal in memory; an entry is written out when it is looked at.
 
-    def __init__(self) -> None:
-        self._entries: list[Entry] = []
+    The units are in the record, which takes in each entry before it comes here. The states of the
+    flow, which are many small lists, are kept as text.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._at = array("q")  # of each entry: the number of its unit, or -1 - its place in `_rest`
+        self._rest: list[Entry | str] = []
+        self._n_units = len(record.units)
 
     def append(self, entries: Sequence[Entry]) -> None:
-        self._entries.extend(entries)
+        for entry in entries:
+            if isinstance(entry, UnitRecord):
+                self._at.append(self._n_units)
+                self._n_units += 1
+                continue
+            self._at.append(-1 - len(self._rest))
+            is_state = isinstance(entry, FlowState)
+            self._rest.append(json.dumps(entry.state) if is_state else entry)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._at)
 
     @overload
     def __getitem__(self, at: int) -> Mapping[str, Any]: ...
@@ -340,8 +356,12 @@ class _Journal(Sequence[Mapping[str, Any]]):
     def __getitem__(self, at: slice) -> list[Mapping[str, Any]]: ...
     def __getitem__(self, at: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         if isinstance(at, slice):
-            return [ENTRIES.encode(entry) for entry in self._entries[at]]
-        return ENTRIES.encode(self._entries[at])
+            return [self._read(place) for place in self._at[at]]
+        return self._read(self._at[at])
+
+    def _read(self, place: int) -> Mapping[str, Any]:
+        entry = self._record.units[place] if place >= 0 else self._rest[-1 - place]
+        return ENTRIES.encode(FlowState(json.loads(entry)) if isinstance(entry, str) else entry)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
