@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, overload
 
@@ -30,6 +32,11 @@ from dagsel.study.sampler import quiet
 
 if TYPE_CHECKING:
     from dagsel.study import BaseSampler
+
+
+#: Units after which what a search in virtual time remembers is put out of the garbage collector's
+#: sight. What becomes garbage in between is collected as ever.
+FREEZE_EACH = 4096
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +206,8 @@ def simulate(
         budget_money=cost.amount if cost is not None and in_money else None,
         lead_s=cluster.startup_s,
     )
-    runner.run()
+    with journal.unwalked():
+        runner.run()
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)
 
@@ -335,7 +343,23 @@ class _Journal(Sequence[Mapping[str, Any]]):
         self._record = record
         self._at = array("q")  # of each entry: the number of its unit, or -1 - its place in `_rest`
         self._rest: list[Entry | str] = []
-        self._n_units = len(record.units)
+        self._n_units = self._n_frozen = len(record.units)
+        self._may_freeze = False
+
+    @contextmanager
+    def unwalked(self) -> Iterator[None]:
+        """Keep the garbage collector from walking all that a search remembers, time and again.
+
+        What is there when it has grown by `FREEZE_EACH` units is looked at again after the search.
+        Nothing is done if the process has frozen objects itself.
+        """
+        self._may_freeze = gc.isenabled() and not gc.get_freeze_count()
+        try:
+            yield
+        finally:
+            if self._may_freeze:
+                gc.unfreeze()
+                self._may_freeze = False
 
     def append(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -346,6 +370,9 @@ class _Journal(Sequence[Mapping[str, Any]]):
             self._at.append(-1 - len(self._rest))
             is_state = isinstance(entry, FlowState)
             self._rest.append(json.dumps(entry.state) if is_state else entry)
+        if self._may_freeze and self._n_units - self._n_frozen >= FREEZE_EACH:
+            self._n_frozen = self._n_units
+            gc.freeze()
 
     def __len__(self) -> int:
         return len(self._at)
