@@ -256,7 +256,7 @@ def _exact(kind: Any) -> Callable[[Any], bool]:
         return lambda value: type(value) is expected
     if origin in (Union, types.UnionType):
         each = [_exact(arg) for arg in args]
-        return lambda value: any([is_exact(value) for is_exact in each])
+        return lambda value: any(is_exact(value) for is_exact in each)
     if origin is Literal:
         return lambda value: type(value) is str and value in args
     if origin is tuple and args[1:] == (...,):
@@ -265,7 +265,7 @@ def _exact(kind: Any) -> Callable[[Any], bool]:
     if origin is Mapping and args == (str, float):
         return lambda value: (
             type(value) is dict
-            and all([type(k) is str and type(v) is float for k, v in value.items()])
+            and all(type(k) is str and type(v) is float for k, v in value.items())
         )
     if is_dataclass(kind):
         return lambda value: type(value) is kind and _is_exact(kind, value)
@@ -273,13 +273,13 @@ def _exact(kind: Any) -> Callable[[Any], bool]:
         parts = [_exact(hint) for hint in get_type_hints(kind).values()]
         return lambda value: (
             type(value) is kind
-            and all([is_exact(part) for is_exact, part in zip(parts, value, strict=True)])
+            and all(is_exact(part) for is_exact, part in zip(parts, value, strict=True))
         )
     return lambda value: False
 
 
 def _is_exact(kind: Any, value: Any) -> bool:
-    return all([part.is_exact(getattr(value, part.name)) for part in _parts(kind)])
+    return all(part.is_exact(getattr(value, part.name)) for part in _parts(kind))
 
 
 def _reader(kind: Any) -> Reader:

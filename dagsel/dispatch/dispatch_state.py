@@ -7,7 +7,7 @@ and runs what), ``bindings`` (which unit is where) and ``evaluations`` (which ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -130,7 +130,7 @@ class DispatchState:
         self.workers.check(self.ranks if is_counted else None)
 
     @property
-    def ranks(self) -> dict[Worker, float]:
+    def ranks(self) -> Mapping[Worker, float]:
         """Of the workers that wait for a unit the one with the highest rank is asked first."""
         scheduler = self.list_scheduler
         return scheduler.speed if scheduler.replicated else scheduler.load

@@ -86,9 +86,9 @@ class RemainingWork:
             )
             for held in self._masks
         ]
-        loads = load.all
+        loads = load.numbers
         loads += self._seconds * np.array(parts)[self._mask_of]
-        ends = np.maximum(scheduler.free_at.all, now_s) + loads
+        ends = np.maximum(scheduler.free_at.numbers, now_s) + loads
         scheduler.target = float(ends.max(initial=scheduler.target))
         if not scheduler.replicated:  # else they are asked in the order of their speeds
             self.workers.rank(scheduler.load)

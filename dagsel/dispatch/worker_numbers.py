@@ -19,7 +19,7 @@ class WorkerNumbers(MutableMapping[W, float]):
     --------
     >>> load = WorkerNumbers()
     >>> load["a"], load["b"] = 1.0, 2.0
-    >>> load.all += 0.5
+    >>> load.numbers[:] += 0.5
     >>> dict(load)
     {'a': 1.5, 'b': 2.5}
     """
@@ -58,10 +58,6 @@ class WorkerNumbers(MutableMapping[W, float]):
         return worker in self._place
 
     @property
-    def all(self) -> npt.NDArray[np.float64]:
+    def numbers(self) -> npt.NDArray[np.float64]:
         """The numbers themselves, in the workers' order; no worker can come or go meanwhile."""
-        return np.frombuffer(self._numbers)
-
-    @all.setter
-    def all(self, numbers: npt.NDArray[np.float64]) -> None:
-        self._numbers = array("d", numbers)
+        return np.frombuffer(self._numbers) if self._numbers else np.empty(0)

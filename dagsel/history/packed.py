@@ -121,7 +121,7 @@ class Packed(MutableSequence[T]):
 
 def _pack(values: list[T]) -> bytes | list[T]:
     """Return values of one kind as one object; if they cannot be packed, as they are."""
-    kind = type(values[0])
+    kind: Any = type(values[0])
     read = _reader(kind)
     if read is None or any(type(value) is not kind for value in values):
         return values
@@ -141,7 +141,7 @@ def _unpack(block: bytes | list[T]) -> list[T]:
 @cache
 def _reader(kind: type[Any]) -> Callable[[Any], Any] | None:
     """Return what reads the parts that a value can be made of again; None if it has none such."""
-    if issubclass(kind, tuple) and getattr(kind, "_fields", ()):
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return tuple
     names = [part.name for part in fields(kind) if part.init] if is_dataclass(kind) else []
     is_made_of_them = len(names) > 1 and len(names) == len(fields(kind))

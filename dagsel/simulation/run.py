@@ -368,8 +368,8 @@ class _Journal(Sequence[Mapping[str, Any]]):
                 self._n_units += 1
                 continue
             self._at.append(-1 - len(self._rest))
-            is_state = isinstance(entry, FlowState)
-            self._rest.append(json.dumps(entry.state) if is_state else entry)
+            kept = json.dumps(entry.state) if isinstance(entry, FlowState) else entry
+            self._rest.append(kept)
         if self._may_freeze and self._n_units - self._n_frozen >= FREEZE_EACH:
             self._n_frozen = self._n_units
             gc.freeze()

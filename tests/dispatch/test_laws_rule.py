@@ -25,7 +25,8 @@ def rule(
     """Workers at rest, and idle trials: what remains of each, and the shards it may take."""
     made: ListScheduler[str] = ListScheduler(lambda trial, worker: UNIT_S)
     made.held, made.speed, made.demand = dict(held), dict(speed), dict(demand)
-    made.load, made.free_at = dict.fromkeys(held, 0.0), dict.fromkeys(held, 0.0)
+    made.load.update(dict.fromkeys(held, 0.0))
+    made.free_at.update(dict.fromkeys(held, 0.0))
     made.home.update(home)
     made.holders_changed()
     made.target = 1000.0
