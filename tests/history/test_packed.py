@@ -22,6 +22,8 @@ units = st.builds(
     UnitRecord,
     st.builds(Unit, st.sampled_from(["train", "evaluate"]), st.integers(), *2 * [st.integers(0)]),
     worker=st.text(max_size=3),
+    start=st.just(0.5),
+    stop=st.floats(1.0, 2.0),
     loss=st.none() | st.floats(allow_nan=False),
     losses=st.none() | st.tuples(st.integers(), st.floats(0, 1), st.floats(0, 1)),
     members=st.lists(st.text(max_size=2), max_size=2).map(tuple),
@@ -36,7 +38,7 @@ def long(some: list[Any], n: int) -> list[Any]:
     return [some[at % len(some)] for at in range(n)]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(st.lists(units | spans, min_size=1, max_size=3), st.integers(0, 3 * BLOCK), st.data())
 def test_it_reads_as_the_list_of_what_was_appended(
     some: list[Any], n: int, data: st.DataObject
