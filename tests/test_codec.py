@@ -233,7 +233,7 @@ def test_plain_values_need_no_look_and_others_do() -> None:
     union: Tagged[Told] = Tagged(Told, brief=True)
     plain = Told(3, 0.5, "b", (0.5,), {"loss": 0.5}, Place(1, 0.5), Inner(3))
     assert union.is_read_back(plain)
-    for name, value in {
+    others: dict[str, Any] = {
         "n": True,
         "x": np.float64(0.5),
         "word": "c",
@@ -242,6 +242,7 @@ def test_plain_values_need_no_look_and_others_do() -> None:
         "place": (1, 0.5),
         "inner": Inner(n=1.0),  # type: ignore[arg-type]
         "config": {},
-    }.items():
+    }
+    for name, value in others.items():
         assert not union.is_read_back(replace(plain, **{name: value})), name
     assert not union.is_read_back(Inner(3))  # type: ignore[arg-type]
