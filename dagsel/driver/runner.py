@@ -449,10 +449,8 @@ class Runner:
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
         tally = trial.tallies.get(epoch)
-        if tally is None:
-            return  # the trial has ended
-        if not (tally.is_complete if self.record.validates else tally.is_trained):
-            return  # there is more to come
+        if tally is None or not (tally.is_complete if self.record.validates else tally.is_trained):
+            return  # the trial has ended, or there is more to come
         if self._is_reported(trial.number, epoch):
             return
         score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)

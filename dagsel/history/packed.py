@@ -55,6 +55,11 @@ class Packed(MutableSequence[T]):
             self._blocks.append(_pack(newest))
             self._newest = (n_blocks + 1, [])
 
+    @property
+    def newest(self) -> T | None:
+        """The value that was appended last; None if there is none."""
+        return self._newest[1][-1] if self._newest[1] else self[-1] if self else None
+
     def __len__(self) -> int:
         n_blocks, newest = self._newest
         return BLOCK * n_blocks + len(newest)

@@ -84,7 +84,7 @@ class Record:
     goals: tuple[Goal, ...] = ()
     validates: bool = True  # whether epochs are scored; if not, an epoch's value is its loss
     trials: dict[int, TrialRecord] = field(default_factory=dict)
-    units: MutableSequence[UnitRecord] = field(default_factory=Packed[UnitRecord])
+    units: MutableSequence[UnitRecord] = field(default_factory=Packed)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     # Of each trial and epoch the shard at each position.
@@ -100,10 +100,8 @@ class Record:
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
-    # What it had taken, in the order of time.
-    course: MutableSequence[Moment] = field(default_factory=Packed[Moment])
-    # What was found stored is left out.
-    trained: MutableSequence[TrainedSpan] = field(default_factory=Packed[TrainedSpan])
+    course: Packed[Moment] = field(default_factory=Packed)  # what it had taken, in order of time
+    trained: Packed[TrainedSpan] = field(default_factory=Packed)  # without what was found stored
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
     added: list[int] = field(default_factory=list)  # trials that the user has added or cloned
     commands: dict[str, UserCommand] = field(default_factory=dict)  # those of the user, by id
@@ -127,17 +125,12 @@ class Record:
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
     # A heap of what trials are or were worth, the best first: is it infeasible, loss, number.
     _values: list[tuple[bool, float, int]] = field(default_factory=list)
-    _last_moment: Moment | None = None  # of the course
 
     @classmethod
     def read(
-        cls,
-        run: str,
-        n_shards: int,
-        direction: Direction,
-        entries: Iterable[Entry],
+        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry],
         keep: Keep = "best",
-    ) -> Record:
+    ) -> Record:  # fmt: skip
         """Make the record of a run from its journal."""
         record = cls(run, n_shards, direction, keep)
         for entry in entries:
@@ -239,13 +232,11 @@ class Record:
 
     def _mark(self, mark: Mark = "", seconds: float | None = None) -> None:
         now = self.seconds if seconds is None else seconds
-        last = self._last_moment
-        if last is not None and last.seconds > now:
-            now = last.seconds  # a session goes on from the last turn, before its workers' release
+        last = self.course.newest  # a session goes on from there, before its workers were released
+        now = max(now, last.seconds) if last else now
         moment = Moment(now, self.worker_seconds, self.n_workers, self.wanted, mark, self.money)
         if moment != last:
             self.course.append(moment)
-            self._last_moment = moment
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]
