@@ -163,6 +163,20 @@ class Tagged(Generic[T]):
                 json[part.key] = part.write(item)
         return json
 
+    def is_read_back(self, value: T) -> bool:
+        """Whether `decode` is sure to return an equal value, of equal types, for what is encoded.
+
+        False says that it has to be seen: a part may be of a type that JSON does not have.
+
+        Examples
+        --------
+        >>> from dagsel.flow import DECISIONS, Stop, Train
+        >>> DECISIONS.is_read_back(Train(0, epochs=1)), DECISIONS.is_read_back(Train(0, epochs=1.0))
+        (True, False)
+        """
+        kind: Any = type(value)
+        return kind in self._names and _is_exact(kind, value)
+
     def decode(self, value: Json) -> T:
         """Read what `encode` returned.
 
@@ -191,15 +205,17 @@ class _Part(NamedTuple):
     default: Any
     write: Callable[[Any], Json]
     read: Reader
+    is_exact: Callable[[Any], bool]  # whether what is read is sure to be what was written
 
 
 @cache
 def _parts(kind: Any) -> tuple[_Part, ...]:
     hints = get_type_hints(kind, include_extras=True)
     return tuple(
-        _Part(f.name, f.name.rstrip("_"), f.init, _default(f), _writer(hint), _reader(hint))
+        _Part(f.name, f.name.rstrip("_"), f.init, _default(f), _writer(hint), _reader(hint), exact)
         for f in fields(kind)
         for hint in [hints[f.name]]
+        for exact in [_exact(hint)]
     )
 
 
@@ -227,6 +243,43 @@ def _writer(kind: Any) -> Callable[[Any], Json]:
     if get_origin(kind) is tuple:
         return lambda items: [write(item) for item in items]
     return lambda item: None if item is None else write(item)
+
+
+def _exact(kind: Any) -> Callable[[Any], bool]:
+    """Return what says whether a value of a type is sure to be the same once it was read."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        exact: Callable[[Any], bool] = args[1].is_read_back
+        return exact
+    if kind in _PLAIN or kind is None:
+        expected = type(None) if kind is None else kind
+        return lambda value: type(value) is expected
+    if origin in (Union, types.UnionType):
+        each = [_exact(arg) for arg in args]
+        return lambda value: any(is_exact(value) for is_exact in each)
+    if origin is Literal:
+        return lambda value: type(value) is str and value in args
+    if origin is tuple and args[1:] == (...,):
+        item = _exact(args[0])
+        return lambda value: type(value) is tuple and all(map(item, value))
+    if origin is Mapping and args == (str, float):
+        return lambda value: (
+            type(value) is dict
+            and all(type(k) is str and type(v) is float for k, v in value.items())
+        )
+    if is_dataclass(kind):
+        return lambda value: type(value) is kind and _is_exact(kind, value)
+    if origin is None and issubclass(kind, tuple) and hasattr(kind, "_fields"):
+        parts = [_exact(hint) for hint in get_type_hints(kind).values()]
+        return lambda value: (
+            type(value) is kind
+            and all(is_exact(part) for is_exact, part in zip(parts, value, strict=True))
+        )
+    return lambda value: False
+
+
+def _is_exact(kind: Any, value: Any) -> bool:
+    return all(part.is_exact(getattr(value, part.name)) for part in _parts(kind))
 
 
 def _reader(kind: Any) -> Reader:

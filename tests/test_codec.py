@@ -6,8 +6,8 @@ import json
 import math
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.codec import from_json, to_json
+from dagsel.codec import Tagged, from_json, to_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +187,62 @@ def test_a_class_that_was_pickled_by_value_is_read() -> None:
     assert from_json(kind, {"n": 3, "known": [[1, 0.5]]}) == kind(3, {1: 0.5})
     with pytest.raises(ValueError, match="n"):
         from_json(kind, {})
+
+
+@dataclass(frozen=True)
+class Inner:
+    n: int
+
+
+class Place(NamedTuple):
+    epoch: int
+    share: float
+
+
+@dataclass(frozen=True)
+class Told:
+    n: int = 0
+    x: float | None = None
+    word: Literal["a", "b"] = "a"
+    many: tuple[float, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    place: Place | None = None
+    inner: Inner | None = None
+    config: Mapping[str, Any] | None = None
+
+
+anything = st.one_of(
+    *(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=2)),
+    st.floats(0, 1).map(np.float64),
+    st.sampled_from([Place(1, 0.5), Place(1, 1), Inner(3), Inner(True), (1, 0.5), [0.5], "c"]),
+    st.lists(st.floats(0, 1) | st.integers(), max_size=2).map(tuple),
+    st.dictionaries(st.text(max_size=2) | st.integers(), st.floats(0, 1) | st.integers()),
+)
+
+
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(Told.__annotations__, anything)))
+def test_what_is_sure_to_be_read_back_is_read_back(about: dict[str, Any]) -> None:
+    union: Tagged[Told] = Tagged(Told, brief=True)
+    told = Told(**about)
+    if union.is_read_back(told):
+        read = union.decode(union.encode(told))
+        assert (read, repr(read)) == (told, repr(told))
+
+
+def test_plain_values_need_no_look_and_others_do() -> None:
+    union: Tagged[Told] = Tagged(Told, brief=True)
+    plain = Told(3, 0.5, "b", (0.5,), {"loss": 0.5}, Place(1, 0.5), Inner(3))
+    assert union.is_read_back(plain)
+    others: dict[str, Any] = {
+        "n": True,
+        "x": np.float64(0.5),
+        "word": "c",
+        "many": [0.5],
+        "metrics": {"loss": 1},
+        "place": (1, 0.5),
+        "inner": Inner(n=1.0),  # type: ignore[arg-type]
+        "config": {},
+    }
+    for name, value in others.items():
+        assert not union.is_read_back(replace(plain, **{name: value})), name
+    assert not union.is_read_back(Inner(3))  # type: ignore[arg-type]

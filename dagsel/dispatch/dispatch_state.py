@@ -7,7 +7,7 @@ and runs what), ``bindings`` (which unit is where) and ``evaluations`` (which ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -106,14 +106,21 @@ class DispatchState:
 
     def recount(self) -> None:
         """Count the remaining work anew."""
+        scheduler = self.list_scheduler
         self.work_left.recount(self.trials, self.now)
         self.workers.rank(self.ranks)
         for host in self.workers.values():
             if host.bound:
                 self.time_worker(host)
-        for trial in self.trials.values():
-            if trial.ready and trial.active is None:
+        waiting = [trial for trial in self.trials.values() if trial.ready and trial.active is None]
+        again: dict[int, tuple[int, float]] = {}
+        for trial in waiting:
+            number = trial.number
+            if self.suspects or number in self.allowances or not scheduler.is_idle(number):
                 self.requeue(trial)
+            else:
+                again[number] = trial.need(trial.ready[0]), self.times.optimism(number)
+        scheduler.enter_again(again)
 
     def check(self) -> None:
         """Raise ``AssertionError`` if what is kept is not what it comes to if counted anew."""
@@ -123,7 +130,7 @@ class DispatchState:
         self.workers.check(self.ranks if is_counted else None)
 
     @property
-    def ranks(self) -> dict[Worker, float]:
+    def ranks(self) -> Mapping[Worker, float]:
         """Of the workers that wait for a unit the one with the highest rank is asked first."""
         scheduler = self.list_scheduler
         return scheduler.speed if scheduler.replicated else scheduler.load

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+from dagsel.dispatch.worker_numbers import WorkerNumbers
 
 W = TypeVar("W", bound=Hashable)
 
@@ -49,8 +51,8 @@ class ListScheduler(Generic[W]):
         self.priority: dict[int, float] = {}  # counts before `rem`
         self.home: dict[int, W] = {}  # the worker that has the state; fixed while the trial is idle
         self.held: dict[W, int] = {}
-        self.load: dict[W, float] = {}  # remaining work
-        self.free_at: dict[W, float] = {}  # when the worker's last unit ends
+        self.load: WorkerNumbers[W] = WorkerNumbers()  # remaining work
+        self.free_at: WorkerNumbers[W] = WorkerNumbers()  # when the worker's last unit ends
         self.speed: dict[W, float] = {}
         self.demand: dict[int, float] = {}  # by shard: outstanding work at speed 1
         self.replicated = False  # a shard has several holders; only then `demand` counts
@@ -71,6 +73,11 @@ class ListScheduler(Generic[W]):
         """The idle trials, in the order in which they are served."""
         return (key[2] for key in self._idle)
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether a trial is idle."""
+        return bool(self._idle)
+
     def is_idle(self, trial: int) -> bool:
         """Whether the trial waits for a worker."""
         return trial in self._key
@@ -89,6 +96,18 @@ class ListScheduler(Generic[W]):
             self.unneeded = {worker for worker in self.unneeded if not need & self.held[worker]}
         if self.stay and (home := self.home.get(trial)) is not None:
             self._here.setdefault(home, set()).add(trial)
+
+    def enter_again(self, trials: Mapping[int, tuple[int, float]]) -> None:
+        """Do what `enter` does for many trials that are idle, given need and weight of each."""
+        some = 0
+        for trial, (need, weight) in trials.items():
+            some |= need
+            self.need[trial] = need
+            rank = self.rem[trial] * weight
+            self._key[trial] = (-self.priority.get(trial, 0.0), -rank, trial)
+        self._idle = sorted(self._key.values())
+        if self.unneeded:
+            self.unneeded = {worker for worker in self.unneeded if not some & self.held[worker]}
 
     def leave(self, trial: int) -> None:
         """Note that the trial is neither idle nor running."""
@@ -139,7 +158,9 @@ class ListScheduler(Generic[W]):
 
     def remove_worker(self, worker: W) -> None:
         """Forget a worker that is gone, and which states it had."""
-        for table in (self.held, self.load, self.free_at, self.speed):
+        tables: tuple[MutableMapping[W, Any], ...]
+        tables = (self.held, self.load, self.free_at, self.speed)
+        for table in tables:
             table.pop(worker, None)
         self._speeds.clear()
         self._here.pop(worker, None)

@@ -37,7 +37,8 @@ class RemainingWork:
         self._counted: dict[Worker, float] = {}
         self._effort: list[float] = []  # by shard
         self._n_holders: list[int] = []
-        self._workers: list[Worker] = []  # with work since the last count, and their shards
+        # When workers were grouped, as a number of changes; -1: not since the last count.
+        self._grouped = -1
         self._masks: list[int] = []  # bit masks of the shards that some of them hold
         self._mask_of = np.empty(0, int)  # by worker: which one
         self._seconds = np.empty(0)  # by worker: of a unit of cost 1
@@ -75,9 +76,9 @@ class RemainingWork:
 
     def _add_loads(self, demand: list[float], now_s: float) -> None:
         """Share new work out among the workers that hold its shards."""
-        scheduler, workers = self.list_scheduler, list(self.list_scheduler.load)
-        if workers != self._workers:
-            self._group(workers)
+        scheduler, load = self.list_scheduler, self.list_scheduler.load
+        if self._grouped != load.n_changes:
+            self._group()
         parts = [
             sum(
                 demand[shard] / (self._n_holders[shard] if scheduler.replicated else 1)
@@ -85,27 +86,28 @@ class RemainingWork:
             )
             for held in self._masks
         ]
-        loads = np.fromiter(scheduler.load.values(), float, len(workers))
+        loads = load.numbers
         loads += self._seconds * np.array(parts)[self._mask_of]
-        free_at = np.fromiter(map(scheduler.free_at.__getitem__, workers), float, len(workers))
-        ends = np.maximum(free_at, now_s) + loads
-        scheduler.load.update(zip(workers, loads.tolist(), strict=True))
+        ends = np.maximum(scheduler.free_at.numbers, now_s) + loads
         scheduler.target = float(ends.max(initial=scheduler.target))
         if not scheduler.replicated:  # else they are asked in the order of their speeds
             self.workers.rank(scheduler.load)
 
-    def _group(self, workers: list[Worker]) -> None:
+    def _group(self) -> None:
         """Note which workers hold the same shards: until the next count they get the same work."""
-        held = [self.list_scheduler.held[worker] for worker in workers]
+        scheduler = self.list_scheduler
+        workers = list(scheduler.load)
+        assert workers == list(scheduler.free_at), "the workers of two tables are in another order"
+        held = [scheduler.held[worker] for worker in workers]
         masks = {mask: at for at, mask in enumerate(dict.fromkeys(held))}
-        self._workers, self._masks = workers, list(masks)
+        self._grouped, self._masks = scheduler.load.n_changes, list(masks)
         self._mask_of = np.array([masks[mask] for mask in held], int)
         self._seconds = np.array([self._counted.get(worker, 0.0) for worker in workers])
 
     def recount(self, trials: Mapping[int, Trial], now_s: float) -> None:
         """Count anew, and set the target to the lower bound of what is left."""
         self.is_stale, self._n_done, self._n_added = False, 0, 0
-        self._workers = []
+        self._grouped = -1
         self._n_trials = sum(1 for trial in trials.values() if trial.open)
         scheduler, times = self.list_scheduler, self.times
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}
@@ -114,9 +116,11 @@ class RemainingWork:
         demand = [0.0] * len(effort)
         target = now_s
         for number, trial in trials.items():
-            rem = self._count_trial(trial, times.cost[number], effort, whole, demand)
+            rem = 0.0
+            if trial.open:
+                rem = self._count_trial(trial, times.cost[number], effort, whole, demand)
+                target = max(target, now_s + rem)
             scheduler.rem[number] = rem
-            target = max(target, now_s + rem)
         for worker, host in self.workers.items():
             scheduler.speed[worker] = 1.0 / times.pace[worker]
             seconds, load = self._counted[worker], 0.0

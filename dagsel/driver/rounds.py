@@ -84,6 +84,10 @@ class Rounds:
         configs = {chain.trial: self.record.trials[chain.trial].config for chain in chains}
         self.engine.submit(Round(number, tuple(chains)), configs)
 
+    def repairs(self, trial: int) -> bool:
+        """Whether a trial's last state is to be made anew."""
+        return trial in self._repairs
+
     def repaired(self, trial: TrialRecord) -> None:
         """Send what has waited for a trial's last state, if that was to be made anew."""
         if trial.number in self._repairs:

@@ -280,7 +280,8 @@ class Runner:
             self._n_kept = self._n_turns
 
     def _note(self, entry: Entry) -> None:
-        if isinstance(entry, Turn):  # a flow's own values are taken in as a resumed run reads them
+        # A flow's own values are taken in as a resumed run reads them.
+        if isinstance(entry, Turn) and not ENTRIES.is_read_back(entry):
             entry = ENTRIES.decode(ENTRIES.encode(entry))
         self._entries.append(entry)
         self.record.add(entry)
@@ -435,7 +436,8 @@ class Runner:
             self._put(self._limits.checked(done))
             return
         self._report_if_complete(trial)
-        if unit == Unit("train", trial.number, *self._stored.end_of(trial)):
+        end = (trial.number, *self._stored.end_of(trial))
+        if self._rounds.repairs(unit.trial) and unit == Unit("train", *end):
             self._rounds.repaired(trial)
 
     def _rests(self, trial: TrialRecord, number: int) -> None:
@@ -447,10 +449,10 @@ class Runner:
     def _report_if_complete(self, trial: TrialRecord) -> None:
         epoch = len(trial.epochs) + 1
         tally = trial.tallies.get(epoch)
-        if tally is None or self._is_reported(trial.number, epoch):
-            return  # the trial has ended
-        if not (tally.is_complete if self.record.validates else tally.is_trained):
-            return  # there is more to come
+        if tally is None or not (tally.is_complete if self.record.validates else tally.is_trained):
+            return  # the trial has ended, or there is more to come
+        if self._is_reported(trial.number, epoch):
+            return
         score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)
         if score.why_not:
             self._fail(trial.number, score.why_not)

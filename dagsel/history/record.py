@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableSequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, assert_never
@@ -41,6 +41,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.history.course import Mark, Moment, RoundRecord, TrainedSpan
+from dagsel.history.packed import Packed
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import Best as Best
 from dagsel.history.trial import EpochRecord, Scored, TrialRecord, TrialState
@@ -83,7 +84,7 @@ class Record:
     goals: tuple[Goal, ...] = ()
     validates: bool = True  # whether epochs are scored; if not, an epoch's value is its loss
     trials: dict[int, TrialRecord] = field(default_factory=dict)
-    units: list[UnitRecord] = field(default_factory=list)
+    units: MutableSequence[UnitRecord] = field(default_factory=Packed)
     rounds: list[RoundRecord] = field(default_factory=list)
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     # Of each trial and epoch the shard at each position.
@@ -99,8 +100,8 @@ class Record:
     notes: list[str] = field(default_factory=list)
     context: Context | None = None  # what the flow was told at its start; None before
     plans: list[tuple[float, Plan]] = field(default_factory=list)  # and when each was made
-    course: list[Moment] = field(default_factory=list)  # what it had taken, in the order of time
-    trained: list[TrainedSpan] = field(default_factory=list)  # what was found stored is left out
+    course: Packed[Moment] = field(default_factory=Packed)  # what it had taken, in order of time
+    trained: Packed[TrainedSpan] = field(default_factory=Packed)  # without what was found stored
     awaited: deque[Ask | Add] = field(default_factory=deque)  # not answered by `Asked`
     added: list[int] = field(default_factory=list)  # trials that the user has added or cloned
     commands: dict[str, UserCommand] = field(default_factory=dict)  # those of the user, by id
@@ -127,13 +128,9 @@ class Record:
 
     @classmethod
     def read(
-        cls,
-        run: str,
-        n_shards: int,
-        direction: Direction,
-        entries: Iterable[Entry],
+        cls, run: str, n_shards: int, direction: Direction, entries: Iterable[Entry],
         keep: Keep = "best",
-    ) -> Record:
+    ) -> Record:  # fmt: skip
         """Make the record of a run from its journal."""
         record = cls(run, n_shards, direction, keep)
         for entry in entries:
@@ -235,10 +232,11 @@ class Record:
 
     def _mark(self, mark: Mark = "", seconds: float | None = None) -> None:
         now = self.seconds if seconds is None else seconds
-        if self.course:  # a session goes on from the last turn, before the release of its workers
-            now = max(now, self.course[-1].seconds)
+        last = self.course.newest  # a session goes on from there, before its workers were released
+        now = max(now, last.seconds) if last else now
         moment = Moment(now, self.worker_seconds, self.n_workers, self.wanted, mark, self.money)
-        self.course += [] if self.course[-1:] == [moment] else [moment]
+        if moment != last:
+            self.course.append(moment)
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import gc
+import json
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args, overload
 
@@ -14,7 +18,7 @@ from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Sampling
 from dagsel.history.record import Record
 from dagsel.history.result import Result
-from dagsel.messages import ENTRIES, Entry
+from dagsel.messages import ENTRIES, Entry, FlowState, UnitRecord
 from dagsel.planning.bill import Bill
 from dagsel.planning.budget import Budget, price_for
 from dagsel.planning.prices import Price
@@ -28,6 +32,11 @@ from dagsel.study.sampler import quiet
 
 if TYPE_CHECKING:
     from dagsel.study import BaseSampler
+
+
+#: Units after which what a search in virtual time remembers is put out of the garbage collector's
+#: sight. What becomes garbage in between is collected as ever.
+FREEZE_EACH = 4096
 
 
 @dataclass(frozen=True, repr=False)
@@ -180,7 +189,7 @@ def simulate(
     driver = _driver(name, flow, curves, seed, space, copy.deepcopy(sampler), goals)
     metric, several = goals[0].metric, goals if len(goals) > 1 else ()
     record = Record(name, cluster.n_shards, goals[0].direction, keep, goals=several)
-    journal = _Journal()
+    journal = _Journal(record)
     engine = VirtualEngine(curves, cluster, metrics, order=read_order(order), seed=seed)
     in_money = cluster.workers and cost is not None and cost.amount is not None
     runner = Runner(
@@ -197,7 +206,8 @@ def simulate(
         budget_money=cost.amount if cost is not None and in_money else None,
         lead_s=cluster.startup_s,
     )
-    runner.run()
+    with journal.unwalked():
+        runner.run()
     told = (driver.study, metric, record, cluster, journal, engine.bill, price)
     return SimulatedRun(*told, deadline_s, cost)
 
@@ -323,16 +333,49 @@ class _NoStates:
 
 
 class _Journal(Sequence[Mapping[str, Any]]):
-    """A journal in memory; an entry is written out when it is looked at."""
+    """A journal in memory; an entry is written out when it is looked at.
 
-    def __init__(self) -> None:
-        self._entries: list[Entry] = []
+    The units are in the record, which takes in each entry before it comes here. The states of the
+    flow, which are many small lists, are kept as text.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self._at = array("q")  # of each entry: the number of its unit, or -1 - its place in `_rest`
+        self._rest: list[Entry | str] = []
+        self._n_units = self._n_frozen = len(record.units)
+        self._may_freeze = False
+
+    @contextmanager
+    def unwalked(self) -> Iterator[None]:
+        """Keep the garbage collector from walking all that a search remembers, time and again.
+
+        What is there when it has grown by `FREEZE_EACH` units is looked at again after the search.
+        Nothing is done if the process has frozen objects itself.
+        """
+        self._may_freeze = gc.isenabled() and not gc.get_freeze_count()
+        try:
+            yield
+        finally:
+            if self._may_freeze:
+                gc.unfreeze()
+                self._may_freeze = False
 
     def append(self, entries: Sequence[Entry]) -> None:
-        self._entries.extend(entries)
+        for entry in entries:
+            if isinstance(entry, UnitRecord):
+                self._at.append(self._n_units)
+                self._n_units += 1
+                continue
+            self._at.append(-1 - len(self._rest))
+            kept = json.dumps(entry.state) if isinstance(entry, FlowState) else entry
+            self._rest.append(kept)
+        if self._may_freeze and self._n_units - self._n_frozen >= FREEZE_EACH:
+            self._n_frozen = self._n_units
+            gc.freeze()
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._at)
 
     @overload
     def __getitem__(self, at: int) -> Mapping[str, Any]: ...
@@ -340,8 +383,12 @@ class _Journal(Sequence[Mapping[str, Any]]):
     def __getitem__(self, at: slice) -> list[Mapping[str, Any]]: ...
     def __getitem__(self, at: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         if isinstance(at, slice):
-            return [ENTRIES.encode(entry) for entry in self._entries[at]]
-        return ENTRIES.encode(self._entries[at])
+            return [self._read(place) for place in self._at[at]]
+        return self._read(self._at[at])
+
+    def _read(self, place: int) -> Mapping[str, Any]:
+        entry = self._record.units[place] if place >= 0 else self._rest[-1 - place]
+        return ENTRIES.encode(FlowState(json.loads(entry)) if isinstance(entry, str) else entry)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

@@ -17,7 +17,7 @@ from typing import Any
 
 import optuna
 from optuna.pruners import NopPruner
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, RandomSampler
 from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -139,6 +139,7 @@ class SamplerStudy:
             number = len(self)
             self._storage.create_new_trial(self._id, trial)
             self._append(self._storage.get_trial(self._trial_id(number)))
+            self._storage.put(self._as_seen(number))  # none waits there for Optuna to begin it
             if trial.user_attrs.get(RUN) == self._run:
                 continue
             if trial.state == TrialState.RUNNING:
@@ -220,6 +221,8 @@ class SamplerStudy:
 
     def _show(self, sampler: BaseSampler) -> None:
         self._study.sampler = sampler
+        if type(sampler) is RandomSampler:
+            return  # it looks at no trial
         rung = self._find_rung()
         if rung != self._rung:
             self._rung = rung

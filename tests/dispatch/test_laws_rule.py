@@ -25,7 +25,8 @@ def rule(
     """Workers at rest, and idle trials: what remains of each, and the shards it may take."""
     made: ListScheduler[str] = ListScheduler(lambda trial, worker: UNIT_S)
     made.held, made.speed, made.demand = dict(held), dict(speed), dict(demand)
-    made.load, made.free_at = dict.fromkeys(held, 0.0), dict.fromkeys(held, 0.0)
+    made.load.update(dict.fromkeys(held, 0.0))
+    made.free_at.update(dict.fromkeys(held, 0.0))
     made.home.update(home)
     made.holders_changed()
     made.target = 1000.0
@@ -183,3 +184,33 @@ def test_a_trial_ranks_by_what_remains_of_it_times_its_weight_or_by_that_alone(w
     made.rem[1] = 50.0
     made.enter(1, 1, weight=weight)
     assert list(made.idle) == ([1, 0] if 50.0 * weight > 60.0 else [0, 1])
+
+
+@settings(BUSY)
+@given(
+    idle=st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 5), masks), min_size=1),
+    data=st.data(),
+)
+def test_idle_trials_that_enter_again_together_stand_as_if_each_did(
+    idle: dict[int, tuple[float, int]], data: st.DataObject
+) -> None:
+    held = {"a": 0b001, "b": 0b110, "c": 0b111}
+    one, other = (rule(held, dict.fromkeys(held, 1.0), {}, idle, {0: "a"}) for _ in range(2))
+    again = {
+        trial: (data.draw(masks), data.draw(st.sampled_from([1.0, 2.7])))
+        for trial in data.draw(st.sets(st.sampled_from(sorted(idle))))
+    }
+    some = data.draw(st.sets(st.sampled_from(sorted(held))))
+    for made in (one, other):
+        made.unneeded = set(some)
+        made.rem |= {trial: 7.0 - trial for trial in again}
+    one.enter_again(again)
+    for trial, (need, weight) in again.items():
+        other.enter(trial, need, weight=weight)
+    assert (list(one.idle), one.need, one.unneeded) == (
+        list(other.idle),
+        other.need,
+        other.unneeded,
+    )
+    picks = [[made.pick(worker, 0.0) for worker in held] for made in (one, other)]
+    assert picks[0] == picks[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from collections import Counter
@@ -406,3 +407,31 @@ def test_metrics_directions_and_curves_have_to_fit(changes: dict[str, Any], text
     given = {"flow": FLOWS["random"](), "curves": TWO, **GOALS, **changes}
     with pytest.raises(SearchError, match=text):
         simulate(given.pop("flow"), given.pop("curves"), CLUSTER, space=space, **given)
+
+
+@pytest.mark.parametrize("n_frozen_before", [0, 1])
+def test_a_search_leaves_the_garbage_collector_as_it_was(
+    n_frozen_before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagsel.simulation.run.FREEZE_EACH", 8)
+    frozen: list[int] = []
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        frozen.append(gc.get_freeze_count())
+        return {"x": trial.suggest_float("x", 0.0, 1.0)}
+
+    if n_frozen_before:  # the user's own
+        gc.freeze()
+    before = gc.get_freeze_count()
+    try:
+        simulate(
+            ASHA(max_epochs=4, n_trials=12, n_concurrent=2),
+            PowerLaw(epoch_s=1.0),
+            SimulatedCluster(n_workers=2),
+            space=space,
+        )
+        assert gc.get_freeze_count() <= before
+        assert bool(gc.get_freeze_count()) == bool(n_frozen_before)
+        assert (max(frozen) > before) == (not n_frozen_before)
+    finally:
+        gc.unfreeze()
