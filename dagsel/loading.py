@@ -19,7 +19,6 @@ from dagsel.storage.files import Url
 from dagsel.study import Space, open_study
 from dagsel.study.resume import recall
 from dagsel.workloads.base import Workload
-from dagsel.workloads.describe import describe
 
 if TYPE_CHECKING:
     from dagsel.study import Study
@@ -74,8 +73,7 @@ def load(
     )
     folder = given.run_dir
     settings, entries, record = read_run(folder)
-    if given.workload is not None:
-        settings.check_workload(describe(given.workload))
+    known = None if given.workload is None else settings.as_begun(given.workload)
     record.configure(_configs(entries, record, given.space))
     try:
         theirs = study_of(settings, folder, given.study_or_url)
@@ -84,7 +82,7 @@ def load(
             raise
         logger.warning("the run is opened without its study: %s", error)
         theirs = open_study(settings.study, settings.directions, None)
-    return opened(Run(theirs, settings.metric, record, given.workload, folder), given.space)
+    return opened(Run(theirs, settings.metric, record, known, folder), given.space)
 
 
 def _configs(

@@ -27,7 +27,6 @@ from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.study import StudyDriver, open_study
 from dagsel.workloads.base import checks
-from dagsel.workloads.describe import describe
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -54,7 +53,7 @@ def refit(
     n_epochs = _epochs(run, number, epochs)
     folder = run.run_dir
     settings = Settings.from_json(folder.about(), folder.url)
-    settings.check_workload(describe(workload))
+    workload = settings.as_begun(workload)
     dataset = _whole(data, settings, run)
     flow = Refit(number, n_epochs)
     settings = replace(

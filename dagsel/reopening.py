@@ -8,7 +8,6 @@ from dagsel.history.settings import Settings, open_data
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.study import Adopted, Space, Study, StudyDriver, open_study
 from dagsel.workloads.base import Workload
-from dagsel.workloads.describe import describe
 
 
 def parts_of(
@@ -27,7 +26,7 @@ def parts_of(
         raise RunDirError(
             "a run_dir holds no code: give workload= and space= as the run began with them"
         )
-    settings.check_workload(describe(workload))
+    workload = settings.as_begun(workload)
     if data is None:
         data = open_data(settings.data, folder.url)
     settings.check_data(data.digest, data.url)

@@ -21,7 +21,8 @@ from dagsel.planning.small_population import Policy
 from dagsel.steering import SetLimits
 from dagsel.storage import ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
-from dagsel.workloads.describe import differences
+from dagsel.workloads.base import HasNewDefaults, Workload
+from dagsel.workloads.describe import describe, differences
 
 #: Names of search procedures in a ``run.json`` of dagsel 0.1 that are others now.
 _FORMER_NAMES = {"HyperOpt": "SamplerSearch", "Lsf": "LSF", "Slaq": "SLAQ", "Fifo": "FIFO"}
@@ -135,6 +136,13 @@ class Settings:
             raise RunDirError(
                 f"the workload is not the one that the run began with: {'; '.join(found)}"
             )
+
+    def as_begun(self, workload: Workload) -> Workload:
+        """Return the run's workload with the defaults that it began with; check it."""
+        if isinstance(workload, HasNewDefaults):
+            workload = workload.as_of(self.workload)
+        self.check_workload(describe(workload))
+        return workload
 
     def make_flow(self, given: Flow | None, url: str = "run_dir") -> Flow:
         """Return the search procedure in its initial state: a fresh one of the user's, if given.

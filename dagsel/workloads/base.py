@@ -349,6 +349,15 @@ def checks(
 
 
 @runtime_checkable
+class HasNewDefaults(Protocol):
+    """A workload of which an option's default is another one than in an earlier version."""
+
+    def as_of(self, description: Mapping[str, str]) -> Workload:
+        """Return this workload with the defaults of a run that described its own like this."""
+        ...
+
+
+@runtime_checkable
 class PoolsScores(Protocol):
     """A workload with metrics that are functions of all predictions, and no means of shards."""
 

@@ -92,6 +92,8 @@ def plain_pytorch(
         torch.manual_seed(seed)
         model = build_model(config)
         optimizer = build_optimizer(model.parameters(), config)
+        for group in optimizer.param_groups:
+            group["fused"] = True  # as the workload has it by default
         schedule = build_schedule(optimizer, config)
         for epoch, order in enumerate(visits, start=1):
             for index in order:

@@ -32,6 +32,7 @@ from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.datasets.whole import WholeDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
+from tests.fused import fused
 from tests.laws.test_replay import space
 
 from . import interrupted
@@ -94,7 +95,7 @@ def plain_pytorch(
     config = run.record.trials[trial].params
     values = [done.value for done in run.record.trials[trial].epochs]
     model = parts.model(config)
-    optimizer = parts.optimizer(model.parameters(), config)
+    optimizer = fused(parts.optimizer(model.parameters(), config))
     schedule = parts.lr_scheduler(optimizer, config)
     for epoch in range(1, epochs + 1):
         for shard in visit_order(data.n_shards, seed=SEED, trial=trial, epoch=epoch):

@@ -24,6 +24,7 @@ import dagsel
 from dagsel.flows import Grid
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+from tests.fused import fused
 
 EPOCHS = 3
 SEED = 7
@@ -148,7 +149,7 @@ def plain_pytorch(
     seed = int(np.random.SeedSequence([SEED, trial]).generate_state(1)[0])
     torch.manual_seed(seed)
     model = build_model(config)
-    optimizer = build_optimizer(model.parameters(), config)
+    optimizer = fused(build_optimizer(model.parameters(), config))
     schedule = build_schedule(optimizer, config)
     shards = [
         {name: torch.from_numpy(array) for name, array in data.shard(index).items()}

@@ -22,6 +22,7 @@ from dagsel.execution.cluster import close
 from dagsel.flows import Grid
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
+from tests.fused import fused
 
 EPOCHS = 2
 RATES = [0.1, 0.03, 0.01, 0.003]
@@ -102,7 +103,7 @@ def plain_pytorch(lr: float, trial: int, data: ShardedDataset) -> torch.nn.Modul
     np.random.seed(seed)
     torch.manual_seed(seed)
     model = build_model({})
-    optimizer = sgd(model.parameters(), {"lr": lr})
+    optimizer = fused(sgd(model.parameters(), {"lr": lr}))
     for epoch in range(1, EPOCHS + 1):
         for index in visit_order(data.n_shards, seed=0, trial=trial, epoch=epoch):
             shard = {name: torch.from_numpy(array) for name, array in data.shard(index).items()}

@@ -29,6 +29,7 @@ from dagsel.testing import WorkloadSuite
 from dagsel.workloads import SklearnWorkload, TorchWorkload, Visit
 from dagsel.workloads.base import checks
 from dagsel.workloads.torch.ragged import SORTED_BATCHES, by_size
+from tests.fused import fused
 from tests.workloads.test_device import HostDevice
 from tests.workloads.test_device import device as device
 
@@ -124,7 +125,7 @@ def plain(change: bool, order_of: Any) -> dict[str, torch.Tensor]:
     random.seed(3)
     np.random.seed(3)
     model = Bag({})
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer = fused(torch.optim.Adam(model.parameters()))
     for epoch, shard in itertools.product((1, 2), (0, 1)):
         data, key = arrays(shard), [7, 2, epoch, shard]
         seeds = np.random.default_rng([*key, 2]).integers(2**63, size=N)

@@ -18,6 +18,7 @@ from torch.optim import lr_scheduler as schedules
 from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads import Reconfigurable, SklearnWorkload, TorchWorkload, Visit
+from tests.fused import fused
 
 OLD, NEW = {"lr": 0.05, "wd": 0.01, "momentum": 0.9}, {"lr": 0.2, "wd": 0.1, "momentum": 0.5}
 N_BEFORE, N_AFTER, SEED = 3, 2, 7
@@ -96,13 +97,13 @@ def by_hand(optimizer_name: str, schedule_name: str, interval: str) -> dict[str,
     np.random.seed(SEED)
     net = Net(OLD)
     make, make_schedule = OPTIMIZERS[optimizer_name], SCHEDULES[schedule_name]
-    optimizer = make(net.parameters(), OLD)
+    optimizer = fused(make(net.parameters(), OLD))
     schedule = make_schedule and make_schedule(optimizer, OLD)
     data, n_steps = arrays(0), 0
     for epoch in range(1, N_BEFORE + N_AFTER + 1):
         if epoch == N_BEFORE + 1:
             moments = optimizer.state
-            optimizer = make(net.parameters(), NEW)
+            optimizer = fused(make(net.parameters(), NEW))
             schedule = make_schedule and make_schedule(optimizer, NEW)
             if schedule:
                 optimizer._opt_called = True  # type: ignore[attr-defined]

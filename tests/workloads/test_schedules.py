@@ -24,6 +24,7 @@ from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Visit
+from tests.fused import fused
 
 SEED, TRIAL, SIZES = 3, 2, (11, 9)
 #: The third and the fourth epoch are no better than those before.
@@ -81,7 +82,7 @@ def plain_pytorch(schedule: Any, values: Any) -> tuple[Any, Any, Any]:
     """Train as a script does; epochs are worth the given values, each known at its end."""
     torch.manual_seed(7)
     net = torch.nn.Linear(4, 3)
-    optimizer = sgd(net.parameters(), {})
+    optimizer = fused(sgd(net.parameters(), {}))
     schedule = schedule(optimizer, {})
     for epoch in range(1, len(values) + 1):
         if epoch > 1:

@@ -21,6 +21,7 @@ from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import TorchWorkload, Visit
+from tests.fused import fused
 
 SEED, TRIAL, N_EPOCHS, N_SHARDS = 3, 2, 3, 4
 SIZES = (22, 18, 20, 17)
@@ -133,7 +134,7 @@ def plain_pytorch(model, optimizer, schedule=None, interval="epoch", batch_size=
     random.seed(7)
     np.random.seed(7)
     net = model({})
-    opt = optimizer(net.parameters(), {})
+    opt = fused(optimizer(net.parameters(), {}))
     sched = schedule and schedule(opt, {})
     losses = []
     for epoch, shards in enumerate(visit_orders(), 1):

@@ -16,12 +16,14 @@ from dagsel.workloads.torch.device import Accelerator
 from dagsel.workloads.torch.loop import ShardBatches, apply
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
+Fused: TypeAlias = bool | Literal["auto"]
 
 
 def check_options(
     *,
     precision: str,
     compile: bool | str,  # noqa: A002 - PyTorch's own word
+    fused: Fused,
     device_memory: int | float,
     flags: Mapping[str, Any],
 ) -> None:
@@ -33,6 +35,8 @@ def check_options(
     for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
         if not isinstance(flag, bool):
             raise WorkloadError(f"{name} is {flag!r}, not True or False")
+    if not (isinstance(fused, bool) or fused == "auto"):
+        raise WorkloadError(f"fused is {fused!r}, not 'auto', True or False")
     room: Any = device_memory
     is_number = isinstance(room, Real) and not isinstance(room, bool)
     if not is_number or not 0 <= room <= (1 if isinstance(room, float) else 1 << 60):
@@ -102,18 +106,24 @@ def multiplying(precision: Precision, device: torch.device) -> Iterator[None]:
 
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)  # fused on the CPU and on CUDA
+_WHOLE = (torch.float32, torch.float64)
+_DENSE = (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
 
 
 @contextmanager
-def stepping(optimizer: torch.optim.Optimizer, *, fused: bool, capturable: bool) -> Iterator[None]:
+def stepping(optimizer: torch.optim.Optimizer, *, fused: Fused, capturable: bool) -> Iterator[None]:
     """Step an optimizer by other kernels inside the block; afterwards its groups are as before.
 
-    `fused` selects one kernel for all parameters, where there is one; `capturable` selects kernels
-    that can be recorded as a graph, and needs `can_record`.
+    `fused` selects one kernel for all parameters, where there is one; ``"auto"`` only where the
+    optimizer does not say itself how it steps, and where that kernel computes what others do.
+    `capturable` selects kernels that can be recorded as a graph, and needs `can_record`.
     """
     groups = optimizer.param_groups
     flags: dict[str, Any] = {}
-    if fused and type(optimizer) in _FUSED and _fusible(groups):
+    fuses = type(optimizer) in _FUSED and fused and _fusible(groups)
+    if fused == "auto":
+        fuses = fuses and _is_left_open(groups)
+    if fuses:
         flags |= {"fused": True, "foreach": None}
     if capturable and all("capturable" in group for group in groups):
         flags |= {"capturable": True}
@@ -123,19 +133,64 @@ def stepping(optimizer: torch.optim.Optimizer, *, fused: bool, capturable: bool)
     if flags:
         for parameter, state in optimizer.state.items():
             if isinstance(state.get("step"), torch.Tensor):
-                state["step"] = state["step"].to(parameter.device)
+                # A fused kernel on CUDA reads it so, whatever PyTorch's default dtype made it.
+                dtype = torch.float32 if fuses else state["step"].dtype
+                state["step"] = state["step"].to(parameter.device, dtype)
+    watch = fuses and fused == "auto"
+    handle = optimizer.register_step_pre_hook(_fuse_what_fits) if watch else None
     try:
         yield
     finally:
+        if handle is not None:
+            handle.remove()
         for group, values in zip(groups, before, strict=True):
             group.update(values)
 
 
 def _fusible(groups: list[dict[str, Any]]) -> bool:
     parameters = [parameter for group in groups for parameter in group["params"]]
-    return all(p.is_floating_point() for p in parameters) and not any(
+    return all(map(_has_right_kernel, parameters)) and not any(
         group["differentiable"] for group in groups
     )
+
+
+def _has_right_kernel(parameter: torch.Tensor) -> bool:
+    # PyTorch 2.13 has kernels for half precision on the CPU too; their numbers are wrong.
+    return parameter.is_floating_point() and (
+        parameter.dtype in _WHOLE or parameter.device.type != "cpu"
+    )
+
+
+def _is_left_open(groups: list[dict[str, Any]]) -> bool:
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    return all(
+        group.get("fused") is None and group.get("foreach") is None for group in groups
+    ) and all(p.device.type in ("cpu", "cuda") and _is_dense(p) for p in parameters)
+
+
+def _is_dense(parameter: torch.Tensor) -> bool:
+    return any(
+        parameter.is_contiguous(memory_format=form)
+        for form, dims in zip(_DENSE, (None, 4, 5), strict=True)
+        if dims in (None, parameter.dim())
+    )
+
+
+def _fuse_what_fits(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """Step each group by the fused kernel if its gradients lie in memory as its parameters do.
+
+    The kernel does not look at their strides, and has no sparse gradients. This depends on the
+    present gradients alone, so a unit that was cut into pieces steps as an uncut one.
+    """
+    for group in optimizer.param_groups:
+        fits = True
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None and (
+                gradient.layout is not torch.strided or gradient.stride() != parameter.stride()
+            ):
+                fits = False
+        group["fused"] = True if fits else None
 
 
 def can_record(optimizer: torch.optim.Optimizer) -> bool:

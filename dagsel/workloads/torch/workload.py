@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
@@ -48,6 +49,7 @@ from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
 from dagsel.workloads.torch.schedules import FollowsMetrics, begin_epoch, end_epoch
 from dagsel.workloads.torch.speed import (
+    Fused,
     Precision,
     can_record,
     check_options,
@@ -133,7 +135,9 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
     channels_last
         Store four-dimensional weights in the format that convolutions on a GPU prefer.
     fused
-        Use one kernel for all parameters in Adam, AdamW and SGD. No effect on others.
+        Step Adam, AdamW and SGD by one kernel for all parameters, which rounds otherwise:
+        ``"auto"`` where PyTorch has it and the optimizer has no ``foreach`` or ``fused`` of its
+        own. Never for parameters in half precision on the CPU.
     cuda_graphs
         Record a training step as a CUDA graph and repeat it. No effect on the CPU, in a gang, with
         a ``train_fn`` or a ``max_batch``, with a schedule that steps after each batch, and with an
@@ -206,7 +210,7 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
         precision: Precision = "fp32",
         compile: bool | str = False,  # noqa: A002 - PyTorch's own word
         channels_last: bool = False,
-        fused: bool = False,
+        fused: Fused = "auto",
         cuda_graphs: bool = False,
         device_memory: int | float = 0.5,
         max_batch: int | None = None,
@@ -230,11 +234,11 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
                                 "train_fn, or leave max_batch out")  # fmt: skip
         if not callable(batch_size):
             whole("batch_size", batch_size, error=WorkloadError)
-        flags = {"channels_last": channels_last, "fused": fused, "cuda_graphs": cuda_graphs}
-        flags["drop_last"] = drop_last
+        flags = {"channels_last": channels_last, "cuda_graphs": cuda_graphs, "drop_last": drop_last}
         check_options(
-            precision=precision, compile=compile, device_memory=device_memory, flags=flags
-        )
+            precision=precision, compile=compile, fused=fused, device_memory=device_memory,
+            flags=flags,
+        )  # fmt: skip
         self.batch_size, self.drop_last, self.eval_batch_size = (
             batch_size, drop_last, eval_batch_size)  # fmt: skip
         self.lr_scheduler_interval = lr_scheduler_interval
@@ -248,6 +252,14 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
     def metrics(self) -> Mapping[str, Direction | None]:
         """Names of the metrics, each with its better direction if known."""
         return {"loss": "minimize", **directions(self._metrics)}
+
+    def as_of(self, description: Mapping[str, str]) -> TorchWorkload:
+        """Return this workload with the kernels that a run of an earlier dagsel began with."""
+        if self.fused != "auto" or description.get("fused", "False") != "False":
+            return self
+        then = copy.copy(self)
+        then.fused = False
+        return then
 
     def validate(self, config: Config) -> None:
         """Raise a `WorkloadError` if nothing can be trained with this configuration.
