@@ -18,6 +18,8 @@ of the first unit, and from the end of the last unit to the call's return, over 
 ``python -c "import torch"`` takes in the same round; and from the begin and to the end of the
 process, without a bar.
 
+Each way steps Adam as it comes: PyTorch's default kernels, and dagsel's fused ones.
+
 A way whose packages are not there is left out, with the line that installs them. It ends with 3 if
 a bar is missed.
 """

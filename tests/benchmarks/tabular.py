@@ -12,6 +12,7 @@ A search of ten seconds, where what dagsel adds to training counts most. What is
 - Plain loop: one process, one thread. The configurations of that search, each for the epochs that
   the search gave it, one after the other, evaluated after each. Both parts are a ``TensorDataset``
   in memory; an epoch draws one permutation, and a batch is one indexing by a part of it.
+- Adam as it comes: the loop has PyTorch's default kernels, the search dagsel's fused ones.
 
 Search and loop take turns, each in a process of its own. Start-up does not count: of the search,
 processor time of the driver and all processes below it counts from the end of the first unit (a
