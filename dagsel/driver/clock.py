@@ -107,13 +107,6 @@ class RunClock:
             self.engine.limit(limit)
 
     def timed(self, entry: Timed, **changes: Any) -> Timed:
-        """Add what the run has taken so far, for a later session to continue from.
-
-        A message that has just come in is nobody else's, so it is not copied.
-        """
+        """Add what the run has taken so far, for a later session to continue from."""
         seconds, cost, money = self.taken
-        if changes or entry.seconds is not None:
-            return replace(entry, seconds=seconds, worker_seconds=cost, money=money, **changes)
-        for name, value in (("seconds", seconds), ("worker_seconds", cost), ("money", money)):
-            object.__setattr__(entry, name, value)
-        return entry
+        return replace(entry, seconds=seconds, worker_seconds=cost, money=money, **changes)
