@@ -37,14 +37,9 @@ _HARMLESS |= {"sslmode", "timeout", "unix_socket", "uri", "use_unicode"}
 
 
 def _read_url(url: Any) -> URL:
-    """Read a database's URL; raise a `ValueError` if it is none."""
     from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
 
-    try:
-        return make_url(url)
-    except ArgumentError as error:
-        raise ValueError(str(error)) from error
+    return make_url(url)
 
 
 def home_of(study: optuna.Study) -> str | None:
@@ -217,9 +212,11 @@ def _at(home: str) -> str:
     """Say where a study is, without secrets."""
     if home.startswith(_JOURNAL):
         return f"at {home}"
+    from sqlalchemy.exc import ArgumentError
+
     try:
         return f"at {_kept(_read_url(home))}"
-    except ValueError:
+    except (ArgumentError, ValueError):
         return "at a place that is no URL"
 
 

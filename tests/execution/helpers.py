@@ -53,10 +53,14 @@ def own_cluster(n_workers: int) -> Iterator[LocalCluster]:
         close(cluster)
 
 
-def spawned_cluster(n_workers: int, memory_limit: str, silence_logs: int) -> LocalCluster:
-    """A cluster whose workers have little memory: a copy would have all that was imported here."""
+@contextmanager
+def spawned_cluster(n_workers: int, memory_limit: str, silence_logs: int) -> Iterator[LocalCluster]:
+    """A cluster whose workers have little memory: a copy would have all that was imported here.
+
+    Those that Dask starts in the place of lost ones are spawned as well.
+    """
     with dask.config.set({METHOD: "spawn"}):
-        return LocalCluster(
+        cluster = LocalCluster(
             n_workers=n_workers,
             threads_per_worker=2,
             memory_limit=memory_limit,
@@ -64,6 +68,10 @@ def spawned_cluster(n_workers: int, memory_limit: str, silence_logs: int) -> Loc
             dashboard_address="127.0.0.1:0",
             silence_logs=silence_logs,
         )
+        try:
+            yield cluster
+        finally:
+            close(cluster)  # a `with` may wait for ever when a worker was just lost
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -180,7 +181,7 @@ def watched(dask_scheduler: Any) -> tuple[float, int]:
     return watch.n_copies / watch.n_states, watch.most_notes
 
 
-def small_cluster() -> LocalCluster:
+def small_cluster() -> AbstractContextManager[LocalCluster]:
     return spawned_cluster(1, "400 MB", logging.ERROR)
 
 

@@ -33,7 +33,6 @@ from dagsel.dispatch.events import (
 )
 from dagsel.dispatch.suspicion import MOST_UNBEGUN
 from dagsel.dispatch.units import Chain, Round, Unit
-from dagsel.execution.cluster import close
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import CHANNEL
 from dagsel.messages import (
@@ -257,9 +256,8 @@ class Hostile(SyntheticWorkload):
 
 @pytest.fixture
 def own_cluster() -> Iterator[LocalCluster]:
-    cluster = spawned_cluster(2, "500 MB", logging.CRITICAL)
-    yield cluster
-    close(cluster)  # a `with` may wait for ever when a worker was just lost
+    with spawned_cluster(2, "500 MB", logging.CRITICAL) as cluster:
+        yield cluster
 
 
 REASONS = {
