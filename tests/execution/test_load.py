@@ -88,7 +88,8 @@ def test_a_run_that_goes_on_is_opened_beside_its_driver(search: Optimize, run_di
     def look(study: optuna.Study, trial: Any) -> None:
         seen.append(dagsel.load(run_dir, workload=workload()))
 
-    run = search(callbacks=[look])
+    # One after the other: all could end in one turn of the driver, and the search with them.
+    run = search(callbacks=[look], flow=RandomSearch(max_epochs=2, n_trials=3, n_concurrent=1))
     assert [s.record.n_live for s in seen] == sorted((s.record.n_live for s in seen), reverse=True)
     assert not seen[0].record.finished
     assert set(seen[0].leaderboard()["trial"]) <= set(run.leaderboard()["trial"])
