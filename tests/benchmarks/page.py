@@ -133,9 +133,7 @@ def main() -> int:
     names = args.only.split(",")
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"no part is called {', '.join(unknown)}; one of {', '.join(PARTS)}")
-    replaced(
-        PAGE.read_text(), dict.fromkeys(names, ""), PARTS
-    )  # a marker that is missing is told now
+    replaced(PAGE.read_text(), dict.fromkeys(names, ""), PARTS)  # tells of a missing marker now
     ended: dict[int, list[str]] = {0: [], 1: [], 3: []}
     for name in names:
         code, text = run(name, args.data and args.data.resolve())
