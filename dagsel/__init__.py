@@ -6,7 +6,6 @@ nor Dask.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -105,14 +104,13 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> Any:
-    """Import a module; no garbage is collected meanwhile, which would take a fifth of the time."""
-    if not gc.isenabled():
-        return importlib.import_module(module)
-    gc.disable()
-    try:
-        return importlib.import_module(module)
-    finally:
-        gc.enable()
+    from dagsel import garbage
+
+    with garbage.kept_off():
+        found = importlib.import_module(module)
+        if module == _HOMES["optimize"]:
+            garbage.set_imports_apart()
+    return found
 
 
 def __dir__() -> list[str]:

@@ -41,8 +41,6 @@ _FOR_WORKERS = frozenset(
     {"checks", "codec", "dispatch", "errors", "flow", "messages", "metrics", "planning", "state"}
     | {"storage", "workloads"}
 )
-#: What PyTorch imports at the first step of an optimizer.
-_AT_FIRST_STEP = "torch._dynamo"
 
 _lock = threading.Lock()
 _n_open = 0
@@ -68,7 +66,7 @@ def modules_for_workers(imported: Iterable[str]) -> list[str]:
     Examples
     --------
     >>> modules_for_workers(["json", "torch", "torch.nn", "torch.nn.init.x", "dagsel.state"])[2:]
-    ['torch', 'torch.nn', 'dagsel.state', 'torch._dynamo']
+    ['torch', 'torch.nn', 'dagsel.state']
     """
     names = [*_OURS]
     for name in imported:
@@ -79,8 +77,6 @@ def modules_for_workers(imported: Iterable[str]) -> list[str]:
             is_needed = package in _SAFE and len(inner) < 2
         if is_needed:
             names.append(name)
-    if "torch" in names:
-        names.append(_AT_FIRST_STEP)
     return list(dict.fromkeys(names))
 
 

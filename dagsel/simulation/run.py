@@ -16,6 +16,7 @@ from dagsel.checks import choice, short_traceback, shown
 from dagsel.driver.runner import Runner
 from dagsel.errors import CheckpointNotFoundError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Sampling
+from dagsel.garbage import is_ours_to_freeze
 from dagsel.history.record import Record
 from dagsel.history.result import Result
 from dagsel.messages import ENTRIES, Entry, FlowState, UnitRecord
@@ -353,7 +354,7 @@ class _Journal(Sequence[Mapping[str, Any]]):
         What is there when it has grown by `FREEZE_EACH` units is looked at again after the search.
         Nothing is done if the process has frozen objects itself.
         """
-        self._may_freeze = gc.isenabled() and not gc.get_freeze_count()
+        self._may_freeze = is_ours_to_freeze()
         try:
             yield
         finally:

@@ -26,7 +26,7 @@ from chaos_jobs import METRIC, N_SHARDS, Job, suggest
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["distributed", "torch._dynamo", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
+    ["distributed", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
      "dagsel.workloads.torch.workload", "dagsel.execution.engine", "dagsel.testing.synthetic"]
 )  # fmt: skip
 #: A client that has lost its scheduler looks for it no longer than this.

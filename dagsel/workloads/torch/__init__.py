@@ -4,11 +4,14 @@
 - `loop`: the training loop; `speed`: compiled modules and CUDA graphs; `device`: data on GPUs.
 - `state`: module, optimizer and random streams as one buffer; `reconfigure`: for another
   configuration.
-- `ddp`: one batch on several workers.
+- `ddp`: one batch on several workers; `compiler`: what PyTorch imports when something is compiled.
 """
 
+from dagsel.workloads.torch.compiler import defer
 from dagsel.workloads.torch.workload import TorchWorkload
 
 __all__ = ["TorchWorkload"]
 
 TorchWorkload.__module__ = __name__  # the public path, which run directories name
+
+defer()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -101,24 +99,6 @@ def make_optimizer(optimizer: Any, parameters: Any, config: Config) -> Any:
         return optimizer(parameters, config)
     options = {name: config[name] for name in _options(optimizer) if name in config}
     return optimizer(parameters, **options)
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Let optimizers be made and read without the compiler: its import doubles that of PyTorch.
-
-    PyTorch imports it to tell it not to compile these methods; where nobody else has, nothing can
-    be compiled. A driver makes optimizers only to check them.
-    """
-    names = () if "torch._dynamo" in sys.modules else ("add_param_group", "state_dict")
-    wrapped = {name: getattr(Optimizer, name) for name in names}
-    try:
-        for name, method in wrapped.items():
-            setattr(Optimizer, name, inspect.unwrap(method))
-        yield
-    finally:
-        for name, method in wrapped.items():
-            setattr(Optimizer, name, method)
 
 
 def check_options_of(optimizer: Any, config: Config) -> None:

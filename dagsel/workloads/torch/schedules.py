@@ -85,7 +85,7 @@ class FollowsMetrics:
         """
         if self.lr_scheduler is None:
             return False
-        with preserved_streams(torch=True), factories.uncompiled():
+        with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             schedule = self._build_optimizer(module, config)[1]
         if not takes_metric(schedule):

@@ -276,7 +276,7 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
         dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
-        with preserved_streams(torch=True), factories.uncompiled():
+        with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
