@@ -39,6 +39,7 @@ class Assignment:
     n_pieces: int = 0  # how often the unit was stopped before its end
     is_suspect: bool = False  # workers were lost under it: it begins when the scheduler knows
     gang: int = 1  # workers that train it together, of which this one leads
+    scores: tuple[int, ...] = ()  # validation shards to score after it, if nothing stops it
 
 
 @dataclass(frozen=True, slots=True)

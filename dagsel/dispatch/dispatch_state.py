@@ -51,6 +51,9 @@ class DispatchConfig:
     # The time that it takes to tell a worker of a unit. Behind units that are long in comparison
     # nothing is bound early if the trial may stay on its worker.
     overhead_s: float = 0.003
+    # An epoch is scored with the unit that ends it, if that takes no longer: to tell a worker of
+    # each unit and to hear of it costs milliseconds.
+    scored_at_once_s: float = 0.25
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
     rebalance: bool = True  # shards follow measured speeds; else each worker gets as many
 
@@ -190,19 +193,21 @@ class DispatchState:
         start = max(self.now, scheduler.free_at[worker]) if ahead else self.now
         trial = self.trials[unit.trial]
         gang = tuple(member.worker for member in members)
-        seconds_left = None
+        seconds_left, scoring_s, scores = None, 0.0, tuple[int, ...]()
         if unit.kind == "train":
             seconds = 0.0
             if not trial.is_repeat(unit):
                 seconds = self.unit_seconds(unit, worker, 1 + len(gang))
                 seconds_left = self.allowances.get(unit.trial, FREE).seconds_left
+                if not gang and seconds_left is None:
+                    scores, scoring_s = self._scores_with(unit, host, shard)
             self.gangs.pop(unit.trial, None)
             if gang:
                 self.last_gang[unit.trial] = (worker, *gang)
             trial.ready.remove(unit)
             trial.active, trial.active_shard = unit, shard
             need_next = trial.need_after(unit, shard)
-            scheduler.start(unit.trial, worker, start, seconds, need_next)
+            scheduler.start(unit.trial, worker, start, seconds, need_next, scoring_s=scoring_s)
             if gang:  # remaining work is counted in seconds of one worker
                 left = scheduler.rem[unit.trial] - seconds * len(gang)
                 scheduler.rem[unit.trial] = max(0.0, left)
@@ -212,20 +217,44 @@ class DispatchState:
             seconds = self.unit_seconds(unit, worker)
             self.drop_evaluation(unit)
             scheduler.load[worker] = max(0.0, scheduler.load[worker] - seconds)
+        seconds += scoring_s
         for other in (host, *members):
             self.workers.bind(unit, other)
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
         ahead_s = 0.0 if gang else self._ahead_s(seconds)
-        self.bindings[unit] = Binding(unit, worker, shard, seconds, ahead_s, began, members=gang)
+        self.bindings[unit] = Binding(
+            unit, worker, shard, seconds, ahead_s, began, members=gang, scores=scores
+        )
         for other in (host, *members):
             self.openings.note(other)
         suspect = self.suspects.get(unit)
         if suspect is not None:
             suspect.gang, suspect.broke = set(), None
         is_suspect = suspect is not None
-        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect))
+        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect, scores))
+
+    def _scores_with(
+        self, unit: Unit, host: KnownWorker, shard: int
+    ) -> tuple[tuple[int, ...], float]:
+        """Return the shards that a worker is to score with a unit, and the expected seconds.
+
+        None if that takes long, if workers were lost under the unit, or if another worker has
+        nothing to do: the trial then goes on sooner if that one scores.
+        """
+        epoch = self.trials[unit.trial].epochs[unit.epoch]
+        scores = epoch.unscored
+        if epoch.left != 1 << shard or not scores or scores & ~host.held:
+            return (), 0.0
+        each_s = self.times.ratio * self.times.seconds(unit.trial, host.worker)
+        scoring_s = scores.bit_count() * each_s
+        is_short = self.times.known and scoring_s <= self.config.scored_at_once_s
+        is_doubtful = unit in self.suspects or unit in self.strikes
+        idle = islice(self.workers.unbound, 2)
+        if not is_short or is_doubtful or any(other is not host for other in idle):
+            return (), 0.0
+        return tuple(bits(scores)), scoring_s
 
     def release(self, unit: Unit) -> Binding | None:
         """Take the unit off its worker."""

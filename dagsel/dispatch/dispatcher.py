@@ -312,6 +312,10 @@ class Dispatcher:
             return
         if binding is not None and binding.shard != event.shard:
             self.state.work_left.is_stale = True
+        for shard, seconds in event.scored:
+            epoch.unscored &= ~(1 << shard)
+            if worker is not None:
+                self.times.observe_evaluation(unit.trial, worker, seconds)
         trial.close(unit.epoch)
         if worker is not None:
             self.list_scheduler.home[unit.trial] = worker

@@ -120,12 +120,24 @@ class ListScheduler(Generic[W]):
         if lim is not None:
             del self._lims[bisect_left(self._lims, (lim, trial))]
 
-    def start(self, trial: int, worker: W, now: float, seconds: float, need_next: int) -> None:
-        """Note that a unit starts at `now`; the trial's next one may take `need_next`."""
+    def start(
+        self,
+        trial: int,
+        worker: W,
+        now: float,
+        seconds: float,
+        need_next: int,
+        *,
+        scoring_s: float = 0.0,
+    ) -> None:
+        """Note that a unit starts at `now`; the trial's next one may take `need_next`.
+
+        After it the worker scores for `scoring_s`, which counts among its own work alone.
+        """
         self.leave(trial)
-        end = now + seconds
+        end = now + seconds + scoring_s
         rem = self.rem[trial] = max(0.0, self.rem[trial] - seconds)
-        load = self.load[worker] = max(0.0, self.load[worker] - seconds)
+        load = self.load[worker] = max(0.0, self.load[worker] - seconds - scoring_s)
         self.target = max(self.target, end + rem, end + load)
         self.need[trial] = need_next
         self.free_at[worker] = end

@@ -97,7 +97,7 @@ class ShardMoves:
         in_use: dict[Worker, int] = {}
         for binding in state.bindings.values():
             for worker in binding.there:
-                in_use[worker] = in_use.get(worker, 0) | 1 << binding.shard
+                in_use[worker] = in_use.get(worker, 0) | binding.shards
         state.out.extend(workers.moves(in_use))
         for worker, host in workers.items():
             offered = 0 if host.draining else host.held

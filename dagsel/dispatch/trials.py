@@ -135,6 +135,7 @@ class Binding:
     preempted_s: float | None = None  # when it was told to stop
     timed_out: bool = False  # it was told to stop because of its time limit
     members: tuple[Worker, ...] = ()  # the other workers of its gang
+    scores: tuple[int, ...] = ()  # validation shards that are scored with it
     # members that have gone, even if a worker with such an address has joined again
     lost: tuple[Worker, ...] = ()
 
@@ -142,6 +143,11 @@ class Binding:
     def workers(self) -> tuple[Worker, ...]:
         """The workers that it was bound to."""
         return (self.worker, *self.members)
+
+    @property
+    def shards(self) -> int:
+        """Bit mask of the shards that it needs."""
+        return sum(1 << shard for shard in {self.shard, *self.scores})
 
     @property
     def there(self) -> tuple[Worker, ...]:

@@ -30,8 +30,9 @@ from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.units import Round, Unit
+from dagsel.execution import task_records
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
-from dagsel.execution.graph import key_unit, unit_key
+from dagsel.execution.graph import Key, key_unit, unit_key
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -40,11 +41,10 @@ from dagsel.execution.run_spec import (
     report_topic,
     worker_topic,
 )
+from dagsel.execution.speeds import Speeds
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
-#: Workers whose measured speeds differ by less than this factor count as equally fast.
-SAME_SPEED = 1.8
 
 
 class DispatchPlugin(SchedulerPlugin):
@@ -93,13 +93,14 @@ class DispatchPlugin(SchedulerPlugin):
         # By unit, since its last record: how often it was begun, and seconds of lost attempts.
         self._n_begun: Counter[Unit] = Counter()
         self._lost_s: defaultdict[Unit, float] = defaultdict(float)
+        self._scored: list[Key] = []  # of evaluating units that were done with another one
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
         self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
         # Of each trial's last unit that raised.
         self._tracebacks: dict[int, str] = {}
         self._raised: dict[int, messages.UnitRaised] = {}
-        self._speeds: list[float] = []
+        self._speeds = Speeds()
         self._with_our_resource: set[str] = set()
         self._background: set[asyncio.Task[Any]] = set()
         self._closed = False
@@ -142,18 +143,21 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
         task.worker_restrictions = set(PARKED)
-        done = messages.REPORTS.decode(details["metadata"]["dagsel"])
-        assert isinstance(done, messages.UnitRecord)
+        done, *scored = task_records.read(details["metadata"])
         self._done[unit] = done.shard
         self._warm.drop(unit)
         seconds = 0.0 if done.recovered else done.stop - done.start
-        self._push(events.UnitDone(unit, seconds, done.shard))
+        with_it = tuple((each.shard, each.stop - each.start) for each in scored)
+        self._push(events.UnitDone(unit, seconds, done.shard, with_it))
         self._copies.note_read(task)
         hop = self._hops.pop(unit, False)
         self._began.pop(unit, None)
         done = replace(done, hop=hop, members=self._members(unit))
         attempts, lost_s = self._n_begun.pop(unit, 1), self._lost_s.pop(unit, 0.0)
         self._report(replace(done, attempts=attempts, lost_seconds=lost_s))
+        for each in scored:
+            self._scored.append(unit_key(self.run, each.unit))
+            self._report(each)
 
     def _members(self, unit: Unit) -> tuple[str, ...]:
         binding = self.dispatcher.bindings.get(unit)
@@ -231,10 +235,9 @@ class DispatchPlugin(SchedulerPlugin):
                 self._report(notice)
                 if notice.owns_resource:
                     self._with_our_resource.add(worker)
-                speed, node = self._comparable(notice.speed), get_address_host(worker)
+                speed, node = self._speeds.rounded(notice.speed), get_address_host(worker)
                 can = (frozenset[int](), speed, notice.max_shards)
-                process, copy_room = notice.process, notice.copy_room
-                self._push(events.WorkerAdded(worker, *can, node, process, copy_room))
+                self._push(events.WorkerAdded(worker, *can, node, notice.process, notice.copy_room))
             case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
             case messages.WorkerLeaves(worker):
@@ -323,13 +326,6 @@ class DispatchPlugin(SchedulerPlugin):
                 found.append(replace(memory, name=str(there.name)))
         self._report(WorkersDescribed(tuple(found)))
 
-    def _comparable(self, speed: float) -> float:
-        for known in self._speeds:
-            if 1 / SAME_SPEED < speed / known < SAME_SPEED:
-                return known
-        self._speeds.append(speed)
-        return speed
-
     # What the dispatcher decides
 
     def _push(self, event: events.DispatchEvent) -> None:
@@ -340,6 +336,9 @@ class DispatchPlugin(SchedulerPlugin):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        if self._scored and not self._closed:  # nobody waits for their tasks any more
+            self.scheduler.client_releases_keys(keys=self._scored, client=self.client)
+            self._scored = []
         self._turn_due = False
         if self._closed:
             return
@@ -409,6 +408,7 @@ class DispatchPlugin(SchedulerPlugin):
             n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
             is_suspect=bind.is_suspect,
+            scores=bind.scores,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"

@@ -8,7 +8,6 @@ is stopped. Its state is stored and goes on as the task's result, or waits for t
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from base64 import b64decode, b64encode
@@ -37,6 +36,7 @@ from dagsel.errors import (
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
+from dagsel.execution.should_stop import ShouldStop
 from dagsel.execution.state_cache import Found, StateCache, before
 from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecord
 from dagsel.state import State
@@ -115,8 +115,8 @@ class UnitRunner:
         config: Mapping[str, Any],
         state: State | StoredResult | None,
         value: float | None = None,
-    ) -> tuple[State | StoredResult, UnitRecord]:
-        """Train a unit: return the next state and a record of it.
+    ) -> tuple[State | StoredResult, list[UnitRecord]]:
+        """Train a unit: return the next state and records of it and of what was scored with it.
 
         `value` is the metric of the epoch before, for `Visit.last_value`.
 
@@ -136,7 +136,9 @@ class UnitRunner:
             with own_streams(give_up=stop.is_set) as is_its_turn:
                 if not is_its_turn:
                     raise Reschedule
-                return self._train_next(unit, binding, How(config, value), state, stop)
+                how = How(config, value)
+                trained, done = self._train_next(unit, binding, how, state, stop)
+                return trained, [done, *self._scores(unit, binding, config, trained, stop)]
         finally:
             with self._has_ended:
                 self._stops.pop(unit, None)
@@ -305,8 +307,8 @@ class UnitRunner:
         binding: Assignment,
         config: Mapping[str, Any],
         state: State | StoredResult,
-    ) -> tuple[dict[str, float], UnitRecord]:
-        """Score a state on one validation shard: return its metrics and a record of it.
+    ) -> UnitRecord:
+        """Score a state on one validation shard: return a record of it, with its metrics.
 
         Raises
         ------
@@ -320,12 +322,39 @@ class UnitRunner:
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self._check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
-            with self.shards.use(unit.position, "validation") as shard:
-                scores = self._workload.evaluate(loaded, shard, config)
-            if scores.kept is not None:
-                self.states.save_scores(unit, scores.kept)
-            done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
-        return scores.metrics, replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
+            return replace(self._evaluate(unit, config, loaded), start=start)
+
+    def _scores(
+        self,
+        unit: Unit,
+        binding: Assignment,
+        config: Mapping[str, Any],
+        state: State | StoredResult,
+        stop: threading.Event,
+    ) -> Iterator[UnitRecord]:
+        """Score what a unit has trained, until it is told to stop.
+
+        What raises here is left out: it raises again in a unit of its own, which can say so.
+        """
+        if isinstance(state, StoredResult):
+            return
+        for shard in binding.scores:
+            if stop.is_set():
+                return
+            try:
+                yield self._evaluate(unit._replace(kind="evaluate", position=shard), config, state)
+            except Exception:
+                logger.debug("scoring %s on shard %d", unit, shard, exc_info=True)
+                return
+
+    def _evaluate(self, unit: Unit, config: Mapping[str, Any], state: State) -> UnitRecord:
+        start = time.time()
+        with self.shards.use(unit.position, "validation") as shard:
+            scores = self._workload.evaluate(state, shard, config)
+        if scores.kept is not None:
+            self.states.save_scores(unit, scores.kept)
+        done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
+        return replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
 
     def _check_end(self, unit: Unit, stored: StoredResult) -> None:
         """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
@@ -456,29 +485,3 @@ def _as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:
         loss=stored.loss,
         digest=stored.digest,
     )
-
-
-class ShouldStop:
-    """Says at each batch boundary whether a unit has to stop there.
-
-    Parameters
-    ----------
-    stop
-        Set when the unit is told to stop.
-    max_seconds, max_batches
-        What it may take; None for no bound.
-    """
-
-    __slots__ = ("_batches_left", "_deadline", "_stop")
-
-    def __init__(
-        self, stop: threading.Event, max_seconds: float | None, max_batches: int | None
-    ) -> None:
-        self._stop = stop
-        self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-        self._batches_left = math.inf if max_batches is None else max_batches
-
-    def __call__(self) -> bool:
-        """Say whether to stop; asked once a batch."""
-        self._batches_left -= 1
-        return self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline

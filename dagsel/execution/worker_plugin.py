@@ -31,6 +31,7 @@ from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
+from dagsel.execution import task_records
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import (
     check_gpu_resource,
@@ -345,7 +346,7 @@ def train_unit(
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
         trained, done = units.train(which, _assignment(task), config, state, value)
-    _report(task, done)
+    task_records.write(task.metadata, *done)
     return trained
 
 
@@ -356,21 +357,15 @@ def evaluate_unit(
     task = _this_task()
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
-        metrics, done = units.evaluate(which, _assignment(task), config, state)
-    _report(task, done)
-    return metrics
+        done = units.evaluate(which, _assignment(task), config, state)
+    task_records.write(task.metadata, done)
+    return dict(done.metrics or {})
 
 
 def _assignment(task: TaskState) -> messages.Assignment:
     assert task.annotations is not None
     binding: messages.Assignment = from_json(messages.Assignment, task.annotations["dagsel"])
     return binding
-
-
-def _report(task: TaskState, done: messages.UnitRecord) -> None:
-    # Metadata of a task travels in the message that says the task is done: one message, and none
-    # is lost or early.
-    task.metadata["dagsel"] = messages.REPORTS.encode(done)
 
 
 def load_shard(run: str, shard: int) -> int:

@@ -7,8 +7,9 @@ is given. Workers may join, die and be drained.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -39,6 +40,7 @@ from dagsel.dispatch.events import (
     WorkerAdded,
     WorkerRemoved,
 )
+from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.units import Chain, Round, Unit
 
 UnitSeconds = Callable[[Unit, Worker, int], float]
@@ -85,6 +87,8 @@ class _Running:
     takes_s: float  # to its end, if nothing stops it
     waits_s: float  # before it trains: its state moves
     hop: bool
+    trained_at_s: float | None = None  # since when it scores
+    scoring_s: tuple[float, ...] = ()  # of each validation shard
 
     @property
     def trains_s(self) -> float:
@@ -94,6 +98,19 @@ class _Running:
         bind = self.bind
         return Ran(bind.unit, bind.worker, bind.shard, self.start_s, stop_s, self.hop, bind.members,
                    done, self.waits_s)  # fmt: skip
+
+    def scored(self, now_s: float) -> list[Ran]:
+        """Return the evaluating units that were done with it until now."""
+        if self.trained_at_s is None:
+            return []
+        bind, done, start_s = self.bind, list[Ran](), self.trained_at_s
+        for shard, took_s in zip(bind.scores, self.scoring_s, strict=True):
+            if start_s + took_s > now_s + ROUNDING_S:
+                break
+            unit = bind.unit._replace(kind="evaluate", position=shard)
+            done.append(Ran(unit, bind.worker, shard, start_s, start_s + took_s, hop=False))
+            start_s += took_s
+        return done
 
 
 @dataclass(slots=True)
@@ -333,13 +350,20 @@ class VirtualCluster:
         self._gone.update({unit.trial} - self.dispatcher.trials.keys())
         machine = self._machines.get(worker)
         bind = next((b for b in machine.queue if b.unit == unit), None) if machine else None
-        return self._take_back(bind, is_whole=True) if bind else []
+        if bind is None or machine is None:
+            return []
+        running = machine.running
+        if running is not None and running.bind is bind and running.trained_at_s is not None:
+            return self._ended(running)
+        return self._take_back(bind, is_whole=True)
 
     def _batch_end(self, worker: Worker, unit: Unit, at_s: float) -> float:
         """Return when the batch ends that a unit runs at a time; infinity if it is the last one."""
         machine, n_batches = self._machines.get(worker), self._batches(unit)
         running = machine.running if machine else None
         if running is None or running.bind.unit != unit or unit.kind != "train" or not n_batches:
+            return at_s
+        if running.trained_at_s is not None:
             return at_s
         begins_s, trains_s = running.start_s + running.waits_s, running.trains_s
         before = self._part.get(unit, 0.0)
@@ -395,14 +419,7 @@ class VirtualCluster:
             is_switch = unit in self._part or self._gang_of.get(unit.trial, gang) != gang
             waits_s += self._switch_seconds if is_switch else 0.0
         running = machine.running = _Running(bind, self.now_s, waits_s + took, waits_s, moved)
-
-        def plan(time_s: float, step: Callable[[], list[DispatchEvent]]) -> None:
-            def if_it_runs() -> list[DispatchEvent]:
-                there = self._machines.get(worker)
-                return step() if there is not None and there.running is running else []
-
-            self._plan(time_s, if_it_runs)
-
+        plan = partial(self._plan_for, running)
         plan(self.now_s, lambda: [UnitStarted(unit, worker), UnitTrains(unit, worker)])
         if unit.kind == "train" and bind.seconds is not None and bind.seconds < took:
             stop_s = self._batch_end(worker, unit, self.now_s + waits_s + bind.seconds)
@@ -418,21 +435,48 @@ class VirtualCluster:
             return self._state_at.get((unit.trial, unit.epoch - 1))
         return place
 
+    def _plan_for(
+        self, running: _Running, time_s: float, step: Callable[[], list[DispatchEvent]]
+    ) -> None:
+        """Plan a step for when a unit will have run until then."""
+
+        def if_it_runs() -> list[DispatchEvent]:
+            there = self._machines.get(running.bind.worker)
+            return step() if there is not None and there.running is running else []
+
+        self._plan(time_s, if_it_runs)
+
     def _finished(self, running: _Running) -> list[DispatchEvent]:
+        bind = running.bind
+        if not bind.scores:
+            return self._ended(running)
+        running.trained_at_s = self.now_s
+        running.scoring_s = tuple(
+            self._seconds(bind.unit._replace(kind="evaluate", position=shard), bind.worker, shard)
+            for shard in bind.scores
+        )
+        ends_s = self.now_s + sum(running.scoring_s)
+        self._plan_for(running, ends_s, lambda: self._ended(running))
+        return []
+
+    def _ended(self, running: _Running) -> list[DispatchEvent]:
         unit, machine = running.bind.unit, self._machines[running.bind.worker]
         machine.queue.pop(0)
         machine.running = None
         if machine.queue:
             self._start(running.bind.worker)
-        self.outcome.timeline.append(running.until(self.now_s))
-        done: list[DispatchEvent] = [UnitDone(unit, running.trains_s, running.bind.shard)]
+        trained_at_s = self.now_s if running.trained_at_s is None else running.trained_at_s
+        scored = running.scored(self.now_s)
+        self.outcome.timeline += [running.until(trained_at_s), *scored]
+        took = tuple((ran.shard, ran.stop_s - ran.start_s) for ran in scored)
+        done: list[DispatchEvent] = [UnitDone(unit, running.trains_s, running.bind.shard, took)]
         if unit.kind != "train":
             return done
         self._part.pop(unit, None)
         self._note_trained(running)
-        return done + self._followers(unit)
+        return done + self._followers(unit, {ran.unit for ran in scored})
 
-    def _followers(self, unit: Unit) -> list[DispatchEvent]:
+    def _followers(self, unit: Unit, scored: Set[Unit]) -> list[DispatchEvent]:
         chain = self._chains[unit.trial, unit.epoch]
         is_last = unit.position + 1 == chain.n_shards
         if is_last:
@@ -441,7 +485,8 @@ class VirtualCluster:
             return []
         if not is_last:
             return [UnitReady(unit._replace(position=unit.position + 1))]
-        ready: list[DispatchEvent] = [UnitReady(scored) for scored in chain.evaluations(unit.epoch)]
+        left = (each for each in chain.evaluations(unit.epoch) if each not in scored)
+        ready: list[DispatchEvent] = [UnitReady(each) for each in left]
         if (unit.trial, unit.epoch + 1) in self._chains:
             ready.append(UnitReady(Unit("train", unit.trial, unit.epoch + 1, 0)))
         return ready

@@ -74,6 +74,7 @@ class IndependentCluster:
         self.left_s: dict[int, float] = {}
         self.n_told = 0
         self.last_number: dict[int, int] = {}
+        self.to_score: dict[Unit, tuple[int, ...]] = {}
 
     # ---- events and instructions
 
@@ -84,8 +85,9 @@ class IndependentCluster:
 
     def perform(self, instruction):
         match instruction:
-            case Bind(unit, worker, shard, members, seconds):
+            case Bind(unit, worker, shard, members, seconds, _, scores):
                 self.bind(unit, worker, shard, members)
+                self.check_scores(unit, worker, shard, members, scores)
                 is_timed = unit.kind == "train" and unit not in self.visits
                 assert seconds == (self.left_s.get(unit.trial) if is_timed else None)
             case TrialRests(trial, number):
@@ -99,7 +101,9 @@ class IndependentCluster:
                     assert len(machine.held) + len(machine.loading) <= machine.max_shards
             case DropShard(worker, shard):
                 machine = self.machines[worker]
-                assert all(used != shard for _, used in machine.queue), "dropped in use"
+                assert all(
+                    shard not in (used, *self.to_score[unit]) for unit, used in machine.queue
+                ), "dropped in use"
                 assert self.shard_of(machine.member_of) != shard, "dropped in use by a gang"
                 machine.held.remove(shard)
                 assert any(shard in m.held for m in self.machines.values()), "the last copy"
@@ -121,6 +125,21 @@ class IndependentCluster:
                 self.restarting = worker
             case FailRun(reason):
                 self.run_failed = reason
+
+    def check_scores(self, unit, worker, shard, members, scores):
+        """What is to be scored with a unit is what its epoch lacks, and the worker has it."""
+        self.to_score[unit] = scores
+        if not scores:
+            return
+        assert unit.kind == "train"
+        assert unit not in self.visits
+        assert not members
+        chain = self.chain_of(unit)
+        seen = {s for u, s in self.visits.items() if u[:3] == unit[:3]}
+        assert seen | {shard} == set(range(chain.n_shards)), f"{unit} does not end its epoch"
+        missing = {u.position for u in chain.evaluations(unit.epoch) if u not in self.scored}
+        assert set(scores) == missing, f"{scores} are to be scored, and {missing} are not"
+        assert missing <= self.machines[worker].held, f"{worker} does not hold {missing}"
 
     def shard_of(self, unit):
         held = (s for m in self.machines.values() for u, s in m.queue if u == unit)
@@ -399,7 +418,7 @@ class IndependentCluster:
         if trains and unit.kind == "train":
             self.tell(UnitTrains(unit, worker))
 
-    def finish(self, worker, seconds, together=True):
+    def finish(self, worker, seconds, together=True, n_scored=100):
         machine = self.machines[worker]
         if not machine.queue:
             return
@@ -417,7 +436,10 @@ class IndependentCluster:
                 self.record(unit, shard)
             self.results[unit] = worker
             self.partial.pop(unit, None)
-        done = UnitDone(unit, seconds, shard)
+        with_it = self.to_score[unit][:n_scored]
+        if unit.trial not in self.gone:
+            self.scored |= {unit._replace(kind="evaluate", position=s) for s in with_it}
+        done = UnitDone(unit, seconds, shard, tuple((s, 0.3 * seconds) for s in with_it))
         self.spend(unit, seconds)
         if together:
             self.tell(done, *self.refresh_ready())

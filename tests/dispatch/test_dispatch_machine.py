@@ -61,10 +61,16 @@ class DispatchMachine(RuleBasedStateMachine):
         timeout=st.sampled_from([None, 5.0]),
         n_epochs=st.integers(1, 3),
         limit=st.none() | st.integers(1, 3),
+        at_once_s=st.sampled_from([0.25, 100.0]),
     )
-    def begin(self, n_shards, replicas, n_workers, timeout, n_epochs=1, limit=None):
+    def begin(self, n_shards, replicas, n_workers, timeout, n_epochs=1, limit=None, at_once_s=0.25):
         config = DispatchConfig(
-            n_shards, replicas, unit_timeout_s=timeout, lookahead_s=1.0, overhead_s=0.1
+            n_shards,
+            replicas,
+            unit_timeout_s=timeout,
+            lookahead_s=1.0,
+            overhead_s=0.1,
+            scored_at_once_s=at_once_s,
         )
         self.n_rounds = 0
         self.epochs: dict[int, int] = {}
@@ -171,11 +177,14 @@ class DispatchMachine(RuleBasedStateMachine):
         self.model.start(self.some_worker(data), index, trains)
 
     @precondition(lambda self: self.model.machines)
-    @rule(data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4))
-    def units_finish(self, data, seconds, together, n):
+    @rule(
+        data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4),
+        n_scored=st.sampled_from([0, 1, 100]),
+    )  # fmt: skip
+    def units_finish(self, data, seconds, together, n, n_scored):
         for _ in range(n):
             self.model.now += seconds
-            self.model.finish(self.some_worker(data), seconds, together)
+            self.model.finish(self.some_worker(data), seconds, together, n_scored)
 
     @precondition(lambda self: self.model.machines)
     @rule(data=st.data())

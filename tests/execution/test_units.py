@@ -44,6 +44,7 @@ from dagsel.messages import (
     PreemptTrial,
     StatePlace,
     TrialReport,
+    UnitRecord,
     WorkerJoined,
     WorkerLost,
 )
@@ -229,6 +230,41 @@ def test_rounds_have_no_barrier(client: Client, digits: ShardedDataset, run_dir:
     last_of_slow = order.index(Unit("train", 0, 1, 3))
     assert order.index(Unit("train", 1, 2, 0)) < last_of_slow
     assert order.index(Unit("train", 2, 1, 3)) < last_of_slow
+
+
+def _ran(dask_scheduler: Scheduler, kind: str) -> int:
+    """Count the tasks of a kind that a worker has run."""
+    log = dask_scheduler.transition_log
+    return sum(
+        str(key[0]).startswith(kind) and (start, finish) == ("processing", "memory")
+        for key, start, finish, *_ in log
+        if isinstance(key, tuple)
+    )
+
+
+def test_quick_evaluations_are_done_with_the_units_that_end_epochs(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    """Each is told as a unit of its own, but the scheduler has run few, and keeps none."""
+    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_log.clear())
+    chains = tuple(Chain(trial, range(1, 7), 4) for trial in range(4))
+    workload = SyntheticWorkload(seconds=0.01, value=lambda config, epoch: epoch / 10)
+    with engine_for(client, digits, workload, run_dir, dispatch={"replicas": None}) as engine:
+        engine.submit(Round(1, chains), {trial: {} for trial in range(4)})
+        heard = listen(engine, until=lambda heard: len(done(heard)) >= 4 * 6 * (4 + 4))
+        units = [*(unit for chain in chains for unit in chain.units)]
+        units += [u for chain in chains for epoch in range(1, 7) for u in chain.evaluations(epoch)]
+        assert sorted(done(heard)) == sorted(units)
+        assert client.run_on_scheduler(_ran, kind="train") == 4 * 6 * 4
+        assert client.run_on_scheduler(_ran, kind="evaluate") < 4 * 6 * 4 / 2
+        told = [r for r in of(UnitRecord, heard) if r.unit.kind == "evaluate"]
+        assert all(dict(r.metrics or {})["value"] == r.unit.epoch / 10 for r in told)
+        wait_until(
+            lambda: client.run_on_scheduler(
+                lambda dask_scheduler: {task.state for task in dask_scheduler.tasks.values()}
+            ) <= {"memory"},
+            "nothing waits",
+        )  # fmt: skip
 
 
 class Hostile(SyntheticWorkload):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,16 @@ from hypothesis import strategies as st
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.unit_runner import ShouldStop, UnitRunner
-from dagsel.messages import AbandonGang, Assignment, GangGathers, JoinGang, PieceRecord
+from dagsel.execution.should_stop import ShouldStop
+from dagsel.execution.unit_runner import UnitRunner
+from dagsel.messages import (
+    AbandonGang,
+    Assignment,
+    GangGathers,
+    JoinGang,
+    PieceRecord,
+    StopUnit,
+)
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -78,7 +87,7 @@ def test_a_turn_of_so_many_batches_trains_so_many(tmp_path: Path, n: int) -> Non
     (piece,) = (told for told in workers.told if isinstance(told, PieceRecord))
     assert piece.losses is not None
     assert (piece.losses[0], piece.share) == (n, n / 4)
-    after, done = worker.train(UNIT, Assignment(shard=1, attempt=2, n_pieces=1), {}, None)
+    after, (done,) = worker.train(UNIT, Assignment(shard=1, attempt=2, n_pieces=1), {}, None)
     assert isinstance(after, State)
     assert seen(after) == [(1, 1, batch) for batch in range(4)]
     assert done.losses is not None
@@ -89,8 +98,8 @@ def test_of_two_attempts_at_a_unit_the_first_result_goes_on_and_is_told(tmp_path
     """The second attempt is begun when the first is believed lost, with another shard."""
     workers = Workers(tmp_path, n_batches=2)
     slow, other = workers.come("a"), workers.come("b")
-    winner, told = other.train(UNIT, Assignment(shard=1, attempt=2), {}, None)
-    loser, told_later = slow.train(UNIT, Assignment(shard=0, attempt=1), {}, None)
+    winner, (told,) = other.train(UNIT, Assignment(shard=1, attempt=2), {}, None)
+    loser, (told_later,) = slow.train(UNIT, Assignment(shard=0, attempt=1), {}, None)
     assert loser == StoredResult(0, 1, 0)
     assert isinstance(loser, StoredResult)
     assert slow.states.load(loser) == winner
@@ -136,6 +145,53 @@ def test_a_unit_tells_that_it_has_started_only_where_its_input_is_yet_to_come(
     assert notices(1, StoredResult(0, 1, 0))[1] == ["UnitStarted", "UnitTrains"]
     assert notices(1, None)[1] == ["UnitStarted", "UnitTrains"]  # it is in the store
     assert notices(0, None, attempt=2)[1][0] == "UnitStarted"  # it looks what there is
+
+
+class Scoring(SyntheticWorkload):
+    """Tells which shard is scored, and perhaps raises or has itself stopped there."""
+
+    def __init__(self, on_scoring: Any) -> None:
+        super().__init__(n_batches=2)
+        self.on_scoring = on_scoring
+
+    def evaluate(self, state: State, shard: Any, config: Any) -> Any:
+        self.on_scoring()
+        return super().evaluate(state, shard, config)
+
+
+def fails() -> None:
+    raise ValueError("a metric that fails")
+
+
+@pytest.mark.parametrize("case", ["all", "fails", "stopped"])
+def test_a_unit_scores_what_it_is_asked_to_until_something_is_in_the_way(
+    tmp_path: Path, case: str
+) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    end = Unit("train", 0, 1, 1)
+
+    def stop() -> None:
+        worker.stop(StopUnit(end, 1))
+
+    workers.workload = Scoring({"all": lambda: None, "fails": fails, "stopped": stop}[case])
+    worker = workers.come("a")
+    state, _ = worker.train(UNIT, Assignment(shard=0), {}, None)
+    binding = Assignment(shard=1, visits=(0,), scores=(0, 1))
+    after, (done, *scored) = worker.train(end, binding, {}, state)
+    assert isinstance(after, State)
+    assert (done.unit, done.recovered) == (end, False)
+    shards = {"all": [0, 1], "fails": [], "stopped": [0]}[case]
+    assert [each.unit for each in scored] == [Unit("evaluate", 0, 1, shard) for shard in shards]
+    assert [each.shard for each in scored] == shards
+    if case == "fails":  # a unit of its own can say so
+        with pytest.raises(ValueError, match="a metric that fails"):
+            worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, after)
+        return
+    alone = worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, after)
+    assert (scored[0].metrics, scored[0].n_samples) == (alone.metrics, alone.n_samples)
+    times = [(each.start, each.stop) for each in (done, *scored)]
+    assert times == sorted(times)
+    assert all(before[1] <= then[0] for before, then in pairwise(times))
 
 
 class Ranks(SyntheticWorkload):

@@ -4,8 +4,6 @@ import copy
 import itertools
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -606,18 +604,3 @@ class TestOwnLoop(TestTorchWorkload):
             Net, F.cross_entropy, lion, batch_size=5, train_fn=own_loop,
             lr_scheduler=SCHEDULES["one-cycle"], lr_scheduler_interval="step",
         )  # fmt: skip
-
-
-def test_a_driver_checks_a_workload_without_importing_the_compiler():
-    program = """
-import sys, torch, dagsel
-before = dict(vars(torch.optim.Optimizer))
-workload = dagsel.TorchWorkload(
-    lambda config: torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy, torch.optim.Adam,
-    batch_size=8, lr_scheduler=lambda it, config: torch.optim.lr_scheduler.StepLR(it, 1))
-workload.validate({"lr": 0.1})
-assert vars(torch.optim.Optimizer) == before
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    assert done.stdout.split() == [b"False"]

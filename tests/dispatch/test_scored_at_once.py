@@ -1,0 +1,154 @@
+"""An epoch is scored with the unit that ends it, where that takes a moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.dispatch.events import (
+    DropShard,
+    RoundAdded,
+    ShardLoaded,
+    TrialAllowed,
+    TrialHeld,
+    TrialRests,
+    UnitDone,
+    UnitReady,
+    WorkerAdded,
+    WorkerRemoved,
+)
+
+from .test_dispatch import Driver, binds, checked_cluster, ready, round_of, score, train
+
+TRAINS_S, SCORES_S = 0.1, 0.03
+
+
+def second_epoch(tell, *, seconds=TRAINS_S, **chain):
+    """Train one trial's first epoch on worker a, which holds both shards; return the next bind."""
+    tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(1, 2, n_epochs=2, **chain)))
+    (first,) = binds(tell(*ready(0)))
+    (last,) = binds(tell(UnitDone(first.unit, seconds, first.shard), UnitReady(train(0, 1))))
+    if not chain:
+        assert last.scores == (0, 1), "the time of a unit is known by now"
+    scored = ((0, SCORES_S), (1, SCORES_S))
+    out = tell(UnitDone(last.unit, seconds, last.shard, scored), UnitReady(train(0, epoch=2)))
+    (next_first,) = binds(out)
+    assert next_first.unit == train(0, epoch=2), "nothing is left to score"
+    return next_first
+
+
+def end_of_second_epoch(tell, *more, seconds=TRAINS_S, **chain):
+    first = second_epoch(tell, seconds=seconds, **chain)
+    done = UnitDone(first.unit, seconds, first.shard)
+    return binds(tell(done, UnitReady(train(0, 1, epoch=2)), *more))[0]
+
+
+def test_the_unit_that_ends_an_epoch_takes_its_evaluation_along():
+    tell = Driver(n_shards=2)
+    bound = end_of_second_epoch(tell)
+    assert bound.scores == (0, 1)
+    tell(UnitDone(bound.unit, TRAINS_S, bound.shard, ((0, SCORES_S), (1, SCORES_S))))
+    assert not tell.dispatcher.trials[0].open, "all of the epoch is done"
+    assert tell(TrialHeld(0)) == [TrialRests(0)]
+
+
+def test_what_was_left_out_is_scored_by_a_unit_of_its_own():
+    tell = Driver(n_shards=2)
+    bound = end_of_second_epoch(tell)
+    done = UnitDone(bound.unit, TRAINS_S, bound.shard, ((0, SCORES_S),))
+    (alone,) = binds(tell(done, UnitReady(score(0, 1, epoch=2))))
+    assert alone.unit == score(0, 1, epoch=2)
+    assert tell.dispatcher.trials[0].open
+
+
+def test_nothing_is_scored_with_a_unit_of_an_epoch_that_goes_without():
+    assert end_of_second_epoch(Driver(n_shards=2), evaluate=False).scores == ()
+
+
+@pytest.mark.parametrize(("at_once_s", "is_scored"), [(0.0, False), (1.0, True)])
+def test_an_evaluation_that_takes_long_gets_units_of_its_own(at_once_s, is_scored):
+    tell = Driver(n_shards=1, scored_at_once_s=at_once_s)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1, n_epochs=2)), *ready(0))
+    tell(UnitDone(train(0), 1.0, 0), UnitReady(score(0, 0)))
+    (bound,) = binds(tell(UnitDone(score(0, 0), 0.3, 0), UnitReady(train(0, epoch=2))))
+    assert bool(bound.scores) == is_scored
+
+
+def test_a_worker_that_has_nothing_to_do_scores_while_the_trial_goes_on():
+    tell = Driver(n_shards=2)
+    assert end_of_second_epoch(tell, WorkerAdded("b", frozenset({0, 1}))).scores == ()
+
+
+def test_a_trial_that_trains_by_the_second_is_scored_in_units_of_its_own():
+    tell = Driver(n_shards=2)
+    assert end_of_second_epoch(tell, TrialAllowed(0, seconds=10.0)).scores == ()
+
+
+def test_a_unit_under_which_a_worker_was_lost_does_nothing_besides():
+    tell = Driver(n_shards=2)
+    bound = end_of_second_epoch(tell)
+    tell(WorkerRemoved("a"))
+    out = tell(WorkerAdded("c", frozenset({0, 1})), UnitReady(bound.unit), at=1.0)
+    (again,) = binds(out)
+    assert again.is_suspect
+    assert again.scores == ()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_shard_that_is_to_be_scored_is_not_dropped(order):
+    tell = Driver(n_shards=2)
+    bound = end_of_second_epoch(tell, order=(order, order))
+    assert bound.scores == (0, 1)
+    tell(WorkerAdded("b", max_shards=1))
+    out = tell(*(ShardLoaded("b", shard) for shard in (0, 1) if asked(tell, "b", shard)))
+    assert not [i for i in out if isinstance(i, DropShard)]
+    scored = ((0, SCORES_S), (1, SCORES_S))
+    out = tell(UnitDone(bound.unit, TRAINS_S, bound.shard, scored), at=1.0)
+    assert [i.worker for i in out if isinstance(i, DropShard)] == ["a"]
+
+
+def asked(tell, worker, shard):
+    return tell.dispatcher.workers[worker].loading >> shard & 1
+
+
+@given(
+    lost_s=st.floats(0.0, 1.5),
+    notice_s=st.sampled_from([0.0, 0.02, 1.0]),
+    n_trials=st.integers(2, 4),
+    n_shards=st.integers(1, 3),
+)
+def test_each_shard_is_scored_once_though_workers_go(lost_s, notice_s, n_trials, n_shards):
+    def seconds(unit, *_):
+        return TRAINS_S if unit.kind == "train" else SCORES_S
+
+    cluster = checked_cluster(seconds, options={"batches": lambda _: 5}, n_shards=n_shards)
+    everything = {worker: range(n_shards) for worker in "ab"}
+    cluster.add_workers(dict.fromkeys("ab", 1.0), shards=everything)
+    cluster.add_round(round_of(n_trials, n_shards, n_epochs=3))
+    cluster.take_back("a", lost_s, notice_s=notice_s)
+    outcome = cluster.run()
+    done = Counter(ran.unit for ran in outcome.timeline)
+    chains = round_of(n_trials, n_shards, n_epochs=3).chains
+    scored = {unit for chain in chains for epoch in (1, 2, 3) for unit in chain.evaluations(epoch)}
+    trained = {unit for chain in chains for unit in chain.units}
+    assert done == Counter(scored | trained)
+    assert not outcome.failed
+
+
+def test_that_saves_what_telling_of_units_costs():
+    """In virtual time nothing is saved, and nothing may be lost."""
+
+    def makespan(at_once_s):
+        cluster = checked_cluster(
+            lambda unit, *_: TRAINS_S if unit.kind == "train" else SCORES_S,
+            n_shards=2,
+            scored_at_once_s=at_once_s,
+        )
+        cluster.add_workers(dict.fromkeys("ab", 1.0), shards=dict.fromkeys("ab", (0, 1)))
+        cluster.add_round(round_of(8, 2, n_epochs=5))
+        return cluster.run().makespan_s
+
+    assert makespan(0.25) <= 1.02 * makespan(0.0)
