@@ -476,7 +476,6 @@ Entry: TypeAlias = (
     | Note
 )
 
-
 COMMANDS: Tagged[Command] = Tagged(*get_args(Command), brief=True)
 NOTICES: Tagged[Notice] = Tagged(*get_args(Notice), brief=True)
 ORDERS: Tagged[Order] = Tagged(*get_args(Order), brief=True)
