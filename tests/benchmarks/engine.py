@@ -95,7 +95,7 @@ def bench_sleep(folder: str) -> list[tuple[str, float, float]]:
         data = make_data(folder, 16)
         configs: dict[int, Any] = {trial: {} for trial in range(16)}
         seconds, _ = run_round(client, data, folder, SyntheticWorkload(seconds=0.05), configs)
-    return [("256 units of 50 ms on 2 workers / ideal", seconds / 6.4, 1.06)]
+    return [("256 units of 50 ms on 2 workers / ideal", seconds / 6.4, 1.03)]
 
 
 def bench_noop(folder: str) -> list[tuple[str, float, float]]:

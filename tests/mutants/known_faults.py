@@ -434,7 +434,7 @@ FAULTS = (
     ),
     Fault(
         "worker: max_batches is one more",
-        "execution/unit_runner.py",
+        "execution/should_stop.py",
         "self._batches_left <= 0",
         "self._batches_left < 0",
         "workers/test_unit_runner.py",
@@ -567,5 +567,26 @@ FAULTS = (
         "        _hear_beside_cells(self._widget)\n",
         "",
         "notebook/test_live_view.py",
+    ),
+    Fault(
+        "dispatcher: what was scored with a unit stays to be scored",
+        "dispatch/dispatcher.py",
+        "        for shard, seconds in event.scored:\n            epoch.unscored &= ~(1 << shard)\n",
+        "        for shard, seconds in event.scored:\n",
+        "dispatch/test_scored_at_once.py",
+    ),
+    Fault(
+        "dispatcher: a shard that is to be scored is dropped",
+        "dispatch/shard_moves.py",
+        "| binding.shards",
+        "| 1 << binding.shard",
+        "dispatch/test_scored_at_once.py",
+    ),
+    Fault(
+        "scheduler: what was scored with a unit is scored again",
+        "execution/scheduler_plugin.py",
+        "if self._scored and not self._closed:",
+        "if False:",
+        "execution/test_units.py",
     ),
 )
