@@ -571,8 +571,8 @@ FAULTS = (
     Fault(
         "dispatcher: what was scored with a unit stays to be scored",
         "dispatch/dispatcher.py",
-        "        for shard, seconds in event.scored:\n            epoch.unscored &= ~(1 << shard)\n",
-        "        for shard, seconds in event.scored:\n",
+        "in event.scored:\n            epoch.unscored &= ~(1 << shard)\n",
+        "in event.scored:\n",
         "dispatch/test_scored_at_once.py",
     ),
     Fault(
