@@ -216,6 +216,29 @@ class WorkloadSuite:
         assert first.n_samples == len(next(iter(arrays.values())))
         assert self._train(workload, state, 2).state == expected
 
+    def test_what_is_kept_of_a_trial_changes_nothing(self) -> None:
+        """Trials that were trained or scored here before go on as in a process that is new."""
+        import cloudpickle
+
+        workload, shard = self.make_workload(), self.make_arrays(7)
+        packed = cloudpickle.dumps(workload)
+        states = {seed: workload.init(self.config, seed) for seed in (0, 1)}
+        for epoch, (seed, state) in itertools.product(range(1, 6), states.items()):
+            came = State(bytes(state.buffer)) if epoch == 3 else state  # from another worker
+            trained = self._train(workload, came, epoch)
+            fresh: Workload = pickle.loads(packed)  # noqa: S301
+            expected = self._train(fresh, state, epoch)
+            assert trained.state == expected.state
+            assert _same(trained.loss, expected.loss)
+            if epoch % 2:
+                fresh = pickle.loads(packed)  # noqa: S301
+                scored = fresh.evaluate(expected.state, fresh.prepare(shard), self.config)
+                found = workload.evaluate(trained.state, workload.prepare(shard), self.config)
+                assert found == scored
+            if epoch == 4:  # a unit that is run again
+                assert self._train(workload, state, epoch).state == expected.state
+            states[seed] = trained.state
+
     def test_a_state_is_safetensors_and_json(self) -> None:
         """The safetensors library opens a state; nothing in it is pickled."""
         from safetensors import safe_open

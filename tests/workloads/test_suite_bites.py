@@ -265,6 +265,17 @@ class LearnsFromScoring(Line):
         return scores
 
 
+class GoesOnWithTheLastState(Line):
+    """It takes what it has trained last for the trial that comes next."""
+
+    last: ClassVar[dict[int, State]] = {}
+
+    def train(self, state: State, shard: Shard, config: Config, **how: Any) -> Trained:
+        trained = super().train(self.last.get(id(self), state), shard, config, **how)
+        self.last[id(self)] = trained.state
+        return trained
+
+
 class PicklesIntoItsState(Line):
     def pack(self, line: NDArray[np.float64], *, at: int, total: float) -> State:
         pickled = Tensor.from_numpy(np.frombuffer(pickle.dumps(line), np.uint8))
@@ -314,6 +325,7 @@ BAD: list[tuple[type[NoModel], str]] = [
     (ScoresByChance, SCORES),
     (CountsBatches, SCORES),
     (LearnsFromScoring, SCORES),
+    (GoesOnWithTheLastState, "test_what_is_kept_of_a_trial_changes_nothing"),
     (PicklesIntoItsState, "test_a_state_is_safetensors_and_json"),
     (InitsByTheGlobalStream, STREAMS),
     (DrawsAsItScores, STREAMS),

@@ -360,7 +360,7 @@ class Odd(nn.Module):
 @pytest.mark.parametrize("large", [False, True])
 def test_what_a_factory_draws_beside_its_weights_is_the_same_in_every_unit(large, monkeypatch):
     if large:
-        monkeypatch.setattr("dagsel.workloads.torch.workload.LARGE", 0)
+        monkeypatch.setattr("dagsel.workloads.torch.trials.LARGE", 0)
     workload = TorchWorkload(Odd, F.cross_entropy, adam, batch_size=5)
     state, _ = units(workload, 3)
     net, opt, sched, _ = plain_pytorch(Odd, adam)
@@ -377,7 +377,7 @@ def test_large_models_are_built_without_random_numbers_to_the_same_effect(net, m
         net, F.cross_entropy, lambda p, c: torch.optim.SGD(p, 0.1), batch_size=5
     )
     expected = units(workload)[0]
-    monkeypatch.setattr("dagsel.workloads.torch.workload.LARGE", 0)
+    monkeypatch.setattr("dagsel.workloads.torch.trials.LARGE", 0)
     assert units(workload)[0] == expected
     assert workload._unfilled
 

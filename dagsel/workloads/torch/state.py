@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,11 +45,24 @@ def as_torch(array: NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(array if array.flags.writeable else np.asarray(_Memory(array)))
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state, the tensors by name that were copied into it, and the random streams in it."""
+
+    state: State
+    tensors: dict[str, torch.Tensor]
+    streams: dict[str, Any]
+
+
 def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
     """Pack a nested structure of tensors, arrays and plain values.
 
     Tensors that share one memory are stored once, and share it again when they are read.
     """
+    return _packed(tree, meta)[0]
+
+
+def _packed(tree: Any, meta: dict[str, Json]) -> tuple[State, dict[str, torch.Tensor]]:
     json_tree, tensors = flatten(tree, _leaf, same=_same)
     shapes = {name: (DTYPES[leaf.dtype], tuple(leaf.shape)) for name, leaf in tensors.items()}
     state, views = State.reserve(shapes, {**meta, "tree": json_tree})
@@ -56,7 +70,7 @@ def pack(tree: dict[str, Any], meta: dict[str, Json]) -> State:
         for name, leaf in zip(tensors, to_host([*tensors.values()]), strict=True):
             view = torch.from_numpy(views[name].data).view(leaf.dtype).view(leaf.shape)
             view.copy_(leaf)
-    return state
+    return state, tensors
 
 
 def capture(
@@ -65,10 +79,12 @@ def capture(
     schedule: Any,
     meta: dict[str, Json],
     device: Any = "cpu",
-) -> State:
+) -> Captured:
     """Pack a trial: its model, optimizer, learning-rate schedule and random streams."""
-    tree = {**_tree(module, optimizer, schedule), "random": read_streams(device)}
-    return pack(tree, {"kind": "torch", **meta})
+    streams = read_streams(device)
+    tree = {**_tree(module, optimizer, schedule), "random": streams}
+    state, tensors = _packed(tree, {"kind": "torch", **meta})
+    return Captured(state, tensors, streams)
 
 
 def check(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:

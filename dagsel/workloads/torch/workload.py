@@ -29,13 +29,13 @@ from dagsel.workloads.base import (
 )
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
-from dagsel.workloads.random_streams import preserved_streams, seed_streams
+from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import Making, evaluation_batches, training_batches
-from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
+from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
     Cursor,
     ShardBatches,
@@ -47,13 +47,12 @@ from dagsel.workloads.torch.loop import (
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
-from dagsel.workloads.torch.schedules import FollowsMetrics, begin_epoch, end_epoch
+from dagsel.workloads.torch.schedules import begin_epoch, end_epoch
 from dagsel.workloads.torch.speed import (
     Fused,
     Precision,
     can_record,
     check_options,
-    equip,
     multiplying,
     recorded_loop,
     stepping,
@@ -63,13 +62,11 @@ from dagsel.workloads.torch.state import (
     as_torch,
     capture,
     check,
-    load_module,
-    load_optimizer,
-    load_schedule,
 )
+from dagsel.workloads.torch.trials import MakesTrials
 
 
-class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsMetrics):
+class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -245,8 +242,8 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
         self.fused, self.cuda_graphs = fused, cuda_graphs
         self.device_memory, self.max_batch = device_memory, max_batch
-        self._unfilled = True  # until a build shows that it cannot be done
         self._casting = Casting(loss)
+        self._live = LiveTrials()
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -311,7 +308,7 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
         with preserved_streams(torch=True):
             module = self._build(config, seed)
             optimizer, schedule = self._build_optimizer(module, config)
-            return capture(module, optimizer, schedule, {"seed": seed})
+            return capture(module, optimizer, schedule, {"seed": seed}).state
 
     def train(
         self,
@@ -354,9 +351,10 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
         should_stop: Callable[[], bool],
         gang: Gang | None,
     ) -> Trained:
-        reader, device = StateReader(state), device_of(shard)
-        cursor = Cursor.begin(reader.meta.get("cursor"), visit)
+        device = device_of(shard)
         with preserved_streams(torch=True, gang=None if gang is None else gang.name):
+            trial = self._trial(state, config, shard, lives=gang is None)
+            cursor = Cursor.begin(trial.cursor, visit)
             batches = training_batches(
                 shard,
                 config,
@@ -369,17 +367,13 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
                 should_stop=should_stop,
                 max_batch=self.max_batch,
             )
-            module = self._equipped(reader, config, shard)
-            optimizer, schedule = self._build_optimizer(module, config)
-            load_optimizer(reader, optimizer, module)
-            if schedule is not None:
-                load_schedule(reader, schedule, optimizer)
-                if "cursor" not in reader.meta:
-                    begin_epoch(schedule, visit)
+            module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
+            if schedule is not None and trial.cursor is None:
+                begin_epoch(schedule, visit)
             if gang is None or gang.rank == 0:
-                reader.set_streams(device)
+                trial.set_streams(device)
             else:
-                seed_rank(reader.seed, cursor, gang.rank)
+                seed_rank(trial.seed, cursor, gang.rank)
             model = module.train()
             if isinstance(batches, GangBatches):
                 model = distribute(model, batches)
@@ -395,11 +389,14 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
             if visit.ends_epoch and not batches.stopped:
                 end_epoch(schedule, self.lr_scheduler_interval)
             reached = batches.cursor
-            meta = {"seed": reader.seed, "cursor": asdict(reached)}
+            meta = {"seed": trial.seed, "cursor": asdict(reached)}
             if not batches.stopped:
                 del meta["cursor"]
             if gang is None or gang.rank == 0:
-                state = capture(module, optimizer, schedule, meta, device.type)
+                captured = capture(module, optimizer, schedule, meta, device.type)
+                state = captured.state
+            if gang is None and not batches.stopped:
+                self._live.keep(trial, captured)
         return Trained(
             state,
             reached.n_samples,
@@ -411,15 +408,15 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
-        reader = StateReader(state)
-        with preserved_streams(torch=True), torch.inference_mode():
-            with torch.inference_mode(mode=False):
-                module = self._equipped(reader, config, shard).eval()
-            reader.set_streams(device_of(shard))
-            pool, means = self._parted()
-            parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
-            with multiplying(self.precision, device_of(shard)):
-                n_samples, found = mean_metrics(module, parts, {"loss": self.loss, **means}, pool)
+        device = device_of(shard)
+        with preserved_streams(torch=True), self._scored(state, config, shard) as scored:
+            module, set_streams = scored
+            with torch.inference_mode(), multiplying(self.precision, device):
+                set_streams(device)
+                pool, means = self._parted()
+                parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
+                of_batch = {"loss": self.loss, **means}
+                n_samples, found = mean_metrics(module.eval(), parts, of_batch, pool)
         return Evaluated(n_samples, found, None if pool is None else pool.pack())
 
     def restore(self, state: State, config: Config) -> torch.nn.Module:
@@ -434,35 +431,6 @@ class TorchWorkload(GivesModules, FollowsMetrics, Reconfigures, FitsData, PoolsM
     def _batch_size(self, config: Config) -> int:
         size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
         return whole("batch_size", size, error=WorkloadError)
-
-    def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
-        # Always from the trial's first random numbers: a factory may draw more than its weights.
-        module: Any = None
-        if large and self._unfilled:
-            seed_streams(seed, torch=True)
-            module = build_unfilled(lambda: self.model(config))
-            self._unfilled = module is not None
-        if module is None:
-            seed_streams(seed, torch=True)
-            module = self.model(config)
-        return self._casting.learn(check_module(module))
-
-    def _restore(
-        self, reader: StateReader, config: Config, device: torch.device
-    ) -> torch.nn.Module:
-        large = reader.nbytes("model.") > LARGE
-        module = self._build(config, reader.seed, large=large)
-        if any(parameter.device != device for parameter in module.parameters()):
-            module = module.to(device)
-        load_module(reader, module)
-        return module
-
-    def _equipped(self, reader: StateReader, config: Config, shard: Shard) -> torch.nn.Module:
-        module = self._restore(reader, config, device_of(shard))
-        equip(
-            module, precision=self.precision, compile=self.compile, channels_last=self.channels_last
-        )
-        return module
 
     def _loop(
         self,

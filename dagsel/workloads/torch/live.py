@@ -1,0 +1,214 @@
+"""Trials that were just trained here: their modules and optimizers, as long as they are the state.
+
+A worker often trains or scores a trial that it has just trained. What it has built for it is used
+again if that is, bit for bit, what would be built from the state:
+
+- every byte of the state is compared: its header with the one that was written, its tensors with
+  those of module and optimizer;
+- what a module holds beside its state is as it was when it was built (`Outlines`);
+- optimizer and schedule are PyTorch's own, and hold nothing that their state dicts do not say.
+
+A copy of which this cannot be shown is dropped, and the trial is built from its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from dagsel.state import State
+from dagsel.workloads.random_streams import write_streams
+from dagsel.workloads.torch.outline import Outlines, UnknownError, bits
+from dagsel.workloads.torch.state import Captured
+
+#: Trials that are kept, and the bytes of their states together.
+MOST, MOST_BYTES = 4, 64_000_000
+_OPTIMIZERS = (
+    torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop, torch.optim.Adagrad,
+    torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adadelta,
+)  # fmt: skip
+_HOOKS = (
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks",
+    "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks",
+    "_optimizer_load_state_dict_pre_hooks", "_optimizer_load_state_dict_post_hooks",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Trial:
+    """What a unit trains."""
+
+    module: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Any
+    seed: int
+    set_streams: Callable[[torch.device], object]  # to those of the trial
+    cursor: dict[str, Any] | None = None  # where its unit was stopped inside a shard
+    outline: Any = None  # of what it was built of, and the module; None if it cannot be kept
+    scratch: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Kept:
+    trial: Trial
+    steps: Any  # outline of optimizer and schedule
+    header: bytes
+    n_bytes: int
+    numbers: list[tuple[int, int, bool, Any]]  # begin, end, whether it is the module's; their bits
+
+    def is_of(self, state: State, *, steps: bool) -> bool:
+        """Whether a state is, bit for bit, what is held: all of it, or all but the steps' part."""
+        data = np.frombuffer(state.buffer, np.uint8)[len(self.header) :]
+        for begin, end, is_the_modules, held in self.numbers:
+            if steps or is_the_modules:
+                there = data[begin:end]
+                if (there.view(held.dtype).reshape(held.shape) != held).any():
+                    return False
+        return all(bool((bits(now) == bits(then)).all()) for now, then in self.trial.scratch)
+
+
+class LiveTrials:
+    """Keeps the last few trials that were trained, and gives each back for its own state.
+
+    One thread at a time uses it: the one that has the random streams.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[_Kept] = []  # the last one that was used at the end
+        self._outlines = Outlines()
+        self.n_used = 0
+
+    def __reduce__(self) -> Any:
+        """Pickle and copy it as an empty one."""
+        return LiveTrials, ()
+
+    def built(self, trial: Trial, about: Any) -> None:
+        """Take note of a trial that was built, before anything trains it.
+
+        `about` is all that it was built of: functions, options, the configuration.
+        """
+        module = trial.module
+        known = [self._outlines.note(module), self._outlines.note(about)]
+        if None in known:
+            return
+        trial.outline = known
+        names = {id(t) for t in module.state_dict(keep_vars=True).values()}
+        trial.scratch = [(b, b.clone()) for b in module.buffers() if id(b) not in names]
+
+    def keep(self, trial: Trial, captured: Captured) -> None:
+        """Keep a trial that was trained, of which a state was captured."""
+        state = captured.state
+        if trial.outline is None or state.nbytes > MOST_BYTES or not _is_plain(trial):
+            return
+        _drop_gradients(trial.module)
+        try:
+            steps = self._outlines.of(_steps(trial))
+        except UnknownError:
+            return
+        entries, n_header = state.header, 8 + int.from_bytes(state.buffer[:8], "little")
+        numbers = [
+            (*entries[name]["data_offsets"], name.startswith("model."), bits(tensor))
+            for name, tensor in captured.tensors.items()
+        ]
+        header = bytes(state.buffer[:n_header])
+        kept = _Kept(trial, steps, header, state.nbytes, numbers)
+        trial.set_streams, trial.cursor = partial(_set_streams, captured.streams), None
+        self._kept.append(kept)
+        while len(self._kept) > MOST or sum(kept.n_bytes for kept in self._kept) > MOST_BYTES:
+            self._kept.pop(0)
+
+    def take(self, state: State, about: Any) -> Trial | None:
+        """Return the trial of a state, if it is kept.
+
+        Keep it again once it was trained.
+        """
+        kept = self._find(state, about, steps=True)
+        return None if kept is None else kept.trial
+
+    @contextmanager
+    def lend(self, state: State, about: Any) -> Iterator[Trial | None]:
+        """Lend the trial of a state to score it; it is dropped if the block raises."""
+        kept = None if about is None else self._find(state, about, steps=False)
+        yield None if kept is None else kept.trial
+        if kept is not None:
+            self._kept.append(kept)
+
+    def _find(self, state: State, about: Any, *, steps: bool) -> _Kept | None:
+        for kept in reversed(self._kept):
+            n_header = len(kept.header)
+            if kept.n_bytes == state.nbytes and state.buffer[:n_header].tobytes() == kept.header:
+                self._kept.remove(kept)  # for good if it is not as it was
+                if not (self._is_as_it_was(kept, about) and kept.is_of(state, steps=steps)):
+                    return None
+                _drop_gradients(kept.trial.module)
+                self.n_used += 1
+                return kept
+        return None
+
+    def _is_as_it_was(self, kept: _Kept, about: Any) -> bool:
+        try:
+            return bool(
+                [self._outlines.of(kept.trial.module), self._outlines.of(about)]
+                == kept.trial.outline
+                and self._outlines.of(_steps(kept.trial)) == kept.steps
+            )
+        except UnknownError:
+            return False
+
+
+def _set_streams(streams: dict[str, Any], device: torch.device) -> None:
+    write_streams(streams)
+
+
+def _drop_gradients(module: torch.nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.grad = None
+
+
+def _is_plain(trial: Trial) -> bool:
+    """Whether optimizer and schedule, loaded from their state dicts, are what these ones are."""
+    optimizer, schedule = trial.optimizer, trial.schedule
+    if type(optimizer) not in _OPTIMIZERS or any(getattr(optimizer, name) for name in _HOOKS):
+        return False
+    if schedule is not None and (
+        type(schedule).__module__ != LRScheduler.__module__
+        or type(schedule).state_dict is not LRScheduler.state_dict
+    ):
+        return False
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    known = {id(parameter) for parameter in trial.module.parameters()}
+    stepped = [parameter for parameter in parameters if parameter in optimizer.state]
+    return (
+        all(id(parameter) in known for parameter in parameters)
+        and [*map(id, optimizer.state)] == [*map(id, stepped)]  # their order is in the state
+        and not any(isinstance(value, torch.Tensor) for group in groups for value in group.values())
+        and all(
+            value.shape != parameter.shape or value.stride() == parameter.stride()
+            for parameter, held in optimizer.state.items()
+            for value in held.values()
+            if isinstance(value, torch.Tensor)
+        )
+    )
+
+
+def _steps(trial: Trial) -> Any:
+    groups = trial.optimizer.param_groups
+    schedule = {} if trial.schedule is None else vars(trial.schedule)
+    return (
+        [{**group, "params": [*map(id, group["params"])]} for group in groups],
+        [(id(of), [(key, _held(value)) for key, value in held.items()])
+         for of, held in trial.optimizer.state.items()],
+        {name: value for name, value in schedule.items() if name != "optimizer"},
+    )  # fmt: skip
+
+
+def _held(value: Any) -> Any:
+    return (id(value), value.data_ptr()) if isinstance(value, torch.Tensor) else value
