@@ -42,7 +42,7 @@ _HOOKS = (
 
 
 @dataclass(slots=True)
-class Trial:
+class BuiltTrial:
     """What a unit trains."""
 
     module: torch.nn.Module
@@ -57,7 +57,7 @@ class Trial:
 
 @dataclass(slots=True)
 class _Kept:
-    trial: Trial
+    trial: BuiltTrial
     steps: Any  # outline of optimizer and schedule
     header: bytes
     n_bytes: int
@@ -89,7 +89,7 @@ class LiveTrials:
         """Pickle and copy it as an empty one."""
         return LiveTrials, ()
 
-    def built(self, trial: Trial, about: Any) -> None:
+    def built(self, trial: BuiltTrial, about: Any) -> None:
         """Take note of a trial that was built, before anything trains it.
 
         `about` is all that it was built of: functions, options, the configuration.
@@ -102,7 +102,7 @@ class LiveTrials:
         names = {id(t) for t in module.state_dict(keep_vars=True).values()}
         trial.scratch = [(b, b.clone()) for b in module.buffers() if id(b) not in names]
 
-    def keep(self, trial: Trial, captured: Captured) -> None:
+    def keep(self, trial: BuiltTrial, captured: Captured) -> None:
         """Keep a trial that was trained, of which a state was captured."""
         state = captured.state
         if trial.outline is None or state.nbytes > MOST_BYTES or not _is_plain(trial):
@@ -124,7 +124,7 @@ class LiveTrials:
         while len(self._kept) > MOST or sum(kept.n_bytes for kept in self._kept) > MOST_BYTES:
             self._kept.pop(0)
 
-    def take(self, state: State, about: Any) -> Trial | None:
+    def take(self, state: State, about: Any) -> BuiltTrial | None:
         """Return the trial of a state, if it is kept.
 
         Keep it again once it was trained.
@@ -133,7 +133,7 @@ class LiveTrials:
         return None if kept is None else kept.trial
 
     @contextmanager
-    def lend(self, state: State, about: Any) -> Iterator[Trial | None]:
+    def lend(self, state: State, about: Any) -> Iterator[BuiltTrial | None]:
         """Lend the trial of a state to score it; it is dropped if the block raises."""
         kept = None if about is None else self._find(state, about, steps=False)
         yield None if kept is None else kept.trial
@@ -172,7 +172,7 @@ def _drop_gradients(module: torch.nn.Module) -> None:
         parameter.grad = None
 
 
-def _is_plain(trial: Trial) -> bool:
+def _is_plain(trial: BuiltTrial) -> bool:
     """Whether optimizer and schedule, loaded from their state dicts, are what these ones are."""
     optimizer, schedule = trial.optimizer, trial.schedule
     if type(optimizer) not in _OPTIMIZERS or any(getattr(optimizer, name) for name in _HOOKS):
@@ -199,7 +199,7 @@ def _is_plain(trial: Trial) -> bool:
     )
 
 
-def _steps(trial: Trial) -> Any:
+def _steps(trial: BuiltTrial) -> Any:
     groups = trial.optimizer.param_groups
     schedule = {} if trial.schedule is None else vars(trial.schedule)
     return (

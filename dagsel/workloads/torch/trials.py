@@ -14,7 +14,7 @@ from dagsel.workloads.random_streams import seed_streams
 from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.device import Shard, accelerator, device_of
 from dagsel.workloads.torch.fit import Casting
-from dagsel.workloads.torch.live import LiveTrials, Trial
+from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
 from dagsel.workloads.torch.schedules import FollowsMetrics
 from dagsel.workloads.torch.speed import Precision, equip
 from dagsel.workloads.torch.state import (
@@ -37,7 +37,7 @@ class MakesTrials(FollowsMetrics):
     _live: LiveTrials
     _unfilled = True  # until a build shows that it cannot be done
 
-    def _trial(self, state: State, config: Config, shard: Shard, *, lives: bool) -> Trial:
+    def _trial(self, state: State, config: Config, shard: Shard, *, lives: bool) -> BuiltTrial:
         """Return what is trained: the live trial, or else one that is built from the state."""
         about = self._about(config, shard) if lives else None
         live = None if about is None else self._live.take(state, about)
@@ -50,7 +50,7 @@ class MakesTrials(FollowsMetrics):
         if schedule is not None:
             load_schedule(reader, schedule, optimizer)
         set_streams, cursor = reader.set_streams, reader.meta.get("cursor")
-        trial = Trial(module, optimizer, schedule, reader.seed, set_streams, cursor)
+        trial = BuiltTrial(module, optimizer, schedule, reader.seed, set_streams, cursor)
         if about is not None:
             self._live.built(trial, about)
         return trial
