@@ -104,6 +104,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(module: str) -> Any:
+    """Import a module; what a search needs is kept from the garbage collector in scripts."""
     from dagsel import garbage
 
     with garbage.kept_off():

@@ -240,8 +240,8 @@ class DispatchState:
     ) -> tuple[tuple[int, ...], float]:
         """Return the shards that a worker is to score with a unit, and the expected seconds.
 
-        None if that takes long, if workers were lost under the unit, or if another worker has
-        nothing to do: the trial then goes on sooner if that one scores.
+        There are none if that takes long, if workers were lost under the unit, or if another
+        worker is idle: the trial goes on sooner if that one scores.
         """
         epoch = self.trials[unit.trial].epochs[unit.epoch]
         scores = epoch.unscored

@@ -19,6 +19,8 @@ OPTIMISM = 2.7  # two standard deviations
 PACE_VARIANCE = 0.05
 PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its units
 NOISE_VARIANCE = 0.04
+#: Workers whose measured speeds differ by less than this factor count as equally fast.
+SAME_SPEED = 1.8
 EVALUATION_RATIO = 0.35  # of a training unit; a backward pass takes about twice the forward's time
 
 
@@ -145,3 +147,25 @@ class UnitTimes:
         noise = self._noise if self.known else 0.0
         self.unit_s = math.exp(self._log_scale + noise / 2.0)  # a log-normal's mean
         self.ratio = math.exp(self._log_ratio)
+
+
+class Speeds:
+    """Speeds that were measured, the first of each kind.
+
+    Examples
+    --------
+    >>> speeds = Speeds()
+    >>> [speeds.rounded(speed) for speed in (10.0, 14.0, 40.0, 35.0)]
+    [10.0, 10.0, 40.0, 40.0]
+    """
+
+    def __init__(self) -> None:
+        self._known: list[float] = []
+
+    def rounded(self, speed: float) -> float:
+        """Return the speed of the first worker that is about as fast."""
+        for known in self._known:
+            if 1 / SAME_SPEED < speed / known < SAME_SPEED:
+                return known
+        self._known.append(speed)
+        return speed

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from dagsel.messages import REPORTS, UnitRecord
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.shard_cache import Hold
 
@@ -33,6 +35,20 @@ def command_topic(run: str) -> str:
 def report_topic(run: str) -> str:
     """Topic of `dagsel.messages.REPORTS`."""
     return f"dagsel-{run}-reports"
+
+
+def write_records(metadata: dict[str, Any], *done: UnitRecord) -> None:
+    """Write the records of the units that a task has done, its own unit's first.
+
+    A task's metadata travels in the message that the task is done: none is lost or early.
+    """
+    metadata["dagsel"] = [REPORTS.encode(record) for record in done]
+
+
+def read_records(metadata: Mapping[str, Any]) -> list[UnitRecord]:
+    """Return the records that a task has written."""
+    records = [REPORTS.decode(told) for told in metadata["dagsel"]]
+    return [record for record in records if isinstance(record, UnitRecord)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ from dagsel import messages
 from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
+from dagsel.dispatch.unit_times import Speeds
 from dagsel.dispatch.units import Round, Unit
-from dagsel.execution import task_records
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.graph import Key, key_unit, unit_key
 from dagsel.execution.run_spec import (
@@ -38,10 +38,10 @@ from dagsel.execution.run_spec import (
     RESOURCE,
     command_topic,
     plugin_name,
+    read_records,
     report_topic,
     worker_topic,
 )
-from dagsel.execution.speeds import Speeds
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -143,7 +143,7 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
         task.worker_restrictions = set(PARKED)
-        done, *scored = task_records.read(details["metadata"])
+        done, *scored = read_records(details["metadata"])
         self._done[unit] = done.shard
         self._warm.drop(unit)
         seconds = 0.0 if done.recovered else done.stop - done.start

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
 from dagsel.execution.process import give_back_memory
 from dagsel.execution.run_spec import StoredResult
-from dagsel.messages import Assignment, StoredState
+from dagsel.messages import Assignment, StoredState, UnitRecord
 from dagsel.state import State
 from dagsel.storage import CheckpointStore
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.checkpoints import Scoring
+from dagsel.workloads.base import Trained
 
 _SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 
@@ -143,3 +144,28 @@ def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:
     """
     epoch, position = divmod((unit.epoch - 1) * n_shards + unit.position - by, n_shards)
     return epoch + 1, position
+
+
+def to_store(unit: Unit, binding: Assignment, trained: Trained) -> StoredState:
+    """Return what is stored with a unit's state."""
+    return StoredState(
+        unit.epoch,
+        unit.position,
+        binding.shard,
+        (*binding.visits, binding.shard),
+        trained.n_samples,
+        trained.loss,
+        trained.state.nbytes,
+    )
+
+
+def as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:
+    """Return the record of a unit with what is stored with its state."""
+    return replace(
+        done,
+        shard=stored.shard,
+        state_bytes=stored.state_bytes,
+        n_samples=stored.n_samples,
+        loss=stored.loss,
+        digest=stored.digest,
+    )

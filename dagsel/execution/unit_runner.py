@@ -8,6 +8,7 @@ is stopped. Its state is stored and goes on as the task's result, or waits for t
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from base64 import b64decode, b64encode
@@ -36,9 +37,8 @@ from dagsel.errors import (
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.should_stop import ShouldStop
-from dagsel.execution.state_cache import Found, StateCache, before
-from dagsel.messages import Assignment, JoinGang, Notice, StoredState, UnitRecord
+from dagsel.execution.state_cache import Found, StateCache, as_stored, before, to_store
+from dagsel.messages import Assignment, JoinGang, Notice, UnitRecord
 from dagsel.state import State
 from dagsel.workloads.base import Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
@@ -164,7 +164,7 @@ class UnitRunner:
             about = (unit, self._address, binding.shard, start, time.time())
             done = UnitRecord(*about, hop=False, recovered=True)
             stored = found.stored
-            return found.state, done if stored is None else _as_stored(done, stored)
+            return found.state, done if stored is None else as_stored(done, stored)
         begin = found or self._input(unit, state)
         self._tell_of_begin(UnitTrains(unit, self._address), binding)
         if begin is None:
@@ -248,7 +248,7 @@ class UnitRunner:
         """Keep what was trained until the unit's next turn, and tell how far it came."""
         trained_at = time.time()
         share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
-        stored = replace(_stored(unit, binding, trained), share=share)
+        stored = replace(to_store(unit, binding, trained), share=share)
         self.states.suspend(unit, trained.state, binding, stored)
         times = (start, began, trained_at)
         piece = self._work(messages.PieceRecord, unit, binding.shard, trained, times)
@@ -260,10 +260,10 @@ class UnitRunner:
         """Store the unit's state and pass it on."""
         self._check_consumed(unit, binding.shard, trained)
         trained_at = time.time()
-        kept = self.states.save(unit, trained.state, _stored(unit, binding, trained))
+        kept = self.states.save(unit, trained.state, to_store(unit, binding, trained))
         times = (start, began, trained_at)
         done = self._work(UnitRecord, unit, kept.shard, trained, times)
-        done = _as_stored(replace(done, recovered=False), kept)
+        done = as_stored(replace(done, recovered=False), kept)
         if kept.shard != binding.shard:  # another attempt, believed lost, was first
             return StoredResult(unit.trial, unit.epoch, unit.position), done
         return self.states.keep(unit, trained.state), done
@@ -462,26 +462,27 @@ class UnitRunner:
         self.states.warm.clear()
 
 
-def _stored(unit: Unit, binding: Assignment, trained: Trained) -> StoredState:
-    """Return what is stored with a unit's state."""
-    return StoredState(
-        unit.epoch,
-        unit.position,
-        binding.shard,
-        (*binding.visits, binding.shard),
-        trained.n_samples,
-        trained.loss,
-        trained.state.nbytes,
-    )
+class ShouldStop:
+    """Says at each batch boundary whether a unit has to stop there.
 
+    Parameters
+    ----------
+    stop
+        Set when the unit is told to stop.
+    max_seconds, max_batches
+        What it may take; None for no bound.
+    """
 
-def _as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:
-    """Return the record of a unit with what is stored with its state."""
-    return replace(
-        done,
-        shard=stored.shard,
-        state_bytes=stored.state_bytes,
-        n_samples=stored.n_samples,
-        loss=stored.loss,
-        digest=stored.digest,
-    )
+    __slots__ = ("_batches_left", "_deadline", "_stop")
+
+    def __init__(
+        self, stop: threading.Event, max_seconds: float | None, max_batches: int | None
+    ) -> None:
+        self._stop = stop
+        self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
+        self._batches_left = math.inf if max_batches is None else max_batches
+
+    def __call__(self) -> bool:
+        """Say whether to stop; asked once a batch."""
+        self._batches_left -= 1
+        return self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline

@@ -31,7 +31,6 @@ from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution import task_records
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import (
     check_gpu_resource,
@@ -50,6 +49,7 @@ from dagsel.execution.run_spec import (
     StoredResult,
     plugin_name,
     worker_topic,
+    write_records,
 )
 from dagsel.execution.sigterm import PATIENCE_S, SigtermHandler
 from dagsel.execution.unit_runner import UnitRunner
@@ -346,7 +346,7 @@ def train_unit(
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
         trained, done = units.train(which, _assignment(task), config, state, value)
-    task_records.write(task.metadata, *done)
+    write_records(task.metadata, *done)
     return trained
 
 
@@ -358,7 +358,7 @@ def evaluate_unit(
     units, which = _units(run), Unit(*unit)
     with units.telling(which):
         done = units.evaluate(which, _assignment(task), config, state)
-    task_records.write(task.metadata, done)
+    write_records(task.metadata, done)
     return dict(done.metrics or {})
 
 

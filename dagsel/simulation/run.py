@@ -352,7 +352,7 @@ class _Journal(Sequence[Mapping[str, Any]]):
         """Keep the garbage collector from walking all that a search remembers, time and again.
 
         What is there when it has grown by `FREEZE_EACH` units is looked at again after the search.
-        Nothing is done if the process has frozen objects itself.
+        Nothing is done if the user's program has frozen objects itself.
         """
         self._may_freeze = is_ours_to_freeze()
         try:

@@ -434,7 +434,7 @@ FAULTS = (
     ),
     Fault(
         "worker: max_batches is one more",
-        "execution/should_stop.py",
+        "execution/unit_runner.py",
         "self._batches_left <= 0",
         "self._batches_left < 0",
         "workers/test_unit_runner.py",

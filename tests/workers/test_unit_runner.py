@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.should_stop import ShouldStop
-from dagsel.execution.unit_runner import UnitRunner
+from dagsel.execution.unit_runner import ShouldStop, UnitRunner
 from dagsel.messages import (
     AbandonGang,
     Assignment,

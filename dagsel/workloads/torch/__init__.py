@@ -2,6 +2,8 @@
 
 - `workload`: the workload; `build`: what its functions make of a configuration.
 - `loop`: the training loop; `speed`: compiled modules and CUDA graphs; `device`: data on GPUs.
+- `trials`: module and optimizer of a state; `live`: those that are still here from the unit before,
+  and `outline`: what shows that they are the same.
 - `state`: module, optimizer and random streams as one buffer; `reconfigure`: for another
   configuration.
 - `ddp`: one batch on several workers; `compiler`: what PyTorch imports when something is compiled.
