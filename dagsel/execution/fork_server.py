@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
@@ -53,11 +54,19 @@ def is_possible() -> bool:
     not bear a fork.
     """
     return (
-        sys.platform == "linux"
-        and "forkserver" in multiprocessing.get_all_start_methods()
+        _is_supported()
         and bool(dask.config.get(IS_WANTED, True))
         and (_n_open > 0 or dask.config.get(METHOD, "spawn") == "spawn")
     )
+
+
+def _is_supported() -> bool:
+    return sys.platform == "linux" and "forkserver" in multiprocessing.get_all_start_methods()
+
+
+@cache
+def _say_spawned(why: str) -> None:
+    logger.warning("each worker process imports all anew, which takes seconds: %s", why)
 
 
 def modules_for_workers(imported: Iterable[str]) -> list[str]:
@@ -112,6 +121,8 @@ def deaf_to_interrupts() -> Iterator[None]:
 def is_there() -> bool:
     """Whether workers can come from the server; start it if it does not run, wait for nothing."""
     if not is_possible():
+        if not _is_supported():
+            _say_spawned("Python has no safe fork server on this platform")
         return False
     prepare()
     is_new = dask.config.get(IS_WANTED, True) == "new"
@@ -119,7 +130,7 @@ def is_there() -> bool:
         with deaf_to_interrupts(), nullcontext() if is_new else copied_server.copying():
             forkserver.ensure_running()
     except OSError as error:  # say, temporary files lie so deep that a socket there has no name
-        logger.info("workers are spawned: Python's fork server does not start: %s", error)
+        _say_spawned(f"Python's fork server does not start: {error}")
         return False
     return True
 

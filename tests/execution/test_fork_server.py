@@ -19,6 +19,7 @@ import pytest
 import torch
 from distributed import Client, LocalCluster
 
+from dagsel.execution import fork_server
 from dagsel.execution.cluster import dashboard_of, local_cluster
 from dagsel.execution.fork_server import IS_WANTED, METHOD
 from tests.waiting import wait_until
@@ -127,6 +128,21 @@ def test_where_no_server_can_be_workers_are_spawned(tmp_path: Path) -> None:
         check=True,
     )
     assert done.stdout.count("<SpawnProcess") == 2
+    assert done.stderr.count("each worker process imports all anew") == 1
+
+
+@pytest.mark.parametrize("is_chosen", [False, True])
+def test_a_platform_without_a_server_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_chosen: bool
+) -> None:
+    """No other platform is here. Nothing is said where it would be used, but is not wanted."""
+    if not is_chosen:
+        monkeypatch.setattr(fork_server, "_is_supported", lambda: False)
+    fork_server._say_spawned.cache_clear()
+    with dask.config.set({IS_WANTED: not is_chosen}):
+        assert not any(fork_server.is_there() for _ in range(2))
+    said = [record for record in caplog.records if record.name == "dagsel"]
+    assert len(said) == (not is_chosen)
 
 
 def test_a_cluster_of_somebody_else_is_spawned() -> None:
