@@ -1,12 +1,11 @@
 """What worker, scheduler and driver tell each other, and the entries of a run's journal.
 
-Each is a frozen dataclass, written and read by one of five unions:
+Each is a frozen dataclass, written and read by one of five unions. What the dispatcher speaks of
+itself (`dagsel.dispatch.events`) travels as it is.
 
 - `COMMANDS`: driver to scheduler; `REPORTS`: scheduler to driver;
 - `ORDERS`: scheduler to worker; `NOTICES`: worker to scheduler;
 - `ENTRIES`: the driver to its journal, and to the session that goes on with the run.
-
-What the dispatcher speaks of itself (`dagsel.dispatch.events`) travels as it is.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ class Assignment:
 
     shard: int  # the shard to visit
     attempt: int = 1  # from 1; a unit that was begun before looks for its stored result first
-    # What the unit may take before it stops at a batch and waits for its turn; None for no bound.
-    max_seconds: float | None = None
+    max_seconds: float | None = None  # then it stops at a batch and waits for its turn
     max_batches: int | None = None
-    # Of a training unit: the shards that its trial has visited before in this epoch, in order.
-    visits: tuple[int, ...] = ()
+    visits: tuple[int, ...] = ()  # of its trial in this epoch before it, in order
+    spare: tuple[int, int] | None = None  # place of a state that nobody needs once its is stored
     n_pieces: int = 0  # how often the unit was stopped before its end
     is_suspect: bool = False  # workers were lost under it: it begins when the scheduler knows
     gang: int = 1  # workers that train it together, of which this one leads
-    scores: tuple[int, ...] = ()  # validation shards to score after it, if nothing stops it
+    then: tuple[int, ...] = ()  # shards that the epoch's next units visit in the same task
+    scores: tuple[int, ...] = ()  # validation shards to score in it, if nothing stops it
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +48,22 @@ class UnitWork:
     unit: Unit  # which one
     worker: str  # address of the worker
     shard: int  # the shard it visited
-    # Seconds since the epoch, by the worker's clock.
-    start: float
+    start: float  # seconds since the epoch, by the worker's clock
     stop: float
     hop: bool  # whether the state came from another worker
     recovered: bool | None = None  # whether a stored result was found instead of training again
     state_bytes: int = 0  # size of the state after it
-    # How long storing that state took; the time before `stop` includes it.
-    save_seconds: float = 0.0
+    save_seconds: float = 0.0  # how long before `stop` it began to store that state
     members: tuple[str, ...] = ()  # the other workers of its gang
     share: float = 1.0  # how much of the unit is done after it: 1, or less where it was stopped
-    # How long after `start` it began to train: with its state there and its gang formed.
-    ready_seconds: float = 0.0
-    # Samples that were trained on or scored; None if a later state of the trial was found.
-    n_samples: int | None = None
+    ready_seconds: float = 0.0  # how long after `start` it had its state and its gang
+    n_samples: int | None = None  # trained on or scored; None if a later state was found
     loss: float | None = None  # mean training loss
-    # Number of batches, and the least and the largest mean loss of a batch.
-    losses: tuple[int, float, float] | None = None
+    losses: tuple[int, float, float] | None = None  # n batches, least and largest loss of one
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
-    # How often it was begun since its last record, and seconds of attempts lost with a worker.
-    attempts: int = 1
-    lost_seconds: float = 0.0
+    attempts: int = 1  # how often it was begun since its last record
+    lost_seconds: float = 0.0  # of attempts that were lost with a worker
     # What the run has taken until now; the driver writes it down.
     seconds: float | None = None
     worker_seconds: float | None = None
@@ -92,6 +85,9 @@ class PieceRecord(UnitWork):
     """What was trained of a unit until it was stopped."""
 
 
+WORK: Tagged[UnitRecord | PieceRecord] = Tagged(UnitRecord, PieceRecord, brief=True)
+
+
 class StatePlace(NamedTuple):
     """Where a state is in the store: after a unit, or in the middle of it."""
 
@@ -104,28 +100,22 @@ class StatePlace(NamedTuple):
 class StoredState:
     """A state in the store: its place, and what is stored with it."""
 
-    # The unit after which it is.
-    epoch: int
+    epoch: int  # of the unit after which it is
     position: int
     shard: int  # the shard that the unit visited
     visits: tuple[int, ...]  # the shards that were visited in the epoch, in order
-    # What the unit was trained on, and its mean loss.
-    n_samples: int | None = None
-    loss: float | None = None
+    n_samples: int | None = None  # that the unit was trained on
+    loss: float | None = None  # their mean
     state_bytes: int = 0  # size of the state
     share: float = 0.0  # how much of the unit is trained; 0 of one that was trained to its end
+    # Samples and mean loss of the units before it in its task, whose states were not stored.
+    losses: tuple[tuple[int | None, float | None], ...] = ()
     adoptions: int = 0  # how many states of other trials the trial had gone on from
     digest: str = ""  # checksum of the state
 
     @classmethod
     def read(cls, place: tuple[int, int], meta: Mapping[str, Json]) -> StoredState:
-        """Read what the store keeps with a state at a place.
-
-        Raises
-        ------
-        CheckpointCorruptError
-            If it is not that: it was changed by hand.
-        """
+        """Read what is stored with a state; raise `CheckpointCorruptError` if it is not that."""
         epoch, position = place
         try:
             stored: StoredState = from_json(cls, {**meta, "epoch": epoch, "position": position})
@@ -140,9 +130,10 @@ class StoredState:
     def meta(self) -> dict[str, Json]:
         """What the store keeps with it."""
         kept = {name: to_json(getattr(self, name)) for name in _META}
-        return kept | ({"share": self.share} if self.share else {})
+        return kept | {name: to_json(more) for name in _SELDOM if (more := getattr(self, name))}
 
 
+_SELDOM = ("share", "losses")
 _META = ("shard", "visits", "n_samples", "loss", "state_bytes")
 
 # ---- driver to scheduler
@@ -168,8 +159,7 @@ class Shrink:
 
     n_workers: int  # how many stay
     nodes: Mapping[str, str]  # the node that each worker is on; only whole nodes are released
-    # What an hour of each worker costs, if they differ.
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)  # of an hour, if they differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +215,17 @@ class WorkerLeaves:
 
 
 @dataclass(frozen=True, slots=True)
+class UnitsDone:
+    """A unit's task has done the next ones, too, and its worker has the last one's state."""
+
+    last: Unit
+    worker: str
+    attempt: int  # at the first one
+    state_bytes: int  # size of that state in memory
+    work: tuple[Annotated[UnitRecord | PieceRecord, WORK], ...]  # in order
+
+
+@dataclass(frozen=True, slots=True)
 class UnitRaised:
     """A unit has raised an error, which follows with Dask."""
 
@@ -258,6 +259,7 @@ Notice: TypeAlias = (
     | events.UnitStarted
     | events.UnitTrains
     | UnitRaised
+    | UnitsDone
     | PieceRecord
     | GangGathers
     | events.GangBroke
@@ -286,18 +288,14 @@ class ForgetState:
 class JoinGang:
     """Train a unit in the gang that another worker leads."""
 
-    # What is trained.
     unit: Unit
     attempt: int
     shard: int
-    # The worker's number in the gang, and how many it has.
-    rank: int
-    size: int
-    # Where the leader waits.
-    host: str
+    rank: int  # the worker's number in the gang
+    size: int  # how many workers it has
+    host: str  # where the leader waits
     port: int
-    # The trial's configuration and more, pickled, in base64: it comes by Dask, as tasks do.
-    how: str = field(repr=False)
+    how: str = field(repr=False)  # as in `GangGathers`: it comes by Dask, as tasks do
 
 
 @dataclass(frozen=True, slots=True)

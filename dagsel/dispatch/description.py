@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from dagsel.dispatch.events import Worker
@@ -38,8 +38,12 @@ class WorkersDescribed:
     workers: tuple[WorkerNow, ...]
 
 
-def describe(workers: Iterable[KnownWorker], bindings: Iterable[Binding]) -> Iterator[WorkerNow]:
-    """Yield what workers do, without their names and their memory.
+def describe(
+    workers: Iterable[KnownWorker],
+    bindings: Iterable[Binding],
+    there: Mapping[Worker, tuple[str, int, int]],
+) -> Iterator[WorkerNow]:
+    """Yield what workers do, of those that are `there`: with name, memory and memory limit.
 
     A worker that has not said which unit it runs is about to run the first one that it was given.
 
@@ -48,8 +52,9 @@ def describe(workers: Iterable[KnownWorker], bindings: Iterable[Binding]) -> Ite
     >>> unit = Unit("train", 7, 3, 0)
     >>> runs = Binding(unit, "a", shard=2, seconds=1.0, ahead_s=0.0, started=True, members=("b",))
     >>> given = Binding(Unit("train", 8, 1, 0), "c", shard=0, seconds=1.0, ahead_s=0.0)
-    >>> workers = [KnownWorker(name, None, held=0b101) for name in "abcd"]
-    >>> [(now.worker, now.unit == unit, now.shard) for now in describe(workers, [given, runs])]
+    >>> workers = [KnownWorker(name, None, held=0b101) for name in "abcde"]
+    >>> described = describe(workers, [given, runs], dict.fromkeys("abcd", ("", 0, 0)))
+    >>> [(now.worker, now.unit == unit, now.shard) for now in described]
     [('a', True, 2), ('b', True, 2), ('c', False, 0), ('d', False, None)]
     """
     runs: dict[Worker, Binding] = {}
@@ -57,12 +62,17 @@ def describe(workers: Iterable[KnownWorker], bindings: Iterable[Binding]) -> Ite
         for worker in one.workers:
             runs.setdefault(worker, one)
     for host in workers:
-        bound = runs.get(host.worker)
+        if host.worker not in there:
+            continue
+        bound, (name, used, limit) = runs.get(host.worker), there[host.worker]
         yield WorkerNow(
             host.worker,
+            name,
             unit=None if bound is None else bound.unit,
             shard=None if bound is None else bound.shard,
             n_held=host.held.bit_count(),
             n_loading=host.loading.bit_count(),
             drains=host.draining,
+            memory_bytes=used,
+            memory_limit=limit,
         )

@@ -7,7 +7,7 @@ and runs what), ``bindings`` (which unit is where) and ``evaluations`` (which ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -32,6 +32,7 @@ SHORT_UNIT = (
     60.0  # times `overhead_s`: behind so short a unit one is bound even if its end is vague
 )
 MOST_LOOKED_AT = 32  # waiting evaluations of a shard
+GUIDED_SHARE = 0.25  # of the work left for a worker: one task takes no more while trials wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,10 @@ class DispatchConfig:
     # The time that it takes to tell a worker of a unit. Behind units that are long in comparison
     # nothing is bound early if the trial may stay on its worker.
     overhead_s: float = 0.003
-    # An epoch is scored with the unit that ends it, if that takes no longer: to tell a worker of
-    # each unit and to hear of it costs milliseconds.
-    scored_at_once_s: float = 0.25
+    # A trial's next visits of an epoch become one task, if they take no longer, and an epoch is
+    # scored with the unit that ends it, likewise: to tell a worker of each unit and to hear of it
+    # costs milliseconds.
+    at_once_s: float = 0.25
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
     rebalance: bool = True  # shards follow measured speeds; else each worker gets as many
 
@@ -193,26 +195,31 @@ class DispatchState:
         start = max(self.now, scheduler.free_at[worker]) if ahead else self.now
         trial = self.trials[unit.trial]
         gang = tuple(member.worker for member in members)
-        seconds_left, scoring_s, scores = None, 0.0, tuple[int, ...]()
+        seconds_left, scoring_s = None, 0.0
+        then, scores = tuple[int, ...](), tuple[int, ...]()
         if unit.kind == "train":
             seconds = 0.0
             if not trial.is_repeat(unit):
                 seconds = self.unit_seconds(unit, worker, 1 + len(gang))
                 seconds_left = self.allowances.get(unit.trial, FREE).seconds_left
-                if not gang and seconds_left is None:
-                    scores, scoring_s = self._scores_with(unit, host, shard)
+                is_doubtful = unit in self.suspects or unit in self.strikes
+                if not (gang or is_doubtful) and seconds_left is None:
+                    then = self._visits_with(unit, host, shard, start, seconds)
+                    scores, scoring_s = self._scores_with(unit, host, {shard, *then})
+                    seconds *= 1 + len(then)
             self.gangs.pop(unit.trial, None)
             if gang:
                 self.last_gang[unit.trial] = (worker, *gang)
             trial.ready.remove(unit)
-            trial.active, trial.active_shard = unit, shard
-            need_next = trial.need_after(unit, shard)
+            trial.active, trial.visiting = unit, sum(1 << visit for visit in (shard, *then))
+            need_next = trial.need_after(unit, shard, *then)
             scheduler.start(unit.trial, worker, start, seconds, need_next, scoring_s=scoring_s)
             if gang:  # remaining work is counted in seconds of one worker
                 left = scheduler.rem[unit.trial] - seconds * len(gang)
                 scheduler.rem[unit.trial] = max(0.0, left)
             cost = self.times.cost[unit.trial] if seconds else 0.0
-            scheduler.demand[shard] = scheduler.demand.get(shard, 0.0) - cost
+            for visit in (shard, *then):
+                scheduler.demand[visit] = scheduler.demand.get(visit, 0.0) - cost
         else:
             seconds = self.unit_seconds(unit, worker)
             self.drop_evaluation(unit)
@@ -225,7 +232,7 @@ class DispatchState:
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
         ahead_s = 0.0 if gang else self._ahead_s(seconds)
         self.bindings[unit] = Binding(
-            unit, worker, shard, seconds, ahead_s, began, members=gang, scores=scores
+            unit, worker, shard, seconds, ahead_s, began, members=gang, then=then, scores=scores
         )
         for other in (host, *members):
             self.openings.note(other)
@@ -233,26 +240,44 @@ class DispatchState:
         if suspect is not None:
             suspect.gang, suspect.broke = set(), None
         is_suspect = suspect is not None
-        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect, scores))
+        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect, scores, then))
+
+    def _visits_with(
+        self, unit: Unit, host: KnownWorker, shard: int, start: float, seconds: float
+    ) -> tuple[int, ...]:
+        """Return the shards that a worker is to visit after a unit in the same task.
+
+        While other trials wait, a task takes at most a share of the work that is left for the
+        worker, so that at the end of a round all workers end together (guided self-scheduling,
+        Polychronopoulos and Kuck, 1987).
+        """
+        trial, scheduler = self.trials[unit.trial], self.list_scheduler
+        is_timed = self.config.unit_timeout_s is not None
+        if not self.times.known or seconds <= 0.0 or is_timed or unit in trial.partial:
+            return ()
+        most_s = min(self.config.at_once_s, self.horizon - start + ROUNDING_S)
+        if any(number != unit.trial for number in islice(scheduler.idle, 2)):
+            most_s = min(most_s, GUIDED_SHARE * scheduler.load[host.worker])
+        visits = trial.visits_after(unit, shard, host.held)
+        return tuple(islice(visits, max(0, int(most_s / seconds) - 1)))
 
     def _scores_with(
-        self, unit: Unit, host: KnownWorker, shard: int
+        self, unit: Unit, host: KnownWorker, visits: Set[int]
     ) -> tuple[tuple[int, ...], float]:
-        """Return the shards that a worker is to score with a unit, and the expected seconds.
+        """Return the shards that a worker is to score after visits, and the expected seconds.
 
-        There are none if that takes long, if workers were lost under the unit, or if another
-        worker is idle: the trial goes on sooner if that one scores.
+        There are none if that takes long, or if another worker is idle: the trial goes on sooner if
+        that one scores.
         """
         epoch = self.trials[unit.trial].epochs[unit.epoch]
         scores = epoch.unscored
-        if epoch.left != 1 << shard or not scores or scores & ~host.held:
+        if epoch.left != sum(1 << shard for shard in visits) or not scores or scores & ~host.held:
             return (), 0.0
         each_s = self.times.ratio * self.times.seconds(unit.trial, host.worker)
         scoring_s = scores.bit_count() * each_s
-        is_short = self.times.known and scoring_s <= self.config.scored_at_once_s
-        is_doubtful = unit in self.suspects or unit in self.strikes
+        is_short = self.times.known and scoring_s <= self.config.at_once_s
         idle = islice(self.workers.unbound, 2)
-        if not is_short or is_doubtful or any(other is not host for other in idle):
+        if not is_short or any(other is not host for other in idle):
             return (), 0.0
         return tuple(bits(scores)), scoring_s
 
@@ -270,7 +295,7 @@ class DispatchState:
             self.time_worker(host)
         trial = self.trials.get(unit.trial)
         if trial is not None and trial.active == unit:
-            trial.active = trial.active_shard = None
+            trial.active, trial.visiting = None, 0
             self.list_scheduler.leave(unit.trial)
         return binding
 

@@ -49,7 +49,7 @@ from dagsel.dispatch.rests import allow, hold, spend, tell_rests
 from dagsel.dispatch.shard_moves import ShardMoves
 from dagsel.dispatch.strikes import begin, fail, gang_broke, judge, watch_time_limits, worker_lost
 from dagsel.dispatch.trials import Trial
-from dagsel.dispatch.units import Chain, Unit
+from dagsel.dispatch.units import Chain, Unit, units_after
 from dagsel.dispatch.workers import KnownWorker
 
 __all__ = ["DispatchConfig", "Dispatcher"]
@@ -281,7 +281,7 @@ class Dispatcher:
 
     def _on_unit_done(self, event: UnitDone) -> None:
         unit, binding = event.unit, self.state.release(event.unit)
-        spend(self.state, unit, event.seconds)
+        spend(self.state, unit, event.seconds + sum(seconds for _, seconds in event.then))
         self.state.clear_strikes(unit)
         if unit.kind == "check":
             self.state.drop_evaluation(unit)
@@ -307,10 +307,13 @@ class Dispatcher:
         repeat = trial.is_repeat(unit)
         self.state.drop_training(trial, unit)
         was_cut = trial.partial.pop(unit, None) is not None  # its time is that of the last piece
-        if not trial.record(unit, event.shard):
-            fail(self.state, unit.trial, f"{unit} visited shard {event.shard} for the second time")
-            return
-        if binding is not None and binding.shard != event.shard:
+        following = units_after(unit, epoch.chain.n_shards)
+        visits = zip((unit, *following), (event.shard, *(s for s, _ in event.then)), strict=False)
+        for visitor, shard in visits:
+            if not trial.record(visitor, shard):
+                fail(self.state, unit.trial, f"{visitor} visited shard {shard} for the second time")
+                return
+        if binding is not None and binding.visits != (event.shard, *(s for s, _ in event.then)):
             self.state.work_left.is_stale = True
         for shard, seconds in event.scored:
             epoch.unscored &= ~(1 << shard)
@@ -323,7 +326,8 @@ class Dispatcher:
             if binding is not None and binding.members and event.seconds and not was_cut:
                 self.state.gang_s[unit.trial, len(binding.workers)] = event.seconds
             elif binding is not None and not (repeat or was_cut or binding.members):
-                self._learn(unit, worker, event.seconds)
+                for seconds in (event.seconds, *(each_s for _, each_s in event.then)):
+                    self._learn(unit, worker, seconds)
         self.state.requeue(trial)
 
     def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:

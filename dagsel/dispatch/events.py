@@ -52,14 +52,15 @@ class UnitDone:
     """The unit's result exists, after `seconds` of training on `shard`.
 
     If the unit ran before and its result was found in the store, `seconds` is 0, and `shard` may
-    differ from the one that was bound. The epoch's evaluating units that were done with it follow
-    in `scored`: the validation shard, and the seconds that it took.
+    differ from the one that was bound. What else its task has done follows, each a shard and the
+    seconds that it took: the epoch's next training units (`then`), evaluating ones (`scored`).
     """
 
     unit: Unit
     seconds: float
     shard: int
     scored: tuple[tuple[int, float], ...] = ()
+    then: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +239,11 @@ DispatchEvent: TypeAlias = (
 class Bind:
     """Run the unit on the worker with the shard; after the worker's running unit, if it has one.
 
-    In a gang the worker leads the `members`, which are idle. The unit may train for `seconds`. With
-    a unit that ends an epoch the worker also scores the validation shards in `scores`, unless it is
-    told to stop before; what it leaves out gets a unit of its own.
+    In a gang the worker leads the `members`, which are idle. The unit may train for `seconds`.
+
+    Unless it is told to stop before, the same task goes on with the epoch's next units on the
+    shards in `then`, and where it ends the epoch it scores the validation shards in `scores`. What
+    it leaves out gets a task of its own.
     """
 
     unit: Unit
@@ -251,6 +254,7 @@ class Bind:
     # Workers were lost under it: it must not begin before the dispatcher knows that it begins.
     is_suspect: bool = False
     scores: tuple[int, ...] = ()
+    then: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,9 +98,13 @@ def _check_binding(state: DispatchState, binding: Binding) -> None:
         f"completeness: {unit} belongs to shard {recorded}, but is bound to {shard}"
     )
     if not trial.is_repeat(unit):
-        assert trial.epochs[unit.epoch].left >> shard & 1, (
-            f"completeness: {unit} is bound to shard {shard}, which the trial has visited"
-        )
+        for visit in binding.visits:
+            assert trial.epochs[unit.epoch].left >> visit & 1, (
+                f"completeness: {unit} is bound to shard {visit}, which the trial has visited"
+            )
+            assert state.workers[binding.worker].holds(visit), (
+                f"{binding.worker} does not hold shard {visit}, which it visits after {unit}"
+            )
 
 
 def check_no_shard_is_missing(state: DispatchState) -> None:

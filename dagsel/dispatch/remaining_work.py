@@ -158,8 +158,8 @@ class RemainingWork:
             active = trial.active.epoch
         for number, epoch in trial.open.items():
             left = epoch.left
-            if number == active and trial.active_shard is not None:
-                left &= ~(1 << trial.active_shard)
+            if number == active:
+                left &= ~trial.visiting
             if left == everything:
                 n_whole += 1
             else:

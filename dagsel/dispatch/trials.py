@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from dagsel.dispatch.events import Worker
-from dagsel.dispatch.units import Chain, Unit
+from dagsel.dispatch.units import Chain, Unit, units_after
 
 
 @dataclass(slots=True)
@@ -28,7 +29,7 @@ class Trial:
     epochs: dict[int, Epoch] = field(default_factory=dict)
     ready: list[Unit] = field(default_factory=list)  # in chain order; several if results were lost
     active: Unit | None = None  # the training unit that is bound
-    active_shard: int | None = None
+    visiting: int = 0  # bit mask of the shards that it visits, and those after it in its task
     partial: dict[Unit, int] = field(default_factory=dict)  # shards of interrupted units
     open: dict[int, Epoch] = field(default_factory=dict)  # those with units that are not done
 
@@ -58,10 +59,10 @@ class Trial:
         """Whether the unit was done before and only its result is missing."""
         return self.epochs[unit.epoch].visited[unit.position] is not None
 
-    def need(self, unit: Unit, *, besides: int | None = None) -> int:
+    def need(self, unit: Unit, *, besides: int = 0) -> int:
         """Return the bit mask of the shards that a training unit may be bound to.
 
-        `besides` is a shard that the unit before it is visiting right now.
+        `besides` has the shards that the units before it are visiting right now.
         """
         epoch = self.epochs.get(unit.epoch)
         if epoch is None:
@@ -71,16 +72,32 @@ class Trial:
             shard = epoch.chain.fixed_shard(unit)
         if shard is not None:
             return 1 << shard
-        return epoch.left if besides is None else epoch.left & ~(1 << besides)
+        return epoch.left & ~besides
 
-    def need_after(self, unit: Unit, shard: int) -> int:
-        """Return the bit mask of the shards that the trial's next unit may be bound to."""
+    def need_after(self, unit: Unit, *visits: int) -> int:
+        """Return the bit mask of the shards that the trial may visit after a unit's task."""
         if self.ready:
             return self.need(self.ready[0])
-        following = unit._replace(position=unit.position + 1)
+        following = unit._replace(position=unit.position + len(visits))
         if following.position < self.epochs[unit.epoch].chain.n_shards:
-            return self.need(following, besides=shard)
+            return self.need(following, besides=sum(1 << shard for shard in visits))
         return self.need(unit._replace(epoch=unit.epoch + 1, position=0))
+
+    def visits_after(self, unit: Unit, shard: int, held: int) -> Iterator[int]:
+        """Yield the shards that the epoch's next units may visit, in order, where these are held.
+
+        Where the order is free the shards follow each other, so that trials which began with
+        different ones do not meet.
+        """
+        visited = 1 << shard
+        for following in units_after(unit, self.epochs[unit.epoch].chain.n_shards):
+            mask = self.need(following, besides=visited) & held
+            if self.recorded(following) is not None or not mask:
+                return
+            mask = (mask >> shard << shard) or mask
+            shard = (mask & -mask).bit_length() - 1
+            visited |= 1 << shard
+            yield shard
 
     def record(self, unit: Unit, shard: int) -> bool:
         """Note a visit; return False if another unit of the epoch has visited the shard."""
@@ -135,7 +152,8 @@ class Binding:
     preempted_s: float | None = None  # when it was told to stop
     timed_out: bool = False  # it was told to stop because of its time limit
     members: tuple[Worker, ...] = ()  # the other workers of its gang
-    scores: tuple[int, ...] = ()  # validation shards that are scored with it
+    then: tuple[int, ...] = ()  # shards that its trial visits next, in the same task
+    scores: tuple[int, ...] = ()  # validation shards that are scored in it, too
     # members that have gone, even if a worker with such an address has joined again
     lost: tuple[Worker, ...] = ()
 
@@ -145,9 +163,14 @@ class Binding:
         return (self.worker, *self.members)
 
     @property
+    def visits(self) -> tuple[int, ...]:
+        """The shards that its task visits, in order."""
+        return (self.shard, *self.then)
+
+    @property
     def shards(self) -> int:
         """Bit mask of the shards that it needs."""
-        return sum(1 << shard for shard in {self.shard, *self.scores})
+        return sum(1 << shard for shard in {*self.visits, *self.scores})
 
     @property
     def there(self) -> tuple[Worker, ...]:

@@ -24,6 +24,17 @@ class Unit(NamedTuple):
     position: int  # in the epoch's chain; else the validation shard that is scored
 
 
+def units_after(unit: Unit, n_shards: int) -> Iterator[Unit]:
+    """Yield the training units that follow one in its epoch.
+
+    Examples
+    --------
+    >>> [unit.position for unit in units_after(Unit("train", 0, epoch=1, position=1), n_shards=4)]
+    [2, 3]
+    """
+    return (unit._replace(position=at) for at in range(unit.position + 1, n_shards))
+
+
 def visit_order(n_shards: int, *, seed: int, trial: int, epoch: int) -> tuple[int, ...]:
     """Return an order of a trial's visits in an epoch; it depends on these four numbers alone.
 

@@ -38,8 +38,8 @@ from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
-from dagsel.execution.graph import Key, check_graph, round_graph
-from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
+from dagsel.execution.graph import check_graph, round_graph
+from dagsel.execution.run_spec import Key, RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.execution.workforce import Workforce
@@ -225,9 +225,12 @@ class DaskEngine:
         if self.driver is None or self.driver.own_since is None:
             self._workforce.end()
 
-    def _hear(self, event: tuple[float, Json]) -> None:
-        """Take a message of the dispatcher; runs in the client's event loop."""
-        message = REPORTS.decode(event[1])
+    def _hear(self, event: tuple[float, list[Json]]) -> None:
+        """Take messages of the dispatcher; runs in the client's event loop."""
+        for told in event[1]:
+            self._take(REPORTS.decode(told))
+
+    def _take(self, message: Message) -> None:
         match message:
             case LoadShard(worker, shard):
                 self._load(worker, shard)

@@ -1,51 +1,17 @@
-"""A round becomes one Dask graph: every unit a task, every trial a chain.
-
-Key names read well on Dask's dashboard: ``("train-<run>", trial, epoch, position)``, so that tasks
-are grouped by kind, and a key says which unit it is without a look-up.
-"""
+"""A round becomes one Dask graph: every unit a task, every trial a chain."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any
 
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dagsel.dispatch.units import Chain, Kind, Round, Unit
-from dagsel.execution.run_spec import RESOURCE, StoredResult
+from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.execution.run_spec import RESOURCE, Key, StoredResult, unit_key
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
 from dagsel.messages import StatePlace
-
-Key: TypeAlias = tuple[str, int, int, int]
-
-
-def unit_key(run: str, unit: Unit) -> Key:
-    """Return the Dask key of a unit.
-
-    Examples
-    --------
-    >>> unit_key("3f9a", Unit("train", trial=0, epoch=1, position=2))
-    ('train-3f9a', 0, 1, 2)
-    """
-    return (f"{unit.kind}-{run}", unit.trial, unit.epoch, unit.position)
-
-
-def key_unit(run: str, key: Any) -> Unit | None:
-    """Return the unit of a Dask key; None if the key is none of this run's.
-
-    Examples
-    --------
-    >>> key_unit("3f9a", ("evaluate-3f9a", 0, 1, 2))
-    Unit(kind='evaluate', trial=0, epoch=1, position=2)
-    >>> key_unit("3f9a", "sum-3f9a")
-    """
-    if type(key) is not tuple or len(key) != 4 or type(key[0]) is not str:
-        return None
-    kind, _, owner = key[0].partition("-")
-    if owner != run or kind not in get_args(Kind):
-        return None
-    return Unit(cast(Kind, kind), *key[1:])
 
 
 def round_graph(

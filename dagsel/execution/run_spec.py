@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, cast, get_args
 
-from dagsel.messages import REPORTS, UnitRecord
+from dagsel.dispatch.units import Kind, Unit
+from dagsel.messages import WORK, PieceRecord, UnitRecord
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.shard_cache import Hold
 
@@ -37,18 +38,49 @@ def report_topic(run: str) -> str:
     return f"dagsel-{run}-reports"
 
 
-def write_records(metadata: dict[str, Any], *done: UnitRecord) -> None:
-    """Write the records of the units that a task has done, its own unit's first.
+#: A key names its unit, so that Dask's dashboard groups tasks by kind, and reads well.
+Key: TypeAlias = tuple[str, int, int, int]
+
+
+def unit_key(run: str, unit: Unit) -> Key:
+    """Return the Dask key of a unit.
+
+    Examples
+    --------
+    >>> unit_key("3f9a", Unit("train", trial=0, epoch=1, position=2))
+    ('train-3f9a', 0, 1, 2)
+    """
+    return (f"{unit.kind}-{run}", unit.trial, unit.epoch, unit.position)
+
+
+def key_unit(run: str, key: Any) -> Unit | None:
+    """Return the unit of a Dask key; None if the key is none of this run's.
+
+    Examples
+    --------
+    >>> key_unit("3f9a", ("evaluate-3f9a", 0, 1, 2))
+    Unit(kind='evaluate', trial=0, epoch=1, position=2)
+    >>> key_unit("3f9a", "sum-3f9a")
+    """
+    if type(key) is not tuple or len(key) != 4 or type(key[0]) is not str:
+        return None
+    kind, _, owner = key[0].partition("-")
+    if owner != run or kind not in get_args(Kind):
+        return None
+    return Unit(cast(Kind, kind), *key[1:])
+
+
+def write_records(metadata: dict[str, Any], *done: UnitRecord | PieceRecord) -> None:
+    """Write the records of what a task has done, its own unit's first.
 
     A task's metadata travels in the message that the task is done: none is lost or early.
     """
-    metadata["dagsel"] = [REPORTS.encode(record) for record in done]
+    metadata["dagsel"] = [WORK.encode(record) for record in done]
 
 
-def read_records(metadata: Mapping[str, Any]) -> list[UnitRecord]:
+def read_records(metadata: Mapping[str, Any]) -> list[UnitRecord | PieceRecord]:
     """Return the records that a task has written."""
-    records = [REPORTS.decode(told) for told in metadata["dagsel"]]
-    return [record for record in records if isinstance(record, UnitRecord)]
+    return [WORK.decode(told) for told in metadata["dagsel"]]
 
 
 @dataclass(frozen=True, slots=True)

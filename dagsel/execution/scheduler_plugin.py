@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import Counter, defaultdict
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, assert_never
 
@@ -31,17 +30,21 @@ from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.unit_times import Speeds
 from dagsel.dispatch.units import Round, Unit
-from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
-from dagsel.execution.graph import Key, key_unit, unit_key
+from dagsel.execution.attempts import Attempts, unit_done
+from dagsel.execution.copies import SpareCopies, WarmStates, free_key, must_hop, put_in_memory
+from dagsel.execution.leaving import take_resources_back, withdraw
 from dagsel.execution.run_spec import (
     CHANNEL,
-    RESOURCE,
+    Key,
     command_topic,
+    key_unit,
     plugin_name,
     read_records,
     report_topic,
+    unit_key,
     worker_topic,
 )
+from dagsel.messages import PieceRecord, UnitRecord, UnitsDone
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -87,12 +90,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._turn_due = False
         self._alarm: asyncio.TimerHandle | None = None
         self._stimuli = itertools.count()
-        self._attempts: dict[Unit, int] = {}
+        self._attempts = Attempts(self.config.n_shards)
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
-        self._began: dict[Unit, float] = {}  # units that run, and since when
-        # By unit, since its last record: how often it was begun, and seconds of lost attempts.
-        self._n_begun: Counter[Unit] = Counter()
-        self._lost_s: defaultdict[Unit, float] = defaultdict(float)
+        self._ending: Unit | None = None  # its task is not over, and all that it does is known
         self._scored: list[Key] = []  # of evaluating units that were done with another one
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
@@ -133,7 +133,9 @@ class DispatchPlugin(SchedulerPlugin):
             case _, "processing":
                 self._hops[unit] = must_hop(task)
             case "processing", "memory":
-                self._unit_done(unit, task, details)
+                self._task_done(task, read_records(details["metadata"]))
+            case "processing", "released" if unit == self._ending:
+                pass
             case "processing", "erred":
                 self._unit_failed(unit, details)
             case "processing" | "no-worker", "released":
@@ -141,23 +143,42 @@ class DispatchPlugin(SchedulerPlugin):
             case "released", "waiting" if unit in self._done:
                 self._push(events.UnitLost(unit))
 
-    def _unit_done(self, unit: Unit, task: TaskState, details: dict[str, Any]) -> None:
+    def _task_done(self, task: TaskState, work: Sequence[UnitRecord | PieceRecord]) -> None:
+        """Note what a task has done: its own unit, and what came after it."""
         task.worker_restrictions = set(PARKED)
-        done, *scored = read_records(details["metadata"])
-        self._done[unit] = done.shard
-        self._warm.drop(unit)
-        seconds = 0.0 if done.recovered else done.stop - done.start
-        with_it = tuple((each.shard, each.stop - each.start) for each in scored)
-        self._push(events.UnitDone(unit, seconds, done.shard, with_it))
         self._copies.note_read(task)
-        hop = self._hops.pop(unit, False)
-        self._began.pop(unit, None)
-        done = replace(done, hop=hop, members=self._members(unit))
-        attempts, lost_s = self._n_begun.pop(unit, 1), self._lost_s.pop(unit, 0.0)
-        self._report(replace(done, attempts=attempts, lost_seconds=lost_s))
-        for each in scored:
-            self._scored.append(unit_key(self.run, each.unit))
-            self._report(each)
+        unit, done = work[0].unit, [each for each in work if isinstance(each, UnitRecord)]
+        self._attempts.task_done(unit)
+        self._push(unit_done(done))
+        hop, members = self._hops.pop(unit, False), self._members(unit)
+        for at, each in enumerate(done):
+            if each.unit.kind == unit.kind:
+                self._done[each.unit] = each.shard
+                self._warm.drop(each.unit)
+            else:
+                self._scored.append(unit_key(self.run, each.unit))
+            attempts, lost_s = self._attempts.done(each.unit)
+            done[at] = replace(
+                each, hop=hop, members=members, attempts=attempts, lost_seconds=lost_s
+            )
+            hop, members = False, ()
+        self._report(*done)
+        if isinstance(piece := work[-1], PieceRecord):  # it was stopped in there
+            self._hear_piece(piece)
+            self._push(self._warm.returned(piece.unit))
+
+    def _units_done(self, told: UnitsDone) -> None:
+        """Note what a task has done that holds the result of a later unit's task."""
+        unit, key = told.work[0].unit, unit_key(self.run, told.last)
+        task, last = (self.scheduler.tasks.get(it) for it in (unit_key(self.run, unit), key))
+        is_current = task is not None and told.attempt == self._attempts.number(unit)
+        if task is None or last is None or not is_current or task.state != "processing":
+            self.scheduler.worker_send(told.worker, free_key(key))
+            return
+        self._task_done(task, told.work)
+        self._ending = unit
+        put_in_memory(self.scheduler, last, told.worker, told.state_bytes)
+        self._ending = None
 
     def _members(self, unit: Unit) -> tuple[str, ...]:
         binding = self.dispatcher.bindings.get(unit)
@@ -177,8 +198,7 @@ class DispatchPlugin(SchedulerPlugin):
             self._worker_removed(worker, expected=not task.suspicious)
         task.suspicious = 0
         task.worker_restrictions = set(PARKED)
-        if unit in self._began:  # and did not say how far it has come
-            self._lost_s[unit] += time.monotonic() - self._began.pop(unit)
+        self._attempts.returned(unit)
         self._push(self._warm.returned(unit))
 
     def _load_moved(self, key: Any, start: str, finish: str, details: dict[str, Any]) -> None:
@@ -207,9 +227,8 @@ class DispatchPlugin(SchedulerPlugin):
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():
                 if worker in binding.members:  # its leader may wait for it to come
-                    self._send(
-                        binding.worker, messages.AbandonGang(unit, self._attempts.get(unit, 0))
-                    )
+                    abandon = messages.AbandonGang(unit, self._attempts.number(unit))
+                    self._send(binding.worker, abandon)
             self._push(events.WorkerRemoved(worker, expected))
             self._report(events.WorkerRemoved(worker, expected))
 
@@ -249,19 +268,16 @@ class DispatchPlugin(SchedulerPlugin):
             case events.UnitStarted(unit):
                 self._note_begun(unit)
                 self._push(notice)
-            case messages.PieceRecord(unit):
-                self._began.pop(unit, None)
-                self._warm.add(notice)
-                if unit.trial not in self.dispatcher.trials:  # stopped while it ran
-                    self._warm.drop(unit)
-                hop = self._hops.get(unit, False)
-                self._report(replace(notice, hop=hop, members=self._members(unit)))
+            case PieceRecord():
+                self._hear_piece(notice)
+            case UnitsDone():
+                self._units_done(notice)
             case messages.GangGathers():
                 self._gather(notice)
             case events.GangBroke():
                 self._push(notice)
             case events.UnitTrains(unit):
-                if unit not in self._began:  # its input was at hand
+                if not self._attempts.is_running(unit):  # its input was at hand
                     self._note_begun(unit)
                 self._push(notice)
                 if (unit.epoch, unit.position) == (1, 0):
@@ -271,9 +287,17 @@ class DispatchPlugin(SchedulerPlugin):
             case messages.WorkerJoined():
                 pass
 
+    def _hear_piece(self, piece: PieceRecord) -> None:
+        unit = piece.unit
+        self._attempts.stopped(unit)
+        self._warm.add(piece)
+        if unit.trial not in self.dispatcher.trials:  # stopped while it ran
+            self._warm.drop(unit)
+        hop = self._hops.get(unit, False)
+        self._report(replace(piece, hop=hop, members=self._members(unit)))
+
     def _note_begun(self, unit: Unit) -> None:
-        self._began[unit] = time.monotonic()
-        self._n_begun[unit] += 1
+        self._attempts.begun(unit)
         self._copies.note_read(self.scheduler.tasks.get(unit_key(self.run, unit)))
 
     def _hear_driver(self, command: messages.Command) -> None:
@@ -306,7 +330,7 @@ class DispatchPlugin(SchedulerPlugin):
             for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
                 if begun.partial is not None:
                     unit = Unit("train", chain.trial, epoch, len(begun.visits))
-                    self._attempts.setdefault(unit, 1)
+                    self._attempts.note_stored(unit)
 
     def _shrink(self, command: messages.Shrink) -> None:
         """Drain the nodes whose loss costs least, down to no fewer than so many workers."""
@@ -318,13 +342,12 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _describe(self) -> None:
         """Tell the driver what each worker does, for those who watch."""
-        found, known = [], self.scheduler.workers
-        for now in describe(self.dispatcher.workers.values(), self.dispatcher.bindings.values()):
-            if (there := known.get(now.worker)) is not None:
-                used, limit = int(there.metrics.get("memory", 0)), there.memory_limit or 0
-                memory = replace(now, memory_bytes=used, memory_limit=limit)
-                found.append(replace(memory, name=str(there.name)))
-        self._report(WorkersDescribed(tuple(found)))
+        there = {
+            worker: (str(it.name), int(it.metrics.get("memory", 0)), it.memory_limit or 0)
+            for worker, it in self.scheduler.workers.items()
+        }
+        hosts, bindings = self.dispatcher.workers.values(), self.dispatcher.bindings.values()
+        self._report(WorkersDescribed(tuple(describe(hosts, bindings, there))))
 
     # What the dispatcher decides
 
@@ -396,7 +419,7 @@ class DispatchPlugin(SchedulerPlugin):
             self._push(self._warm.returned(unit))
             self._push(events.UnitReady(unit))
             return
-        attempt = self._attempts[unit] = self._attempts.get(unit, 0) + 1
+        attempt = self._attempts.next(unit, len(bind.then))
         task.worker_restrictions = {bind.worker}
         seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
         binding = messages.Assignment(
@@ -405,9 +428,11 @@ class DispatchPlugin(SchedulerPlugin):
             min(seconds, default=None),
             self.max_batches,
             self.dispatcher.visits_before(unit),
+            self._attempts.spare(unit),
             n_pieces=self._warm.n_pieces(unit),
             gang=len(workers),
             is_suspect=bind.is_suspect,
+            then=bind.then,
             scores=bind.scores,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
@@ -417,7 +442,7 @@ class DispatchPlugin(SchedulerPlugin):
         """Call the other workers of a gang to the one that leads it."""
         unit, leader, attempt = call.unit, call.worker, call.attempt
         binding = self.dispatcher.bindings.get(unit)
-        if binding is None or binding.worker != leader or attempt != self._attempts.get(unit):
+        if binding is None or binding.worker != leader or attempt != self._attempts.number(unit):
             return
         if not all(map(self._is_there, binding.members)):  # the leader did not wait yet as it went
             self._send(leader, messages.AbandonGang(unit, attempt))
@@ -437,7 +462,7 @@ class DispatchPlugin(SchedulerPlugin):
         return self.dispatcher.holds(worker, unit.position)
 
     def _preempt(self, unit: Unit, worker: str) -> None:
-        self._send(worker, messages.StopUnit(unit, self._attempts.get(unit, 0)))
+        self._send(worker, messages.StopUnit(unit, self._attempts.number(unit)))
 
     def _send(self, worker: str, order: messages.Order) -> None:
         # One that has not joined, such as a restarted one at the same address, does not listen.
@@ -449,13 +474,9 @@ class DispatchPlugin(SchedulerPlugin):
         return self.dispatcher.knows(worker) and worker in self.scheduler.stream_comms
 
     def _restart(self, worker: str) -> None:
-        restart = self.scheduler.restart_workers(
-            [worker],
-            wait_for_workers=False,
-            on_error="return",
-            stimulus_id=f"dagsel-restart-{next(self._stimuli)}",
-        )
-        self._keep(restart)
+        stimulus = f"dagsel-restart-{next(self._stimuli)}"
+        how: dict[str, Any] = {"wait_for_workers": False, "on_error": "return"}
+        self._keep(self.scheduler.restart_workers([worker], **how, stimulus_id=stimulus))
 
     def _keep(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Run a coroutine; the loop alone would forget it."""
@@ -463,8 +484,9 @@ class DispatchPlugin(SchedulerPlugin):
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _report(self, message: messages.Message) -> None:
-        self.scheduler.log_event(report_topic(self.run), messages.REPORTS.encode(message))
+    def _report(self, *told: messages.Message) -> None:
+        encoded = [messages.REPORTS.encode(message) for message in told]
+        self.scheduler.log_event(report_topic(self.run), encoded)
 
     def end(self) -> None:
         """Stop listening and leave the scheduler as it was."""
@@ -473,28 +495,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
-        self._withdraw_all()
-        if not any(p for p in self.scheduler.plugins.values() if self._is_other(p)):
-            self._give_resources_back()
-
-    def _is_other(self, plugin: SchedulerPlugin) -> bool:
-        return isinstance(plugin, DispatchPlugin) and plugin is not self
-
-    def _withdraw_all(self) -> None:
-        driver = self.scheduler.clients.get(self.client)
-        if driver is not None:
-            ours = [task.key for task in driver.wants_what if self._is_ours(task.key)]
-            self.scheduler.client_releases_keys(keys=ours, client=self.client)
-
-    def _is_ours(self, key: Any) -> bool:
-        return key_unit(self.run, key) is not None or (
-            type(key) is tuple and key[0] == f"load-{self.run}"
-        )
-
-    def _give_resources_back(self) -> None:
-        for worker in self._with_our_resource:
-            state = self.scheduler.workers.get(worker)
-            if state is not None:
-                state.resources.pop(RESOURCE, None)
-                state.used_resources.pop(RESOURCE, None)
-                self.scheduler.resources.get(RESOURCE, {}).pop(worker, None)
+        withdraw(self.scheduler, self.client, self.run)
+        others = (p for p in self.scheduler.plugins.values() if p is not self)
+        if not any(isinstance(other, DispatchPlugin) for other in others):
+            take_resources_back(self.scheduler, self._with_our_resource)

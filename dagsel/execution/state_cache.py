@@ -15,7 +15,6 @@ from dagsel.state import State
 from dagsel.storage import CheckpointStore
 from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.checkpoints import Scoring
-from dagsel.workloads.base import Trained
 
 _SCORING: dict[str, Scoring] = {"evaluate": "epoch", "check": "check"}
 
@@ -85,7 +84,9 @@ class StateCache:
         damage: CheckpointCorruptError | None = None
         try:
             blob, meta = store.load(unit.trial, *place)
-            return Found(self.keep(unit, State(blob)), StoredState.read(place, meta))
+            stored = StoredState.read(place, meta)
+            if goes_on(stored, binding):
+                return Found(self.keep(unit, State(blob)), stored)
         except CheckpointNotFoundError:
             pass
         except CheckpointCorruptError as error:
@@ -94,10 +95,17 @@ class StateCache:
         if latest is not None and latest > place:
             if damage is not None and unit.position == self._n_shards - 1:
                 raise damage
-            return Found(StoredResult(unit.trial, *latest), None)
+            later = StoredResult(unit.trial, *latest)
+            if latest[0] > unit.epoch:
+                return Found(later, None)
+            with contextlib.suppress(CheckpointError):
+                _, meta = store.load(unit.trial, *latest)
+                if goes_on(stored := StoredState.read(latest, meta), binding):
+                    return Found(later, until(stored, unit.position))
         with contextlib.suppress(CheckpointError):
             blob, meta = store.load(unit.trial, *place, partial=True)
-            return State(blob) if StoredState.read(place, meta).shard == shard else None
+            stored = StoredState.read(place, meta)
+            return State(blob) if goes_on(stored, binding) and stored.shard == shard else None
         return None
 
     def suspend(self, unit: Unit, state: State, binding: Assignment, stored: StoredState) -> None:
@@ -109,15 +117,23 @@ class StateCache:
         if not self._is_short_of_memory():
             self.warm[unit] = Warm(state, binding.shard, binding.n_pieces + 1)
 
-    def save(self, unit: Unit, state: State, stored: StoredState) -> StoredState:
-        """Store a state; return what is stored with the one that is kept."""
-        store, n_shards, meta = self._store, self._n_shards, stored.meta
+    def save(
+        self, unit: Unit, state: State, stored: StoredState, binding: Assignment
+    ) -> StoredState:
+        """Store the last state of a task; return what is stored with the one that is kept.
+
+        `binding` is that of the task. Of two attempts at it the first one's state is kept.
+        """
+        store, meta = self._store, stored.meta
         place = (unit.trial, unit.epoch, unit.position)
         kept = retry_while_full(lambda: store.save_first(*place, state.buffer, meta), store.url)
-        old = before(unit, n_shards, by=2)
-        if old[0] >= 1 and old[1] != n_shards - 1:  # the driver deletes the ends of epochs
-            store.delete(unit.trial, *old)
-        return StoredState.read((unit.epoch, unit.position), kept)
+        found = StoredState.read(place[1:], kept)
+        if not goes_on(found, binding):  # of an attempt that was lost, and then left behind
+            digest = retry_while_full(lambda: store.save(*place, state.buffer, meta), store.url)
+            found = replace(stored, digest=digest)
+        if binding.spare is not None and binding.spare[1] != self._n_shards - 1:
+            store.delete(unit.trial, *binding.spare)  # the driver deletes the ends of epochs
+        return found
 
     def save_scores(self, unit: Unit, kept: State) -> None:
         """Store what a scored shard keeps for metrics of the whole set."""
@@ -134,29 +150,40 @@ class StateCache:
         return state
 
 
-def before(unit: Unit, n_shards: int, *, by: int = 1) -> tuple[int, int]:
-    """Epoch and position of the unit that comes some units before in its trial's chain.
+def goes_on(stored: StoredState, binding: Assignment) -> bool:
+    """Whether a state comes from the visits that its trial is known to have made before."""
+    return stored.visits[: len(binding.visits)] == binding.visits
+
+
+def before(unit: Unit, n_shards: int) -> tuple[int, int]:
+    """Epoch and position of the unit that comes before in its trial's chain.
 
     Examples
     --------
     >>> before(Unit("train", trial=0, epoch=2, position=0), n_shards=4)
     (1, 3)
     """
-    epoch, position = divmod((unit.epoch - 1) * n_shards + unit.position - by, n_shards)
+    epoch, position = divmod((unit.epoch - 1) * n_shards + unit.position - 1, n_shards)
     return epoch + 1, position
 
 
-def to_store(unit: Unit, binding: Assignment, trained: Trained) -> StoredState:
-    """Return what is stored with a unit's state."""
-    return StoredState(
-        unit.epoch,
-        unit.position,
-        binding.shard,
-        (*binding.visits, binding.shard),
-        trained.n_samples,
-        trained.loss,
-        trained.state.nbytes,
-    )
+def until(stored: StoredState, position: int) -> StoredState:
+    """Return what is stored with a state as far as it is about an earlier unit of its epoch.
+
+    Examples
+    --------
+    >>> stored = StoredState(1, 2, 0, (1, 2, 0), n_samples=4, loss=0.1, losses=((8, 0.5),))
+    >>> [until(stored, at).shard for at in range(3)]
+    [1, 2, 0]
+    >>> [until(stored, at).loss for at in range(3)]
+    [None, 0.5, 0.1]
+    """
+    if position == stored.position:
+        return stored
+    known = dict(enumerate(stored.losses, stored.position - len(stored.losses)))
+    n_samples, loss = known.get(position, (None, None))
+    visits = stored.visits[: position + 1]
+    return StoredState(stored.epoch, position, visits[-1], visits, n_samples, loss)
 
 
 def as_stored(done: UnitRecord, stored: StoredState) -> UnitRecord:

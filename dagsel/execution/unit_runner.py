@@ -8,15 +8,14 @@ is stopped. Its state is stored and goes on as the task's result, or waits for t
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -37,16 +36,16 @@ from dagsel.errors import (
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.state_cache import Found, StateCache, as_stored, before, to_store
-from dagsel.messages import Assignment, JoinGang, Notice, UnitRecord
+from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
+from dagsel.execution.visits import Recovered, Visited, visits_of
+from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
 from dagsel.state import State
-from dagsel.workloads.base import Trained, Visit, Workload, never
+from dagsel.workloads.base import ShouldStop, Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 from dagsel.workloads.raised import raised
 from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
-Work = TypeVar("Work", UnitRecord, messages.PieceRecord)
 
 #: A worker that leaves a run waits so long for the batches that train.
 LEAVE_S = 1.0
@@ -115,8 +114,8 @@ class UnitRunner:
         config: Mapping[str, Any],
         state: State | StoredResult | None,
         value: float | None = None,
-    ) -> tuple[State | StoredResult, list[UnitRecord]]:
-        """Train a unit: return the next state and records of it and of what was scored with it.
+    ) -> tuple[State | StoredResult, list[UnitRecord | PieceRecord]]:
+        """Train a unit, and what follows in its task: return the last state, and records in order.
 
         `value` is the metric of the epoch before, for `Visit.last_value`.
 
@@ -137,13 +136,61 @@ class UnitRunner:
                 if not is_its_turn:
                     raise Reschedule
                 how = How(config, value)
-                trained, done = self._train_next(unit, binding, how, state, stop)
-                return trained, [done, *self._scores(unit, binding, config, trained, stop)]
+                work, last, piece = self._train_all(unit, binding, how, state, stop)
+                if last is None:
+                    assert piece is not None
+                    self._tell(piece)
+                    raise Reschedule
+                trained = self._store(work, last, binding)
+                if piece is not None:
+                    return trained, [*work, piece]
+                is_whole = len(work) == 1 + len(binding.then)
+                scores = self._scores(unit, binding, config, trained, stop) if is_whole else ()
+                return trained, [*work, *scores]
         finally:
             with self._has_ended:
                 self._stops.pop(unit, None)
                 self._has_ended.notify_all()
             self._stop_early.discard((unit, binding.attempt))
+
+    def _train_all(
+        self,
+        unit: Unit,
+        binding: Assignment,
+        how: How,
+        state: State | StoredResult | None,
+        stop: threading.Event,
+    ) -> tuple[list[UnitRecord], Visited | Recovered | None, PieceRecord | None]:
+        """Train the units of a task one after the other, until one is stopped or raises.
+
+        What raises after the first is left out: it raises again in a task of its own, which can
+        say so.
+
+        Returns
+        -------
+        work, last, piece
+            Records of the units before the last one that is done; that one; what was trained of the
+            one that was stopped.
+        """
+        work = list[UnitRecord]()
+        last: Visited | Recovered | None = None
+        for each, bound in visits_of(unit, binding):
+            try:
+                next_ = self._train_next(each, bound, how, state, stop, is_told=last is None)
+            except Exception:
+                if last is None:
+                    raise
+                logger.debug("%s, in the task of %s", each, unit, exc_info=True)
+                break
+            if isinstance(next_, PieceRecord):
+                return work, last, next_
+            if last is not None:
+                work.append(last.record(self._address))
+            last = next_
+            if last.shard != bound.shard or stop.is_set():
+                break
+            state, how = last.state, How(how.config)
+        return work, last, None
 
     def _train_next(
         self,
@@ -152,9 +199,12 @@ class UnitRunner:
         how: How,
         state: State | StoredResult | None,
         stop: threading.Event,
-    ) -> tuple[State | StoredResult, UnitRecord]:
+        *,
+        is_told: bool,
+    ) -> Visited | Recovered | PieceRecord:
+        """Train a unit to its end, or until it is stopped; or find its result."""
         is_first = state is None and (unit.epoch, unit.position) == (1, 0)
-        if binding.attempt > 1 or not (is_first or isinstance(state, State)):
+        if is_told and (binding.attempt > 1 or not (is_first or isinstance(state, State))):
             self._tell(UnitStarted(unit, self._address))  # else it trains at once, and tells that
         self.counters.units_started += 1
         use_torch_threads(self._spec.threads)
@@ -163,23 +213,24 @@ class UnitRunner:
         if isinstance(found, Found):
             about = (unit, self._address, binding.shard, start, time.time())
             done = UnitRecord(*about, hop=False, recovered=True)
-            stored = found.stored
-            return found.state, done if stored is None else as_stored(done, stored)
+            return Recovered(found.state, as_stored(done, found.stored) if found.stored else done)
         begin = found or self._input(unit, state)
-        self._tell_of_begin(UnitTrains(unit, self._address), binding)
+        if is_told:
+            self._tell_of_begin(UnitTrains(unit, self._address), binding)
         if begin is None:
             seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
             begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
         should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
         trained, began = self._train(unit, begin, how, binding, should_stop)
+        visited = Visited(unit, binding, trained, start, began, time.time())
         if not trained.finished:
-            self._suspend(unit, binding, trained, start, began)
-            raise Reschedule
+            return self._suspend(visited)
         if trained.diverged:
             raise DivergedError(
                 f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
             )
-        return self._finish(unit, binding, trained, start, began)
+        self._check_consumed(unit, binding.shard, trained)
+        return visited
 
     @contextmanager
     def telling(self, unit: Unit) -> Iterator[None]:
@@ -242,31 +293,31 @@ class UnitRunner:
         finally:
             self._gathering.pop((unit, binding.attempt), None)
 
-    def _suspend(
-        self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
-    ) -> None:
-        """Keep what was trained until the unit's next turn, and tell how far it came."""
-        trained_at = time.time()
+    def _suspend(self, visited: Visited) -> PieceRecord:
+        """Keep what was trained until the unit's next turn; return how far it came."""
+        unit, binding, trained = visited.unit, visited.binding, visited.trained
         share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
-        stored = replace(to_store(unit, binding, trained), share=share)
-        self.states.suspend(unit, trained.state, binding, stored)
-        times = (start, began, trained_at)
-        piece = self._work(messages.PieceRecord, unit, binding.shard, trained, times)
-        self._tell(replace(piece, share=share))
+        self.states.suspend(unit, trained.state, binding, replace(visited.to_store, share=share))
+        return replace(visited.piece(self._address), share=share)
 
-    def _finish(
-        self, unit: Unit, binding: Assignment, trained: Trained, start: float, began: float
-    ) -> tuple[State | StoredResult, UnitRecord]:
-        """Store the unit's state and pass it on."""
-        self._check_consumed(unit, binding.shard, trained)
-        trained_at = time.time()
-        kept = self.states.save(unit, trained.state, to_store(unit, binding, trained))
-        times = (start, began, trained_at)
-        done = self._work(UnitRecord, unit, kept.shard, trained, times)
-        done = as_stored(replace(done, recovered=False), kept)
-        if kept.shard != binding.shard:  # another attempt, believed lost, was first
-            return StoredResult(unit.trial, unit.epoch, unit.position), done
-        return self.states.keep(unit, trained.state), done
+    def _store(
+        self, work: list[UnitRecord], last: Visited | Recovered, binding: Assignment
+    ) -> State | StoredResult:
+        """Store the last state of a task, unless it comes from there; return it.
+
+        `work` has the records of the units before; that of the last one is added.
+        """
+        if isinstance(last, Recovered):
+            work.append(last.record(self._address))
+            return last.state
+        mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
+        kept = self.states.save(last.unit, last.state, mine, binding)
+        work.append(as_stored(last.record(self._address, is_stored=True), kept))
+        if kept.visits == mine.visits:
+            return self.states.keep(last.unit, last.state)
+        # Another attempt, believed lost, was first.
+        work[:] = [as_stored(done, until(kept, done.unit.position)) for done in work]
+        return StoredResult(last.unit.trial, last.unit.epoch, last.unit.position)
 
     def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
         """Raise an error if a unit that has ended has trained on nothing."""
@@ -277,29 +328,6 @@ class UnitRunner:
                 "see that train consumes the shard's batches and returns their n_samples (of "
                 "TorchWorkload, that train_fn loops over batches)"
             )
-
-    def _work(
-        self,
-        kind: type[Work],
-        unit: Unit,
-        shard: int,
-        trained: Trained,
-        times: tuple[float, float, float],
-    ) -> Work:
-        (start, began, trained_at), stop = times, time.time()
-        return kind(
-            unit,
-            self._address,
-            shard,
-            start,
-            stop,
-            hop=False,
-            save_seconds=stop - trained_at,
-            ready_seconds=began - start,
-            n_samples=trained.n_samples,
-            loss=trained.loss,
-            losses=astuple(trained.losses),
-        )
 
     def evaluate(
         self,
@@ -460,29 +488,3 @@ class UnitRunner:
             self._has_ended.wait_for(lambda: not self._stops, LEAVE_S)
         self.shards.clear()
         self.states.warm.clear()
-
-
-class ShouldStop:
-    """Says at each batch boundary whether a unit has to stop there.
-
-    Parameters
-    ----------
-    stop
-        Set when the unit is told to stop.
-    max_seconds, max_batches
-        What it may take; None for no bound.
-    """
-
-    __slots__ = ("_batches_left", "_deadline", "_stop")
-
-    def __init__(
-        self, stop: threading.Event, max_seconds: float | None, max_batches: int | None
-    ) -> None:
-        self._stop = stop
-        self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-        self._batches_left = math.inf if max_batches is None else max_batches
-
-    def __call__(self) -> bool:
-        """Say whether to stop; asked once a batch."""
-        self._batches_left -= 1
-        return self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline

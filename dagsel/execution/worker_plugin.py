@@ -20,9 +20,10 @@ from typing import Any, Literal
 
 import cloudpickle
 import numpy as np
+from dask.sizeof import sizeof
 from distributed import Status, Worker, WorkerPlugin, get_worker
 from distributed.utils import sync
-from distributed.worker_state_machine import TaskState
+from distributed.worker_state_machine import TaskState, UpdateDataEvent
 from tornado.ioloop import PeriodicCallback
 
 from dagsel import messages
@@ -45,9 +46,11 @@ from dagsel.execution.process import (
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
+    Key,
     RunSpec,
     StoredResult,
     plugin_name,
+    unit_key,
     worker_topic,
     write_records,
 )
@@ -242,6 +245,16 @@ class TrainingPlugin(WorkerPlugin):
             told = {"notice": messages.NOTICES.encode(notice)}
             sync(self._worker.loop, log_event, topic=topic, msg=told)
 
+    def pass_on(self, key: Key, state: State | StoredResult, told: messages.UnitsDone) -> None:
+        """Have the cluster take a state as the result of another task; for a task's thread."""
+
+        def put() -> None:
+            event = UpdateDataEvent(data={key: state}, stimulus_id=f"dagsel-pass-on-{time.time()}")
+            self._worker.handle_stimulus(event)
+            self._tell(told)
+
+        self._worker.loop.add_callback(put)
+
     def follow(self, order: messages.Order) -> None:
         """Do what the dispatcher tells this worker."""
         if self.units is None:
@@ -322,11 +335,16 @@ async def _is_unused(worker: Worker) -> bool:
     return True
 
 
-def _units(run: str) -> UnitRunner:
+def _plugin(run: str) -> TrainingPlugin:
     plugin = get_worker().plugins[plugin_name(run)]
     assert isinstance(plugin, TrainingPlugin)
-    assert plugin.units is not None, "only workers that have joined are given tasks"
-    return plugin.units
+    return plugin
+
+
+def _units(run: str) -> UnitRunner:
+    units = _plugin(run).units
+    assert units is not None, "only workers that have joined are given tasks"
+    return units
 
 
 def _this_task() -> TaskState:
@@ -341,13 +359,19 @@ def train_unit(
     state: State | StoredResult | None,
     value: float | None,
 ) -> State | StoredResult:
-    """Task of a training unit."""
+    """Task of a training unit, and of those that follow it on the same worker."""
     task = _this_task()
-    units, which = _units(run), Unit(*unit)
+    units, which, binding = _units(run), Unit(*unit), _assignment(task)
     with units.telling(which):
-        trained, done = units.train(which, _assignment(task), config, state, value)
-    write_records(task.metadata, *done)
-    return trained
+        trained, work = units.train(which, binding, config, state, value)
+    done = [each.unit for each in work if isinstance(each, messages.UnitRecord)]
+    last = [each for each in done if each.kind == "train"][-1]
+    if last == which:
+        write_records(task.metadata, *work)
+        return trained
+    about = (last, get_worker().address, binding.attempt, sizeof(trained), tuple(work))
+    _plugin(run).pass_on(unit_key(run, last), trained, messages.UnitsDone(*about))
+    return StoredResult(*which[1:])  # nobody waits for it
 
 
 def evaluate_unit(

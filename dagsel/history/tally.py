@@ -51,6 +51,10 @@ class EpochTally:
             self.trained[position] = (done.shard, done.n_samples, done.loss)
         if position == self.n_shards - 1:
             self.digest = done.digest
+        if isinstance(done, StoredState):
+            for before, (n, loss) in enumerate(done.losses, position - len(done.losses)):
+                if n is not None:
+                    self.trained[before] = (done.visits[before], n, loss)
 
     def follow(self, visits: Sequence[int]) -> None:
         """Keep these visits and no others; samples and loss of new ones are not known.

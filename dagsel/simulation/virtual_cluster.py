@@ -7,7 +7,7 @@ is given. Workers may join, die and be drained.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, floor, inf
@@ -80,13 +80,16 @@ class VirtualOutcome:
 
 @dataclass(slots=True, eq=False)
 class _Running:
-    """A bound unit that runs."""
+    """A bound unit that runs, or one of those after it in its task."""
 
     bind: Bind
+    unit: Unit
+    shard: int
     start_s: float
     takes_s: float  # to its end, if nothing stops it
     waits_s: float  # before it trains: its state moves
     hop: bool
+    visits: tuple[Ran, ...] = ()  # units of the task that are done
     trained_at_s: float | None = None  # since when it scores
     scoring_s: tuple[float, ...] = ()  # of each validation shard
 
@@ -95,8 +98,8 @@ class _Running:
         return self.takes_s - self.waits_s
 
     def until(self, stop_s: float, done: float = 1.0) -> Ran:
-        bind = self.bind
-        return Ran(bind.unit, bind.worker, bind.shard, self.start_s, stop_s, self.hop, bind.members,
+        worker, members = self.bind.worker, self.bind.members
+        return Ran(self.unit, worker, self.shard, self.start_s, stop_s, self.hop, members,
                    done, self.waits_s)  # fmt: skip
 
     def scored(self, now_s: float) -> list[Ran]:
@@ -321,7 +324,7 @@ class VirtualCluster:
                 self._plan(self.now_s + self._load_seconds, lambda: self._loaded(worker, shard))
             case DropShard(worker, shard):
                 users = [b.unit for b in self._bound() if worker in (b.worker, *b.members)
-                         and b.shard == shard]  # fmt: skip
+                         and shard in (b.shard, *b.then)]  # fmt: skip
                 assert not users, f"{worker} drops {shard}, which {users} need"
                 self._machines[worker].held.discard(shard)
             case Preempt(unit, worker):
@@ -365,6 +368,7 @@ class VirtualCluster:
             return at_s
         if running.trained_at_s is not None:
             return at_s
+        unit = running.unit
         begins_s, trains_s = running.start_s + running.waits_s, running.trains_s
         before = self._part.get(unit, 0.0)
         done = before + (1.0 - before) * max(0.0, at_s - begins_s) / trains_s if trains_s else 1.0
@@ -374,35 +378,58 @@ class VirtualCluster:
 
     def _take_back(self, bind: Bind, *, is_whole: bool) -> list[DispatchEvent]:
         """Take a unit off its worker; what it has trained is kept if its gang is whole."""
-        unit, machine = bind.unit, self._machines[bind.worker]
+        unit, shard, machine = bind.unit, bind.shard, self._machines[bind.worker]
         running = machine.running
         machine.queue.remove(bind)
         trained_s = 0.0
+        back: list[DispatchEvent] = []
         if running is not None and running.bind is bind:
             machine.running = None
+            unit, shard = running.unit, running.shard
+            back = self._tell_done(running.visits) if running.visits else []
             trained_s = self._cut(running) if is_whole else 0.0
             if machine.queue:
                 self._start(bind.worker)
-        kept = bind.shard if unit in self._part else None
-        back: list[DispatchEvent] = [UnitReturned(unit, kept, trained_s)]
+        kept = shard if unit in self._part else None
+        back.append(UnitReturned(unit, kept, trained_s))
         return back if unit.trial in self._gone else [*back, UnitReady(unit)]
+
+    def _tell_done(
+        self, visits: tuple[Ran, ...], scored: Sequence[Ran] = ()
+    ) -> list[DispatchEvent]:
+        """Note that units were done by one task; return what the dispatcher is told."""
+        self.outcome.timeline += [*visits, *scored]
+        for ran in visits:
+            self._part.pop(ran.unit, None)
+            self._note_trained(ran)
+        (unit, _, shard, *_), *then = visits
+        took_s, *then_s = (ran.stop_s - ran.start_s - ran.waits_s for ran in visits)
+        return [
+            UnitDone(
+                unit,
+                took_s,
+                shard,
+                tuple((ran.shard, ran.stop_s - ran.start_s) for ran in scored),
+                tuple((ran.shard, seconds) for ran, seconds in zip(then, then_s, strict=True)),
+            )
+        ]
 
     def _cut(self, running: _Running) -> float:
         """Keep what a unit has trained until now; return its seconds."""
-        unit, trains_s = running.bind.unit, running.trains_s
+        unit, trains_s = running.unit, running.trains_s
         trained_s = min(trains_s, self.now_s - running.start_s - running.waits_s)
         if unit.kind != "train" or trained_s <= 0.0 or trains_s <= 0.0:
             return 0.0
         before = self._part.get(unit, 0.0)
         self._part[unit] = before + (1.0 - before) * trained_s / trains_s
-        self._note_trained(running)
-        self.outcome.pieces.append(running.until(self.now_s, self._part[unit]))
+        piece = running.until(self.now_s, self._part[unit])
+        self._note_trained(piece)
+        self.outcome.pieces.append(piece)
         return trained_s
 
-    def _note_trained(self, running: _Running) -> None:
-        unit = running.bind.unit
-        self._gang_of[unit.trial] = 1 + len(running.bind.members)
-        self._state_at[unit.trial, unit.epoch] = running.bind.worker
+    def _note_trained(self, ran: Ran) -> None:
+        self._gang_of[ran.unit.trial] = 1 + len(ran.members)
+        self._state_at[ran.unit.trial, ran.unit.epoch] = ran.worker
 
     # ---- units
 
@@ -418,7 +445,8 @@ class VirtualCluster:
         if unit.kind == "train":
             is_switch = unit in self._part or self._gang_of.get(unit.trial, gang) != gang
             waits_s += self._switch_seconds if is_switch else 0.0
-        running = machine.running = _Running(bind, self.now_s, waits_s + took, waits_s, moved)
+        begun = (unit, bind.shard, self.now_s, waits_s + took, waits_s, moved)
+        running = machine.running = _Running(bind, *begun)
         plan = partial(self._plan_for, running)
         plan(self.now_s, lambda: [UnitStarted(unit, worker), UnitTrains(unit, worker)])
         if unit.kind == "train" and bind.seconds is not None and bind.seconds < took:
@@ -448,6 +476,10 @@ class VirtualCluster:
 
     def _finished(self, running: _Running) -> list[DispatchEvent]:
         bind = running.bind
+        running.visits += (running.until(self.now_s),)
+        if len(running.visits) <= len(bind.then):
+            self._go_on(running)
+            return []
         if not bind.scores:
             return self._ended(running)
         running.trained_at_s = self.now_s
@@ -459,21 +491,27 @@ class VirtualCluster:
         self._plan_for(running, ends_s, lambda: self._ended(running))
         return []
 
+    def _go_on(self, running: _Running) -> None:
+        """Begin the next unit of a task."""
+        bind, n_done = running.bind, len(running.visits)
+        running.unit = bind.unit._replace(position=bind.unit.position + n_done)
+        running.shard = bind.then[n_done - 1]
+        took_s = self._seconds(running.unit, bind.worker, running.shard)
+        running.start_s, running.takes_s = self.now_s, took_s
+        running.waits_s, running.hop = 0.0, False
+        self._plan_for(running, self.now_s + took_s, lambda: self._finished(running))
+
     def _ended(self, running: _Running) -> list[DispatchEvent]:
-        unit, machine = running.bind.unit, self._machines[running.bind.worker]
+        machine = self._machines[running.bind.worker]
         machine.queue.pop(0)
         machine.running = None
         if machine.queue:
             self._start(running.bind.worker)
-        trained_at_s = self.now_s if running.trained_at_s is None else running.trained_at_s
-        scored = running.scored(self.now_s)
-        self.outcome.timeline += [running.until(trained_at_s), *scored]
-        took = tuple((ran.shard, ran.stop_s - ran.start_s) for ran in scored)
-        done: list[DispatchEvent] = [UnitDone(unit, running.trains_s, running.bind.shard, took)]
+        unit, scored = running.unit, running.scored(self.now_s)
         if unit.kind != "train":
-            return done
-        self._part.pop(unit, None)
-        self._note_trained(running)
+            self.outcome.timeline += running.visits
+            return [UnitDone(unit, running.trains_s, running.shard)]
+        done = self._tell_done(running.visits, scored)
         return done + self._followers(unit, {ran.unit for ran in scored})
 
     def _followers(self, unit: Unit, scored: Set[Unit]) -> list[DispatchEvent]:

@@ -75,6 +75,7 @@ class IndependentCluster:
         self.n_told = 0
         self.last_number: dict[int, int] = {}
         self.to_score: dict[Unit, tuple[int, ...]] = {}
+        self.to_visit: dict[Unit, tuple[int, ...]] = {}
 
     # ---- events and instructions
 
@@ -85,9 +86,10 @@ class IndependentCluster:
 
     def perform(self, instruction):
         match instruction:
-            case Bind(unit, worker, shard, members, seconds, _, scores):
+            case Bind(unit, worker, shard, members, seconds, _, scores, then):
                 self.bind(unit, worker, shard, members)
-                self.check_scores(unit, worker, shard, members, scores)
+                self.check_then(unit, worker, shard, members, then)
+                self.check_scores(unit, worker, (shard, *then), members, scores)
                 is_timed = unit.kind == "train" and unit not in self.visits
                 assert seconds == (self.left_s.get(unit.trial) if is_timed else None)
             case TrialRests(trial, number):
@@ -102,7 +104,8 @@ class IndependentCluster:
             case DropShard(worker, shard):
                 machine = self.machines[worker]
                 assert all(
-                    shard not in (used, *self.to_score[unit]) for unit, used in machine.queue
+                    shard not in (used, *self.to_visit[unit], *self.to_score[unit])
+                    for unit, used in machine.queue
                 ), "dropped in use"
                 assert self.shard_of(machine.member_of) != shard, "dropped in use by a gang"
                 machine.held.remove(shard)
@@ -126,7 +129,24 @@ class IndependentCluster:
             case FailRun(reason):
                 self.run_failed = reason
 
-    def check_scores(self, unit, worker, shard, members, scores):
+    def check_then(self, unit, worker, shard, members, then):
+        """What follows in a unit's task are the next units of its epoch, on what the worker has."""
+        self.to_visit[unit] = then
+        if not then:
+            return
+        assert unit.kind == "train"
+        assert unit not in self.visits
+        assert not members
+        assert unit.trial not in self.left_s
+        assert {shard, *then} <= self.machines[worker].held
+        assert len({shard, *then}) == 1 + len(then), f"{then} after {shard}: one of them twice"
+        for position, visit in enumerate(then, unit.position + 1):
+            following = unit._replace(position=position)
+            assert position < self.config.n_shards, f"{unit}: its task goes beyond the epoch"
+            assert following not in self.partial, f"{following} has begun, and {unit} has not ended"
+            self.check_shard(following, visit)
+
+    def check_scores(self, unit, worker, visits, members, scores):
         """What is to be scored with a unit is what its epoch lacks, and the worker has it."""
         self.to_score[unit] = scores
         if not scores:
@@ -136,7 +156,7 @@ class IndependentCluster:
         assert not members
         chain = self.chain_of(unit)
         seen = {s for u, s in self.visits.items() if u[:3] == unit[:3]}
-        assert seen | {shard} == set(range(chain.n_shards)), f"{unit} does not end its epoch"
+        assert seen | set(visits) == set(range(chain.n_shards)), f"{unit} does not end its epoch"
         missing = {u.position for u in chain.evaluations(unit.epoch) if u not in self.scored}
         assert set(scores) == missing, f"{scores} are to be scored, and {missing} are not"
         assert missing <= self.machines[worker].held, f"{worker} does not hold {missing}"
@@ -343,7 +363,8 @@ class IndependentCluster:
         if machine.queue and finished and machine.started:
             unit, shard = machine.queue[0]
             if unit.kind == "train" and unit not in self.visits:
-                self.stored[unit] = shard
+                for position, visit in enumerate((shard, *self.to_visit[unit]), unit.position):
+                    self.stored[unit._replace(position=position)] = visit
         self.preempts = [(u, w) for u, w in self.preempts if w != worker]
         events: list[Any] = [WorkerRemoved(worker, expected)]
         for unit, _ in broken:
@@ -418,7 +439,8 @@ class IndependentCluster:
         if trains and unit.kind == "train":
             self.tell(UnitTrains(unit, worker))
 
-    def finish(self, worker, seconds, together=True, n_scored=100):
+    def finish(self, worker, seconds, together=True, n_scored=100, n_then=100, is_cut=False):
+        """The worker's task ends: perhaps before all its visits, perhaps within one of them."""
         machine = self.machines[worker]
         if not machine.queue:
             return
@@ -427,24 +449,35 @@ class IndependentCluster:
         machine.started = False
         self.part(unit)
         self.preempts = [(u, w) for u, w in self.preempts if u != unit]
+        planned, last = self.to_visit[unit], unit
+        then = planned[:n_then]
         if unit.kind == "evaluate":
             self.scored.add(unit)
         else:
             if unit in self.stored:
-                shard, seconds = self.stored.pop(unit), 0.0
-            if unit.trial not in self.gone:
-                self.record(unit, shard)
-            self.results[unit] = worker
-            self.partial.pop(unit, None)
-        with_it = self.to_score[unit][:n_scored]
+                shard, seconds, then = self.stored.pop(unit), 0.0, ()
+            for position, visit in enumerate((shard, *then), unit.position):
+                last = unit._replace(position=position)
+                if unit.trial not in self.gone:
+                    self.record(last, visit)
+                self.partial.pop(last, None)
+                self.stored.pop(last, None)
+            self.results[last] = worker
+        with_it = self.to_score[unit][:n_scored] if then == planned else ()
         if unit.trial not in self.gone:
             self.scored |= {unit._replace(kind="evaluate", position=s) for s in with_it}
-        done = UnitDone(unit, seconds, shard, tuple((s, 0.3 * seconds) for s in with_it))
-        self.spend(unit, seconds)
+        scored = tuple((s, 0.3 * seconds) for s in with_it)
+        done = [UnitDone(unit, seconds, shard, scored, tuple((s, seconds) for s in then))]
+        self.spend(unit, seconds * (1 + len(then)))
+        if is_cut and seconds and then != planned and unit.trial not in self.gone:
+            following, visit = last._replace(position=last.position + 1), planned[len(then)]
+            self.partial[following] = visit
+            self.spend(following, 0.5)
+            done.append(UnitReturned(following, visit, 0.5))
         if together:
-            self.tell(done, *self.refresh_ready())
+            self.tell(*done, *self.refresh_ready())
         else:
-            self.tell(done)
+            self.tell(*done)
             self.tell(*self.refresh_ready())
 
     def record(self, unit, shard):

@@ -70,7 +70,7 @@ class DispatchMachine(RuleBasedStateMachine):
             unit_timeout_s=timeout,
             lookahead_s=1.0,
             overhead_s=0.1,
-            scored_at_once_s=at_once_s,
+            at_once_s=at_once_s,
         )
         self.n_rounds = 0
         self.epochs: dict[int, int] = {}
@@ -179,12 +179,14 @@ class DispatchMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.machines)
     @rule(
         data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4),
-        n_scored=st.sampled_from([0, 1, 100]),
+        n_scored=st.sampled_from([0, 1, 100]), n_then=st.sampled_from([0, 1, 100]),
+        is_cut=st.booleans(),
     )  # fmt: skip
-    def units_finish(self, data, seconds, together, n, n_scored):
+    def units_finish(self, data, seconds, together, n, n_scored, n_then, is_cut):
         for _ in range(n):
             self.model.now += seconds
-            self.model.finish(self.some_worker(data), seconds, together, n_scored)
+            worker = self.some_worker(data)
+            self.model.finish(worker, seconds, together, n_scored, n_then, is_cut)
 
     @precondition(lambda self: self.model.machines)
     @rule(data=st.data())

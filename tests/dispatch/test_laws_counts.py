@@ -97,7 +97,7 @@ class Left:
             for which, epoch in trial.epochs.items():
                 runs = trial.active is not None and trial.active.epoch == which
                 for shard in shards:
-                    if epoch.left >> shard & 1 and not (runs and trial.active_shard == shard):
+                    if epoch.left >> shard & 1 and not (runs and trial.visiting >> shard & 1):
                         paces = [times.pace[worker] for worker in holders[shard] or hosts]
                         rem[number] += cost * times.unit_s * fmean(paces or [1.0])
                         demand[shard] += cost

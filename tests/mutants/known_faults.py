@@ -573,14 +573,14 @@ FAULTS = (
         "dispatch/dispatcher.py",
         "in event.scored:\n            epoch.unscored &= ~(1 << shard)\n",
         "in event.scored:\n",
-        "dispatch/test_scored_at_once.py",
+        "dispatch/test_at_once.py",
     ),
     Fault(
         "dispatcher: a shard that is to be scored is dropped",
         "dispatch/shard_moves.py",
         "| binding.shards",
         "| 1 << binding.shard",
-        "dispatch/test_scored_at_once.py",
+        "dispatch/test_at_once.py",
     ),
     Fault(
         "scheduler: what was scored with a unit is scored again",

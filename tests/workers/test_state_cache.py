@@ -5,6 +5,7 @@ No cluster is here: a `StateCache` needs a store alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,19 @@ def state(number: int) -> State:
     return State.pack({}, {"number": number})
 
 
-def save(store: CheckpointStore, place: tuple[int, int], shard: int = 0, **how: Any) -> State:
-    saved = state(10 * place[0] + place[1])
-    stored = StoredState(*place, shard, (shard,), 4, 0.5, saved.nbytes)
+def stored_at(
+    place: tuple[int, int], visits: tuple[int, ...], losses: tuple[tuple[int, float], ...] = ()
+) -> StoredState:
+    n_bytes = state(10 * place[0] + place[1]).nbytes
+    return StoredState(*place, visits[-1], visits, 4, 0.5, n_bytes, losses=losses)
+
+
+def save(
+    store: CheckpointStore, place: tuple[int, int], shard: int | None = None, **how: Any
+) -> State:
+    """Store a state; each visit but its last one went to the shard of its position."""
+    saved, last = state(10 * place[0] + place[1]), place[1] if shard is None else shard
+    stored = stored_at(place, (*range(place[1]), last))
     store.save(0, *place, saved.buffer, stored.meta, **how)
     return saved
 
@@ -65,19 +76,22 @@ def test_a_unit_that_was_begun_before_has_its_own_result_or_the_latest_later_one
     for at in there & damaged:
         damage(store, at)
     here, unit = cache(store), Unit("train", 0, *place)
-    later = [at for at in there if at > place]
+    later, again = [at for at in there if at > place], replace(AGAIN, visits=(*range(place[1]),))
     if place in there & damaged and later and place[1] == N_SHARDS - 1:
         with pytest.raises(CheckpointCorruptError):  # it may still have to be scored
-            here.recover(unit, AGAIN)
+            here.recover(unit, again)
         return
-    found = here.recover(unit, AGAIN)
+    found = here.recover(unit, again)
     if place in there - damaged:
         assert isinstance(found, Found)
         assert found.state == saved[place]
         assert found.stored is not None
         assert (found.stored.epoch, found.stored.position) == place
-    elif later:  # it is done, and its own state was removed when it was not needed any more
+    elif later and max(later)[0] > place[0]:  # it is done, and its own state was removed since
         assert found == Found(StoredResult(0, *max(later)), None)
+    elif later and max(later) not in damaged:  # likewise, and its visit is known
+        visits = (*range(place[1] + 1),)
+        assert found == Found(StoredResult(0, *max(later)), StoredState(*place, place[1], visits))
     else:
         assert found is None
 
@@ -90,6 +104,39 @@ def test_a_unit_goes_on_from_a_part_of_the_shard_that_it_is_bound_to(
     half = save(store, (2, 0), shard, partial=True)
     found = cache(store).recover(Unit("train", 0, 2, 0), AGAIN)
     assert found == (half if shard == AGAIN.shard else None)
+
+
+def test_what_a_task_has_stored_tells_of_each_of_its_units(tmp_path: Path) -> None:
+    store, binding = CheckpointStore(tmp_path), Assignment(shard=1, visits=(2,))
+    mine = stored_at((1, 2), (2, 1, 0), losses=((8, 0.25),))
+    assert cache(store).save(Unit("train", 0, 1, 2), state(12), mine, binding).losses
+    found = cache(store).recover(Unit("train", 0, 1, 1), replace(binding, shard=0, attempt=2))
+    assert isinstance(found, Found)
+    assert found.state == StoredResult(0, 1, 2)
+    known = StoredState(1, 1, shard=1, visits=(2, 1), n_samples=8, loss=0.25)
+    assert found.stored == known, "it was to visit shard 0 this time, and has visited shard 1"
+
+
+@pytest.mark.parametrize(("theirs", "is_kept"), [((2, 0, 1), True), ((0, 2, 1), False)])
+def test_the_state_of_another_attempt_counts_if_the_trial_may_have_gone_on_from_there(
+    tmp_path: Path, theirs: tuple[int, ...], is_kept: bool
+) -> None:
+    """Its worker was believed lost, and has stored the end of its task after all."""
+    store, place, mine = CheckpointStore(tmp_path), (1, 2), stored_at((1, 2), (2, 1, 0))
+    store.save(0, *place, state(7).buffer, stored_at(place, theirs).meta)
+    unit, binding = Unit("train", 0, *place), Assignment(shard=1, attempt=2, visits=(2,))
+    found = cache(store).recover(unit, replace(binding, visits=theirs[:2] if is_kept else (2, 1)))
+    assert (found is not None) == is_kept
+    kept = cache(store).save(unit, state(12), mine, binding)
+    assert kept.visits == (theirs if is_kept else mine.visits)
+    assert (store.load(0, *place)[0] == state(7).buffer) == is_kept
+
+
+def test_a_later_state_of_an_attempt_that_was_left_behind_is_no_result(tmp_path: Path) -> None:
+    store, unit = CheckpointStore(tmp_path), Unit("train", 0, 1, 1)
+    save(store, (1, 2))
+    assert cache(store).recover(unit, Assignment(shard=2, attempt=2, visits=(0,))) is not None
+    assert cache(store).recover(unit, Assignment(shard=2, attempt=2, visits=(1,))) is None
 
 
 @pytest.mark.parametrize("n_pieces", [1, 2])

@@ -6,6 +6,7 @@ No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tel
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
 from dagsel.execution.run_spec import RunSpec, StoredResult
-from dagsel.execution.unit_runner import ShouldStop, UnitRunner
+from dagsel.execution.unit_runner import UnitRunner
 from dagsel.messages import (
     AbandonGang,
     Assignment,
@@ -28,11 +29,12 @@ from dagsel.messages import (
     JoinGang,
     PieceRecord,
     StopUnit,
+    StoredState,
 )
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
-from dagsel.workloads.base import Visit
+from dagsel.workloads.base import ShouldStop, Visit
 from dagsel.workloads.gang.gang import lead_gang
 from tests.waiting import wait_until
 
@@ -191,6 +193,87 @@ def test_a_unit_scores_what_it_is_asked_to_until_something_is_in_the_way(
     times = [(each.start, each.stop) for each in (done, *scored)]
     assert times == sorted(times)
     assert all(before[1] <= then[0] for before, then in pairwise(times))
+
+
+class Watched(SyntheticWorkload):
+    """Does something before each visit of shard 0."""
+
+    def __init__(self, before: Callable[[], None]) -> None:
+        super().__init__(n_batches=2)
+        self.before = before
+
+    def train(self, state: State, shard: Any, config: Any, *, visit: Visit, **how: Any) -> Any:
+        if visit.shard == 0:
+            self.before()
+        return super().train(state, shard, config, visit=visit, **how)
+
+
+def store_of(workers: Workers) -> tuple[Any, Any]:
+    """Return the places of complete and of partial states."""
+    states = workers.spec.run_dir.states
+    return states.list(0), states.list(0, partial=True)
+
+
+def test_a_task_trains_unit_after_unit_and_stores_the_last_state(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    worker = workers.come("a")
+    after, work = worker.train(UNIT, Assignment(shard=1, then=(0,), scores=(0, 1)), {}, None)
+    assert isinstance(after, State)
+    assert seen(after) == [(1, 1, 0), (1, 1, 1), (1, 0, 0), (1, 0, 1)]
+    kinds = [(done.unit.kind, done.unit.position, done.shard) for done in work]
+    assert kinds == [("train", 0, 1), ("train", 1, 0), ("evaluate", 0, 0), ("evaluate", 1, 1)]
+    assert [type(told).__name__ for told in workers.told] == ["UnitTrains"]
+    times = [(each.start, each.stop) for each in work]
+    assert all(before[1] <= then[0] for before, then in pairwise(times))
+    assert store_of(workers) == (((1, 1),), ())
+    _, meta = workers.spec.run_dir.states.load(0, 1, 1)
+    stored = StoredState.read((1, 1), meta)
+    assert (stored.visits, stored.n_samples) == ((1, 0), work[1].n_samples)
+    assert stored.losses == ((work[0].n_samples, work[0].loss),)
+    assert (stored.digest, work[0].digest) == (work[1].digest, "")
+
+
+def test_a_task_that_is_stopped_has_done_the_visits_before(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    workers.workload = Watched(lambda: worker.stop(StopUnit(UNIT, 1)))
+    worker = workers.come("a")
+    binding = Assignment(shard=1, then=(0,))
+    after, (done, piece) = worker.train(UNIT, binding, {}, None)
+    assert isinstance(after, State)
+    assert seen(after) == [(1, 1, 0), (1, 1, 1)]
+    assert (done.unit, type(piece)) == (UNIT, PieceRecord)
+    assert (piece.unit, piece.shard, piece.share) == (Unit("train", 0, 1, 1), 0, 0.5)
+    assert store_of(workers) == (((1, 0),), ((1, 1),))
+    again = Assignment(shard=0, attempt=2, visits=(1,), n_pieces=1)
+    whole, _ = worker.train(piece.unit, again, {}, after)
+    assert isinstance(whole, State)
+    assert seen(whole) == [(1, 1, 0), (1, 1, 1), (1, 0, 0), (1, 0, 1)]
+
+
+def test_what_raises_after_the_first_unit_of_a_task_raises_in_its_own(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    workers.workload = Watched(fails)
+    worker = workers.come("a")
+    after, (done,) = worker.train(UNIT, Assignment(shard=1, then=(0,), scores=(0,)), {}, None)
+    assert done.unit == UNIT
+    assert store_of(workers) == (((1, 0),), ())
+    with pytest.raises(ValueError, match="a metric that fails"):
+        worker.train(Unit("train", 0, 1, 1), Assignment(shard=0, visits=(1,)), {}, after)
+
+
+def test_of_two_attempts_at_a_task_the_first_result_goes_on_and_all_its_units_are_told(
+    tmp_path: Path,
+) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    slow, other = workers.come("a"), workers.come("b")
+    winner, told = other.train(UNIT, Assignment(shard=1, attempt=2, then=(0,)), {}, None)
+    loser, later = slow.train(UNIT, Assignment(shard=0, then=(1,)), {}, None)
+    assert loser == StoredResult(0, 1, 1)
+    assert isinstance(loser, StoredResult)
+    assert slow.states.load(loser) == winner
+    assert [each.shard for each in later] == [each.shard for each in told] == [1, 0]
+    found, (first,) = slow.train(UNIT, Assignment(shard=0, attempt=3, then=(1,)), {}, None)
+    assert (found, first.recovered, first.shard) == (loser, True, 1), "it has visited shard 1"
 
 
 class Ranks(SyntheticWorkload):

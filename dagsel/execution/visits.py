@@ -1,0 +1,113 @@
+"""The visits of a task: its own unit's, and those of the units that follow it in the epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+from typing import TypeVar
+
+from dagsel.dispatch.units import Unit
+from dagsel.execution.run_spec import StoredResult
+from dagsel.messages import Assignment, PieceRecord, StoredState, UnitRecord
+from dagsel.state import State
+from dagsel.workloads.base import Trained
+
+Work = TypeVar("Work", UnitRecord, PieceRecord)
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """A training unit as it has come to its end, or to where it was stopped."""
+
+    unit: Unit
+    binding: Assignment
+    trained: Trained
+    # Seconds since the epoch.
+    start: float
+    began: float  # with its state there, and its gang formed
+    ended: float
+
+    @property
+    def to_store(self) -> StoredState:
+        """What is stored with its state."""
+        trained, binding = self.trained, self.binding
+        return StoredState(
+            self.unit.epoch,
+            self.unit.position,
+            binding.shard,
+            (*binding.visits, binding.shard),
+            trained.n_samples,
+            trained.loss,
+            trained.state.nbytes,
+        )
+
+    @property
+    def shard(self) -> int:
+        """The shard that it visited."""
+        return self.binding.shard
+
+    @property
+    def state(self) -> State:
+        """The state after it."""
+        return self.trained.state
+
+    def record(self, worker: str, *, is_stored: bool = False) -> UnitRecord:
+        """Return the record of its end; if its state was stored, until now."""
+        done = self._record(UnitRecord, worker, time.time() if is_stored else self.ended)
+        return replace(done, recovered=False, state_bytes=self.trained.state.nbytes)
+
+    def piece(self, worker: str) -> PieceRecord:
+        """Return the record of what was trained until it was stopped, and stored until now."""
+        return self._record(PieceRecord, worker, time.time())
+
+    def _record(self, kind: type[Work], worker: str, stop: float) -> Work:
+        return kind(
+            self.unit,
+            worker,
+            self.shard,
+            self.start,
+            stop,
+            hop=False,
+            save_seconds=stop - self.ended,
+            ready_seconds=self.began - self.start,
+            n_samples=self.trained.n_samples,
+            loss=self.trained.loss,
+            losses=astuple(self.trained.losses),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A training unit whose result was found in the store."""
+
+    state: State | StoredResult
+    done: UnitRecord
+
+    @property
+    def shard(self) -> int:
+        """The shard that it visited."""
+        return self.done.shard
+
+    def record(self, worker: str) -> UnitRecord:
+        """Return its record."""
+        return self.done
+
+
+def visits_of(unit: Unit, binding: Assignment) -> Iterator[tuple[Unit, Assignment]]:
+    """Yield the units of a task, and how each is bound.
+
+    Examples
+    --------
+    >>> bound = Assignment(shard=2, visits=(0,), then=(3, 1))
+    >>> for following, each in visits_of(Unit("train", 7, epoch=1, position=1), bound):
+    ...     print(following.position, each.shard, each.visits)
+    1 2 (0,)
+    2 3 (0, 2)
+    3 1 (0, 2, 3)
+    """
+    yield unit, binding
+    for position, shard in enumerate(binding.then, unit.position + 1):
+        visits = (*binding.visits, binding.shard)
+        binding = replace(binding, shard=shard, visits=visits, n_pieces=0)
+        yield unit._replace(position=position), binding
