@@ -164,7 +164,8 @@ def optimize(
         Called with study and trial after the end of each trial, as Optuna does.
     max_cluster_workers
         Workers that the cluster may have, over all trials; None for what it can have: one a core on
-        this machine, those that are there on a cluster that cannot grow.
+        this machine, those that are there on a cluster that cannot grow. Of fewer workers than
+        cores on this machine each trains with several threads, unless ``OMP_NUM_THREADS`` is set.
     worker_startup
         Time from the request for a worker to its first unit, such as ``"90 s"``, for a search that
         plans with it; None for what is known of the kind of cluster. It is measured on the way.
@@ -363,6 +364,7 @@ def _prepared(
             goals=goals if len(goals) > 1 else (),
             replicas=given.replicas,
             deterministic=given.deterministic,
+            threads=None if given.deterministic else call.threads,
             deadline_s=deadline_s,
             unit_timeout_s=given.unit_timeout,
             budget_s=None if cost is None else cost.worker_seconds,

@@ -31,6 +31,7 @@ from dagsel.execution.cluster import (
     connect,
     dashboard_of,
     own_until,
+    threads_here,
     why_no_room,
     workers_of,
 )
@@ -117,6 +118,14 @@ class Call:
         return time.monotonic() - self.began
 
     @property
+    def threads(self) -> int | None:
+        """Threads that CPU workers train with which are started for the call; None for one."""
+        if self.own_capacity is None or self.cluster == "cuda":
+            return None
+        n = threads_here(self.own_capacity.most_workers)
+        return n if n > 1 else None
+
+    @property
     def own_capacity(self) -> ClusterCapacity | None:
         """What a cluster can have that is started for the call; None if there is one."""
         if self.client is not None or self.cluster not in (None, "cuda"):
@@ -178,6 +187,10 @@ class Session:
         record = self.record
         own = call.own_capacity
         n_own = None if own is None else self._workers_to_begin(call, own)
+        if own is not None and (n := self.settings.threads):
+            logger.warning(
+                "each worker trains with %d threads: there are more cores than workers", n
+            )
         spec = self._spec(call)
         journal = LockedJournal(self.folder.journal, lock, has_entries=len(record.sessions) > 0)
         with ExitStack() as stack:
@@ -239,7 +252,7 @@ class Session:
             self.folder,
             self.settings.seed,
             versions_here(),
-            threads=1 if self.settings.deterministic else None,
+            threads=1 if self.settings.deterministic else self.settings.threads,
             hold=call.hold,
             cache_dir=call.cache_dir,
         )

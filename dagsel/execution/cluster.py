@@ -179,6 +179,17 @@ def capacity_here(
     return limit.capacity(max_cluster_workers, LOCAL_STARTUP_S if startup_s is None else startup_s)
 
 
+def threads_here(most_workers: int | None) -> int:
+    """Return how many threads each CPU worker of ours may train with: the cores over the workers.
+
+    One, if ``OMP_NUM_THREADS`` says how many: then that holds.
+    """
+    if "OMP_NUM_THREADS" in os.environ:
+        return 1
+    n_cores = int(dask.system.CPU_COUNT)
+    return max(1, n_cores // (most_workers or n_cores))
+
+
 def dashboard_of(client: Client) -> str:
     """Return the address of Dask's dashboard; empty if the scheduler has none."""
     if "dashboard" not in client.scheduler_info(n_workers=0).get("services", {}):

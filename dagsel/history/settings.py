@@ -53,6 +53,8 @@ class Settings:
     n_before: int = field(default=0, metadata={LATER: True})  # trials that the study had ended
     first_step: int = field(default=1, metadata={LATER: True})  # of a trial, to the study's pruner
     deterministic: bool = False
+    # Threads that PyTorch trains with on CPUs; None for as many as each worker's process has.
+    threads: int | None = field(default=None, metadata={LATER: True})
     # Whether validation samples are trained on, and nothing is scored: the run is a refit.
     trains_all: bool = field(default=False, metadata={LATER: True})
     deadline_s: float | None = None

@@ -1,0 +1,83 @@
+"""Threads that a worker trains with: as many as cores allow, and the same ones after a resume."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import dask.system
+import optuna
+import pytest
+import torch
+
+import dagsel
+from dagsel.execution.cluster import threads_here
+from dagsel.flows import RandomSearch
+from dagsel.history.result import Run
+from dagsel.storage import ShardedDataset
+
+HERE = int(dask.system.CPU_COUNT)
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "most_workers", "n"), [(8, None, 1), (8, 8, 1), (8, 2, 4), (8, 3, 2), (2, 9, 1)]
+)
+def test_the_cores_are_shared_out_among_the_workers(
+    monkeypatch: pytest.MonkeyPatch, n_cores: int, most_workers: int | None, n: int
+) -> None:
+    monkeypatch.setattr(dask.system, "CPU_COUNT", n_cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_here(most_workers) == n
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_here(most_workers) == 1, "the environment says how many"
+
+
+def n_threads(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(float(torch.get_num_threads()))
+
+
+def workload() -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(64, 10),
+        torch.nn.functional.cross_entropy,
+        torch.optim.SGD,
+        batch_size=64,
+        metrics={"n_threads": n_threads},
+    )
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 1e-3, 1e-1, log=True)}
+
+
+def search(data: ShardedDataset, run_dir: str, **how: Any) -> Run:
+    study, flow = optuna.create_study(direction="minimize"), RandomSearch(max_epochs=1, n_trials=2)
+    about: dict[str, Any] = {
+        "space": space,
+        "metric": "n_threads",
+        "flow": flow,
+        "run_dir": run_dir,
+    }
+    return dagsel.optimize(study, workload(), data, **about, **how)
+
+
+def test_a_single_worker_trains_on_all_cores_and_so_does_a_replay_on_more(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    digits: ShardedDataset,
+    run_dir: str,
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with caplog.at_level(logging.WARNING, "dagsel"):
+        run = search(digits, run_dir, max_cluster_workers=1)
+    assert run.best_value == HERE
+    assert (f"trains with {HERE} threads" in caplog.text) == (HERE > 1)
+    again = dagsel.replay(run_dir, workload=workload(), space=space, into=f"{run_dir}-again")
+    assert again.best_value == HERE
+
+
+def test_a_deterministic_search_trains_with_one_thread(
+    monkeypatch: pytest.MonkeyPatch, digits: ShardedDataset, run_dir: str
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert search(digits, run_dir, max_cluster_workers=1, deterministic=True).best_value == 1.0
