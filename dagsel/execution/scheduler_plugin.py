@@ -5,10 +5,9 @@ that Dask makes it ready and does not send it anywhere. The plugin tells the dis
 happens, and performs what it decides: a bound unit gets its worker as its one restriction and its
 shard in its annotations.
 
-Of the scheduler this file touches what Dask does not promise to keep: ``TaskState.
-worker_restrictions``, ``TaskState.annotations``, ``TaskState.suspicious`` and
-``Scheduler.transitions``; docs/how-it-works.md lists the rest. The range of versions in
-``pyproject.toml`` is the one it is tested with.
+Of the scheduler it touches what Dask does not promise to keep: ``TaskState.worker_restrictions``,
+``annotations`` and ``suspicious``, and ``Scheduler.transitions``; docs/how-it-works.md lists the
+rest. The range of versions in ``pyproject.toml`` is the one it is tested with.
 """
 
 from __future__ import annotations
@@ -171,8 +170,8 @@ class DispatchPlugin(SchedulerPlugin):
         """Note what a task has done that holds the result of a later unit's task."""
         unit, key = told.work[0].unit, unit_key(self.run, told.last)
         task, last = (self.scheduler.tasks.get(it) for it in (unit_key(self.run, unit), key))
-        is_current = task is not None and told.attempt == self._attempts.number(unit)
-        if task is None or last is None or not is_current or task.state != "processing":
+        is_current = told.attempt == self._attempts.number(unit)
+        if not (task and last and is_current and task.state == "processing"):
             self.scheduler.worker_send(told.worker, free_key(key))
             return
         self._task_done(task, told.work)
@@ -359,12 +358,12 @@ class DispatchPlugin(SchedulerPlugin):
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        if self._scored and not self._closed:  # nobody waits for their tasks any more
+        if self._closed:
+            return
+        if self._scored:  # nobody waits for their tasks any more
             self.scheduler.client_releases_keys(keys=self._scored, client=self.client)
             self._scored = []
         self._turn_due = False
-        if self._closed:
-            return
         batch, self._events = self._events, []
         self._perform(self.dispatcher.handle(*batch, now_s=time.monotonic()))
         self._copies.drop()

@@ -38,8 +38,9 @@ from dagsel.planning.hiring import share_out
 from dagsel.planning.pools import most_of
 from dagsel.simulation.cluster import SimulatedCluster, worker_name
 from dagsel.simulation.curves import Config, Curves, Loses, Scales
+from dagsel.simulation.machines import Ran
 from dagsel.simulation.order import Batch
-from dagsel.simulation.virtual_cluster import Ran, VirtualCluster
+from dagsel.simulation.virtual_cluster import VirtualCluster
 
 #: If so many workers are taken back before a unit ends, none will ever end.
 MOST_IN_VAIN = 1000

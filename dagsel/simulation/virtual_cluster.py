@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from math import ceil, floor, inf
-from typing import NamedTuple
 
 from dagsel.dispatch.dispatcher import Dispatcher
 from dagsel.dispatch.events import (
@@ -40,89 +38,11 @@ from dagsel.dispatch.events import (
     WorkerAdded,
     WorkerRemoved,
 )
-from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.simulation.machines import Machine, Ran, Running, VirtualOutcome
 
 UnitSeconds = Callable[[Unit, Worker, int], float]
 Speedup = Callable[[Unit, int], float]
-
-
-class Ran(NamedTuple):
-    """A unit, or a piece of one, as it ran."""
-
-    unit: Unit
-    worker: Worker
-    shard: int
-    start_s: float
-    stop_s: float
-    hop: bool  # its state had to move
-    members: tuple[Worker, ...] = ()
-    done: float = 1.0  # share of the unit after it
-    waits_s: float = 0.0  # before it began to train
-
-
-@dataclass(slots=True)
-class VirtualOutcome:
-    """What has happened on a model cluster; all lists are in the order of time."""
-
-    timeline: list[Ran] = field(default_factory=list)  # units that were done
-    pieces: list[Ran] = field(default_factory=list)  # trained parts of units that were stopped
-    loaded: list[tuple[Worker, int]] = field(default_factory=list)
-    failed: dict[int, str] = field(default_factory=dict)  # why trials, or (as trial -1) the run
-    rests: list[TrialRests] = field(default_factory=list)
-    noticed: list[Worker] = field(default_factory=list)  # workers that are to be taken back
-
-    @property
-    def makespan_s(self) -> float:
-        """When the last unit was done."""
-        return self.timeline[-1].stop_s if self.timeline else 0.0
-
-
-@dataclass(slots=True, eq=False)
-class _Running:
-    """A bound unit that runs, or one of those after it in its task."""
-
-    bind: Bind
-    unit: Unit
-    shard: int
-    start_s: float
-    takes_s: float  # to its end, if nothing stops it
-    waits_s: float  # before it trains: its state moves
-    hop: bool
-    visits: tuple[Ran, ...] = ()  # units of the task that are done
-    trained_at_s: float | None = None  # since when it scores
-    scoring_s: tuple[float, ...] = ()  # of each validation shard
-
-    @property
-    def trains_s(self) -> float:
-        return self.takes_s - self.waits_s
-
-    def until(self, stop_s: float, done: float = 1.0) -> Ran:
-        worker, members = self.bind.worker, self.bind.members
-        return Ran(self.unit, worker, self.shard, self.start_s, stop_s, self.hop, members,
-                   done, self.waits_s)  # fmt: skip
-
-    def scored(self, now_s: float) -> list[Ran]:
-        """Return the evaluating units that were done with it until now."""
-        if self.trained_at_s is None:
-            return []
-        bind, done, start_s = self.bind, list[Ran](), self.trained_at_s
-        for shard, took_s in zip(bind.scores, self.scoring_s, strict=True):
-            if start_s + took_s > now_s + ROUNDING_S:
-                break
-            unit = bind.unit._replace(kind="evaluate", position=shard)
-            done.append(Ran(unit, bind.worker, shard, start_s, start_s + took_s, hop=False))
-            start_s += took_s
-        return done
-
-
-@dataclass(slots=True)
-class _Machine:
-    """A worker: its bound units, the first of which runs, and its shards."""
-
-    held: set[int]
-    queue: list[Bind] = field(default_factory=list)
-    running: _Running | None = None
 
 
 class VirtualCluster:
@@ -167,7 +87,7 @@ class VirtualCluster:
         self._watch = watch
         self._agenda: list[tuple[float, int, Callable[[], list[DispatchEvent]]]] = []
         self._n_planned = 0
-        self._machines: dict[Worker, _Machine] = {}
+        self._machines: dict[Worker, Machine] = {}
         self.n_changes = 0  # how often a worker has come or gone
         self._part: dict[Unit, float] = {}  # how much is done of units that were stopped
         self._gang_of: dict[int, int] = {}  # size of the last gang of each trial
@@ -258,7 +178,7 @@ class VirtualCluster:
                 shards = range(self.dispatcher.config.n_shards)
                 return [event, *(UnitReady(Unit("check", trial, number, s)) for s in shards)]
             case WorkerAdded(worker, shards):
-                self._machines[worker] = _Machine(set(shards))
+                self._machines[worker] = Machine(set(shards))
                 self.n_changes += 1
             case WorkerRemoved(worker, expected):
                 return self._kill(worker, expected=expected)
@@ -414,7 +334,7 @@ class VirtualCluster:
             )
         ]
 
-    def _cut(self, running: _Running) -> float:
+    def _cut(self, running: Running) -> float:
         """Keep what a unit has trained until now; return its seconds."""
         unit, trains_s = running.unit, running.trains_s
         trained_s = min(trains_s, self.now_s - running.start_s - running.waits_s)
@@ -446,7 +366,7 @@ class VirtualCluster:
             is_switch = unit in self._part or self._gang_of.get(unit.trial, gang) != gang
             waits_s += self._switch_seconds if is_switch else 0.0
         begun = (unit, bind.shard, self.now_s, waits_s + took, waits_s, moved)
-        running = machine.running = _Running(bind, *begun)
+        running = machine.running = Running(bind, *begun)
         plan = partial(self._plan_for, running)
         plan(self.now_s, lambda: [UnitStarted(unit, worker), UnitTrains(unit, worker)])
         if unit.kind == "train" and bind.seconds is not None and bind.seconds < took:
@@ -464,7 +384,7 @@ class VirtualCluster:
         return place
 
     def _plan_for(
-        self, running: _Running, time_s: float, step: Callable[[], list[DispatchEvent]]
+        self, running: Running, time_s: float, step: Callable[[], list[DispatchEvent]]
     ) -> None:
         """Plan a step for when a unit will have run until then."""
 
@@ -474,7 +394,7 @@ class VirtualCluster:
 
         self._plan(time_s, if_it_runs)
 
-    def _finished(self, running: _Running) -> list[DispatchEvent]:
+    def _finished(self, running: Running) -> list[DispatchEvent]:
         bind = running.bind
         running.visits += (running.until(self.now_s),)
         if len(running.visits) <= len(bind.then):
@@ -491,7 +411,7 @@ class VirtualCluster:
         self._plan_for(running, ends_s, lambda: self._ended(running))
         return []
 
-    def _go_on(self, running: _Running) -> None:
+    def _go_on(self, running: Running) -> None:
         """Begin the next unit of a task."""
         bind, n_done = running.bind, len(running.visits)
         running.unit = bind.unit._replace(position=bind.unit.position + n_done)
@@ -501,7 +421,7 @@ class VirtualCluster:
         running.waits_s, running.hop = 0.0, False
         self._plan_for(running, self.now_s + took_s, lambda: self._finished(running))
 
-    def _ended(self, running: _Running) -> list[DispatchEvent]:
+    def _ended(self, running: Running) -> list[DispatchEvent]:
         machine = self._machines[running.bind.worker]
         machine.queue.pop(0)
         machine.running = None

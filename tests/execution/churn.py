@@ -151,11 +151,21 @@ def bindings(client: Client, run: str) -> dict[str, str]:
 
 
 def started_units(client: Client, run: str) -> int:
-    """Count the training units that workers said they had begun; a found result is no start."""
+    """Count the training units that workers have begun; a found result is no start.
+
+    A task says that its first unit begins, and at its end how many more it has trained; of one that
+    was lost only the first unit counts.
+    """
 
     def count(dask_scheduler: Any) -> int:
-        events = dask_scheduler.get_events(f"dagsel-{run}-workers")
-        return sum(1 for _, message in events if message["notice"]["is"] == "UnitTrains")
+        n = 0
+        for _, message in dask_scheduler.get_events(f"dagsel-{run}-workers"):
+            notice = message["notice"]
+            n += notice["is"] == "UnitTrains"
+            if notice["is"] == "UnitsDone":
+                done = [it for it in notice["work"] if it["unit"][0] == "train"]
+                n += sum(not it["recovered"] for it in done if it["is"] == "UnitRecord") - 1
+        return n
 
     return int(client.run_on_scheduler(count))
 

@@ -118,10 +118,12 @@ def count_started(client: Client, run: str) -> int:
 
 
 def check_units(client: Client, run: dagsel.Run) -> None:
-    """No more was trained again than was in flight."""
+    """No more was begun again than was in flight."""
     record = run.record
     n_again = count_started(client, record.run) - record.n_epochs * N_SHARDS
-    assert 0 <= n_again <= N_WORKERS * (len(record.sessions) - 1)
+    n_lost = N_WORKERS * (len(record.sessions) - 1)  # tasks whose end no driver has heard of
+    # Of such a task the first unit is known, and up to all the others may be stored.
+    assert -n_lost * (N_SHARDS - 1) <= n_again <= n_lost
 
 
 def check_replay(client: Client, run: dagsel.Run) -> None:
@@ -198,9 +200,9 @@ def test_a_search_that_is_interrupted_again_and_again_goes_on_with_its_study(
         "journal": JournalStorage(JournalFileBackend(str(tmp_path / "study.log"))),
         "memory": None,
     }[storage]
-    with pytest.raises(KeyboardInterrupt), stopping_after(25, interrupt):
+    with pytest.raises(KeyboardInterrupt), stopping_after(20, interrupt):
         begin("asha", study=interrupted.open_study(place))
-    for n_steps in (5, 18):
+    for n_steps in (5, 8):
         with pytest.raises(KeyboardInterrupt), stopping_after(n_steps, interrupt):
             go_on(client, run_dir)
     run = go_on(client, run_dir)

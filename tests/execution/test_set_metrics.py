@@ -98,7 +98,8 @@ def test_r2_is_that_of_the_pooled_set(search: Optimize, digits: ShardedDataset) 
     inputs, target = validation_of(digits)
     with torch.inference_mode():
         guess = run.best_model()(inputs / 64)[:, 0]
-    assert run.best_value == pytest.approx(sk.r2_score(target, guess.double()), abs=1e-12)
+    # The search scores shard by shard: float32 sums of another number of rows.
+    assert run.best_value == pytest.approx(sk.r2_score(target, guess.double()), abs=1e-7)
     assert run.best_value < 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Begun, Unit
 from dagsel.history.tally import EpochTally
-from dagsel.messages import UnitRecord
+from dagsel.messages import StoredState, UnitRecord
 
 N = 3
 
@@ -26,6 +26,16 @@ def results(losses: list[float], n_samples: list[int]) -> list[UnitRecord]:
         metrics = {"f1": loss, "loss": -loss}
         found.append(result(Unit("evaluate", 0, 1, p), p, n, metrics=metrics))
     return found
+
+
+def test_a_stored_state_tells_of_all_units_of_its_task() -> None:
+    """The driver that was to hear of them was lost."""
+    tally = EpochTally(n_shards=4)
+    tally.add(result(Unit("train", 0, 1, 0), 3, 2, loss=0.5))
+    stored = StoredState(1, 2, 0, (3, 1, 0), n_samples=4, loss=0.25, losses=((6, 0.75),))
+    tally.follow(stored.visits)
+    tally.update(2, stored)
+    assert tally.trained == {0: (3, 2, 0.5), 1: (1, 6, 0.75), 2: (0, 4, 0.25)}
 
 
 number = st.floats(-1e6, 1e6)

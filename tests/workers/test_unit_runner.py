@@ -198,8 +198,8 @@ def test_a_unit_scores_what_it_is_asked_to_until_something_is_in_the_way(
 class Watched(SyntheticWorkload):
     """Does something before each visit of shard 0."""
 
-    def __init__(self, before: Callable[[], None]) -> None:
-        super().__init__(n_batches=2)
+    def __init__(self, before: Callable[[], None], n_batches: int = 2) -> None:
+        super().__init__(n_batches=n_batches)
         self.before = before
 
     def train(self, state: State, shard: Any, config: Any, *, visit: Visit, **how: Any) -> Any:
@@ -248,6 +248,17 @@ def test_a_task_that_is_stopped_has_done_the_visits_before(tmp_path: Path) -> No
     whole, _ = worker.train(piece.unit, again, {}, after)
     assert isinstance(whole, State)
     assert seen(whole) == [(1, 1, 0), (1, 1, 1), (1, 0, 0), (1, 0, 1)]
+
+
+def test_a_task_that_is_stopped_between_two_visits_begins_no_other(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=1)  # which ends before it asks whether to stop
+    workers.workload = Watched(lambda: worker.stop(StopUnit(UNIT, 1)), n_batches=1)
+    worker = workers.come("a")
+    after, (done,) = worker.train(UNIT, Assignment(shard=0, then=(1,), scores=(0,)), {}, None)
+    assert isinstance(after, State)
+    assert seen(after) == [(1, 0, 0)]
+    assert done.unit == UNIT
+    assert store_of(workers) == (((1, 0),), ())
 
 
 def test_what_raises_after_the_first_unit_of_a_task_raises_in_its_own(tmp_path: Path) -> None:
