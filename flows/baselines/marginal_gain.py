@@ -157,11 +157,11 @@ class MarginalGain(Allocator):
 def _check_gains(architecture: str, model: Scaling, first: int) -> None:
     # One worker at a time is given: what comes after a worker that gains nothing is never found.
     speeds = {n: model.speedup(n) for n in range(first, max(model.speedups) + 1)}
-    for n, after in itertools.pairwise(speeds):
-        later = max(speeds, key=lambda more: (more > n) * speeds[more])
-        if speeds[after] <= speeds[n] < speeds[later]:
-            raise SearchError(
-                f"scaling[{architecture!r}] does not rise from {n} to {after} workers and is higher "
-                f"on {later}, which is never reached one worker at a time; measure these numbers "
-                "again, or give a law fitted by dagsel.planning.scaling.fit"
-            )
+    found = next((n for n, after in itertools.pairwise(speeds) if speeds[after] <= speeds[n]), None)
+    later = max(speeds, key=speeds.__getitem__, default=first)
+    if found is not None and speeds[later] > speeds[found]:
+        raise SearchError(
+            f"scaling[{architecture!r}] does not rise from {found} to {found + 1} workers and is "
+            f"higher on {later}, which is never reached one worker at a time; measure these "
+            "numbers again, or give a law fitted by dagsel.planning.scaling.fit"
+        )
