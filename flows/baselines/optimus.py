@@ -70,7 +70,7 @@ class Optimus(MarginalGain):
     A worker of the cluster is a node here. Each job begins with two nodes, a worker and a parameter
     server. Each further node goes to the job that gains most by it, as a worker or as a server. All
     GPUs of a node belong to one job. What a job has left is known from its own epochs; Optimus
-    predicts it from the loss.
+    predicts it from the job's progress.
 
     dagsel has no parameter servers. This is a partner for the simulator, where `over_nodes` is the
     speed of a job on its nodes. On a real cluster all workers of a gang train, and `MarginalGain`

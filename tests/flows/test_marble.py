@@ -307,6 +307,16 @@ def test_marginal_gain_wakes_the_search_inside() -> None:
     assert flow.handle(Paused(0, 0.5, 7.5)) == [Train(0, 0), Wake(8.0)]
 
 
+def test_optimus_begins_no_job_with_a_single_node_where_there_are_two() -> None:
+    speeds = dict.fromkeys(SCALING, over_nodes(3))
+    for n_nodes, trains in [
+        (1, [Train(0, 8)]),
+        (2, [Train(0, 8, gang=2)]),
+        (3, [Train(0, 8, gang=3)]),
+    ]:
+        assert begun(Optimus(JobQueue(), speeds), WIDE, WIDE, n_workers=n_nodes) == trains
+
+
 @pytest.mark.parametrize(
     ("make", "says"),
     [
