@@ -134,7 +134,6 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/time_sharing.py --megabytes 1 $(OR_MISSED)
 	$(BENCH)/write_memory.py --gigabytes 0.2 $(OR_MISSED)
 	$(BENCH)/held_on_disk.py --megabytes 40 --repeats 1 $(OR_MISSED)
-	$(BENCH)/marble_table2.py --draws 1
 	$(BENCH)/hermes.py --orders 1
 	$(BENCH)/seer_comparison.py --seeds 1
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet

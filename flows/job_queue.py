@@ -18,7 +18,7 @@ class JobQueue(Flow):
 
     The jobs come in the order of the grid. To list them, let the space choose among them:
     ``lambda trial: jobs[trial.suggest_int("job", 0, len(jobs) - 1)]``. The job sets that MARBLE is
-    measured on (Han et al., CCGRID 2020, Table II) are such queues.
+    measured on (Han et al., CCGRID 2020, Tables II to IV) are such queues.
 
     Parameters
     ----------

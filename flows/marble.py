@@ -15,9 +15,10 @@ def marble(jobs: Sequence[Job], n_workers: int, switch_s: float | None = None) -
 
     First the jobs that run on fewer workers than are best for them (the *secondaries*) get more, as
     far as workers are free and the time saved is above what a switch costs; then jobs that wait
-    begin on their best number, or on what is left. Both in the order of the jobs. If switches cost
-    nothing, as in the paper, or nothing is known of the time that a job has left, every promotion
-    is made. A switch takes `switch_s`; with None as long as the job itself says.
+    begin on their best number, or on what is left. Both in the order of the jobs. With `switch_s=0`
+    every promotion is made, as in the paper, which does not weigh the cost of a switch against it;
+    so it is where nothing is known of the time that a job has left. A switch takes `switch_s`; with
+    None as long as the job itself says.
 
     Examples
     --------
@@ -52,17 +53,20 @@ class Marble(Allocator):
     Jobs are served in their order (`Allocator`). The one at the head of the queue becomes a
     *primary* when its best number of workers is free; otherwise it and those after it begin as
     *secondaries* on what is left. When workers come free, secondaries are promoted before new jobs
-    begin: suspended, and resumed with more workers, up to their best number. That is the smallest
-    number whose λ is within 3% of the best (`Scaling.best`), of the workers that there are.
-
-    The paper leaves open what follows. A promotion may be partial, to fewer than the best number;
-    no job loses workers to another one; one that trains for a stated time keeps its number until
-    that is over; where workers are lost, the jobs that were served last lose them first. Two things
-    are not in the paper: a job is promoted only if that saves more time than a switch costs, by the
-    times of its epochs so far; and the trials of a search are jobs.
+    begin: suspended, and resumed with more workers, up to their best number.
 
     Han et al., MARBLE: A Multi-GPU Aware Job Scheduler for Deep Learning on HPC Systems, CCGRID
-    2020, Algorithm 1.
+    2020, Section V-C and Algorithm 1. What differs from it:
+
+    - The best number is the smallest whose λ is within 3% of the top (`Scaling.best`), of the
+      workers that there are; in the paper it is the fastest.
+    - A promotion may be partial. Algorithm 1 promotes only to the best number.
+    - A job is promoted only if that saves more time than a switch costs, by the times of its epochs
+      so far. The paper promotes always; so does ``switch_s=0``.
+
+    The paper says nothing of what follows. The trials of a search are jobs. No job loses workers to
+    another one. One that trains for a stated time keeps its number until that is over. Where
+    workers are lost, the jobs that were served last lose them first.
 
     Parameters
     ----------
@@ -75,7 +79,7 @@ class Marble(Allocator):
     switch_s
         Seconds that it takes to suspend and resume a job. By default as the run has measured it:
         the median of the last 20 of the job's architecture, of the others before its first one, and
-        1 s before any. With 0 every promotion is made, as in the paper.
+        1 s before any. With 0 every promotion is made, whatever a switch costs, as in the paper.
 
     Raises
     ------

@@ -27,7 +27,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -127,7 +127,8 @@ def test_files_and_tests_that_are_named_exist(page: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     config = (ROOT / "mkdocs.yml").read_text()
-    assert all(f": {page.name}\n" in config for page in (ROOT / "docs").glob("*.md"))
+    pages = [page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")]
+    assert all(f": {page}\n" in config for page in pages)
 
 
 def test_the_page_of_the_tests_is_what_they_say() -> None:

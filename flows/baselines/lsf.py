@@ -1,4 +1,4 @@
-"""A node as a batch system assigns it: whole, to one job after another."""
+"""LSF: the whole node, to one job after another."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def lsf(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
 class LSF(Allocator):
     """Train one trial of a search after another, each on all workers, in the order of the queue.
 
-    This is what LSF and other batch systems do with the GPUs of a node by default, and what MARBLE
-    is compared with (Han et al., CCGRID 2020).
+    This is the baseline of MARBLE's paper (Han et al., CCGRID 2020, Section VII-A): LSF gives a job
+    the most GPUs that it can have, and the next one waits until there are enough. In a real LSF the
+    number is what the user asks for; a job that asks for fewer leaves room for others.
 
     Parameters
     ----------

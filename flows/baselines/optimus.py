@@ -1,141 +1,109 @@
-"""Optimus: each further worker to the job whose time it shortens most."""
+"""Optimus: nodes become workers or parameter servers of the job that gains most by them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import ClassVar
 
-from dagsel.checks import number
-from dagsel.flow import Context, Decision, Event, Finish, Tick, Wake, WorkersChanged
-from dagsel.flows.allocation import Allocator, Job, WorkBook, keep
+from dagsel.checks import number, whole
+from dagsel.flows.baselines.marginal_gain import MarginalGain
+from dagsel.planning.scaling import Scaling
 
 
-def optimus(jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-    """Return how many workers each job gets by marginal gain.
+def over_nodes(n_nodes: int, *, traffic: float = 0.0) -> Scaling:
+    """Return the speed of a job by its number of nodes, as workers and parameter servers.
 
-    Each job gets one, those that run before those that wait; then each further worker goes to the
-    job whose remaining time it shortens most, as long as it shortens any. A job of which nothing is
-    known is taken for an average one.
+    A job begins with one worker and one server, and each further node becomes what makes the job
+    faster: see `split`. The speed is that of one worker which waits for no server. λ(1) is 1, as
+    it is for any `Scaling`; Optimus gives no job a single node where there are two.
+
+    Parameters
+    ----------
+    n_nodes
+        The most nodes that a job may have.
+    traffic
+        Time that a worker waits for the server in a step, as a share of the step, if each server
+        has one worker. With 0 the network is no bottleneck.
 
     Examples
     --------
-    >>> from dagsel.planning.scaling import Scaling
-    >>> flat, steep = Scaling({2: 1.2}), Scaling({6: 6.0})
-    >>> optimus([Job(0, most=6, scaling=flat, left_s=9.0), Job(1, most=6, scaling=steep)], 6)
-    {0: 2, 1: 4}
+    >>> over_nodes(5).speedups
+    {1: 1.0, 2: 1.0, 3: 2.0, 4: 3.0, 5: 4.0}
+    >>> {n: round(speed, 2) for n, speed in over_nodes(4, traffic=0.5).speedups.items()}
+    {1: 1.0, 2: 0.67, 3: 1.0, 4: 1.33}
     """
-    known = [job.left_s for job in jobs if job.left_s is not None]
-    usual_s = sum(known) / len(known) if known else 1.0
-    jobs = [replace(job, left_s=usual_s if job.left_s is None else job.left_s) for job in jobs]
-    gangs = {job.trial: job.least for job in jobs}
-    free = n_workers - sum(gangs.values())
-    for job in sorted(jobs, key=lambda job: not job.gang):
-        if free > 0 and not gangs[job.trial]:
-            gangs[job.trial] = 1
-            free -= 1
-    while free > 0:
-        now = [(job, gangs[job.trial]) for job in jobs if gangs[job.trial] < job.most]
-        won = {job.trial: job.won_s(gang, gang + 1) for job, gang in now}
-        trial = max(won, key=won.__getitem__, default=None)  # of equal ones the first
-        if trial is None or won[trial] <= 0:
-            break
-        gangs[trial] += 1
-        free -= 1
-    return gangs
+    whole("n_nodes", n_nodes)
+    splits = [split(n, traffic=traffic) for n in range(2, n_nodes + 1)]
+    return Scaling({n: _speed(*nodes, traffic) for n, nodes in enumerate(splits, 2)})
 
 
-@dataclass(slots=True)
-class Intervals(WorkBook):
-    """The state of `Optimus`: when the workers are divided next."""
+def split(n_nodes: int, *, traffic: float = 0.0) -> tuple[int, int]:
+    """Return how many of a job's nodes are workers, and how many parameter servers.
 
-    is_due: bool = True
-    n_over: int = 0  # intervals that are over
-    inner_s: float | None = None  # when the search inside wants to wake
+    Of equal gains a worker is chosen.
+
+    Examples
+    --------
+    >>> split(9), split(9, traffic=0.5)
+    ((8, 1), (5, 4))
+    """
+    whole("n_nodes", n_nodes, least=2)
+    number("traffic", traffic, "0 or more", lambda share: 0 <= share < math.inf)
+    workers, servers = 1, 1
+    for _ in range(n_nodes - 2):
+        if _speed(workers + 1, servers, traffic) >= _speed(workers, servers + 1, traffic):
+            workers += 1
+        else:
+            servers += 1
+    return workers, servers
+
+
+def _speed(workers: int, servers: int, traffic: float) -> float:
+    return workers / (1 + traffic * workers / servers)
 
 
 @dataclass
-class Optimus(Allocator):
-    """Divide the workers anew at fixed intervals, each to the trial that gains most by it.
+class Optimus(MarginalGain):
+    """Give nodes, at fixed intervals, to the jobs whose time they shorten most.
 
-    Within an interval no trial begins and none changes its size, so workers that come free are
-    idle. But when no trial trains, or workers have come or gone, they are divided at once.
+    A worker of the cluster is a node here. Each job begins with two nodes, a worker and a parameter
+    server. Each further node goes to the job that gains most by it, as a worker or as a server. All
+    GPUs of a node belong to one job. What a job has left is known from its own epochs; Optimus
+    predicts it from the job's progress.
+
+    dagsel has no parameter servers. This is a partner for the simulator, where `over_nodes` is the
+    speed of a job on its nodes. On a real cluster all workers of a gang train, and `MarginalGain`
+    is the rule to use.
 
     Peng et al., Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters,
-    EuroSys 2018, Section 4.1, as MARBLE's paper compares with it: only workers, no parameter
-    servers.
+    EuroSys 2018, as MARBLE's paper describes it (Han et al., CCGRID 2020, Sections III and VII-C):
+    it adjusts the numbers of workers and parameter servers, in slots of ten minutes.
 
     Parameters
     ----------
     flow, scaling, by
-        The search inside, λ by architecture, and the architecture's key; see `Marble`.
+        The search inside, the speed on nodes by architecture (`over_nodes`), and the architecture's
+        key; see `Marble`.
     interval_s
         Seconds from one division to the next; the paper's is ten minutes.
 
     Raises
     ------
     SearchError
-        If the search, the profiles or `interval_s` are wrong; or, when a trial is drawn, if its
-        configuration names no architecture or one without a profile.
+        If the search, the speeds or `interval_s` are wrong; or, when a trial is drawn, if its
+        configuration names no architecture or one without a speed.
 
     Examples
     --------
     >>> from dagsel.flow import Asked, Context
     >>> from dagsel.flows import RandomSearch
-    >>> from dagsel.planning.scaling import Scaling
     >>> search = RandomSearch(max_epochs=5, n_trials=2)
-    >>> flow = Optimus(search, {"resnet": Scaling({2: 1.7, 3: 2.2})})
-    >>> flow.start(Context(n_workers=4))
+    >>> flow = Optimus(search, {"resnet": over_nodes(9)})
+    >>> flow.start(Context(n_workers=9))
     [Ask(n=2, sampling='random'), Wake(seconds=600.0)]
     >>> flow.handle(Asked((0, 1), configs=2 * ({"architecture": "resnet"},)))
-    [Train(trial=0, epochs=5, gang=2), Train(trial=1, epochs=5, gang=2)]
+    [Train(trial=0, epochs=5, gang=5), Train(trial=1, epochs=5, gang=4)]
     """
 
-    own: Intervals = field(default_factory=Intervals, init=False, repr=False, compare=False)
-    interval_s: float = field(default=600.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        number("interval_s", self.interval_s, "above 0 seconds", lambda s: 0 < s < math.inf)
-
-    def start(self, context: Context) -> list[Decision]:
-        """Begin the search inside, and the first interval."""
-        return self._with_wake(super().start(context), is_due=True)
-
-    def handle(self, event: Event) -> list[Decision]:
-        """Pass the event to the search inside; divide the workers when it is time."""
-        own, is_inner = self.own, True
-        own.is_due |= isinstance(event, WorkersChanged)
-        if isinstance(event, Tick):
-            if event.seconds >= self._next_s:
-                own.is_due = True
-                own.n_over = max(own.n_over + 1, int(event.seconds / self.interval_s))
-            is_inner = own.inner_s is not None and event.seconds >= own.inner_s
-            own.inner_s = None if is_inner else own.inner_s
-        self.note(event)
-        decided = self.pass_on(self.flow.handle(event) if is_inner else [])
-        return self._with_wake(decided, is_due=isinstance(event, Tick))
-
-    def divide(self, jobs: Sequence[Job], n_workers: int) -> dict[int, int]:
-        """Return how `optimus` divides the workers, if it is time."""
-        if not jobs or not (self.own.is_due or all(not job.gang for job in jobs)):
-            return keep(jobs, n_workers)
-        self.own.is_due = False
-        return optimus(jobs, n_workers)
-
-    @property
-    def _next_s(self) -> float:
-        return (self.own.n_over + 1) * self.interval_s
-
-    def _with_wake(self, decided: Iterable[Decision], *, is_due: bool) -> list[Decision]:
-        # The next wake is the end of the interval, or what the search inside wants if it is sooner.
-        passed: list[Decision] = []
-        for decision in decided:
-            if isinstance(decision, Wake):
-                self.own.inner_s, is_due = decision.seconds, True
-            else:
-                passed.append(decision)
-        if not is_due or Finish() in passed:
-            return passed
-        inner_s = math.inf if self.own.inner_s is None else self.own.inner_s
-        return [*passed, Wake(min(self._next_s, inner_s))]
+    first: ClassVar[int] = 2

@@ -15,12 +15,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from dagsel.errors import SearchError
 from dagsel.flow import Ask, Asked, Context, Decision, Event, Flow, Reported, Train
 from dagsel.flows import JobQueue, Marble
 from dagsel.flows.allocation import Job, Work, WorkBook, keep
-from dagsel.flows.baselines import LSF, Optimus
+from dagsel.flows.baselines import LSF, MarginalGain
 from dagsel.flows.baselines.lsf import lsf
-from dagsel.flows.baselines.optimus import optimus
+from dagsel.flows.baselines.marginal_gain import marginal_gain
+from dagsel.flows.baselines.optimus import over_nodes, split
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from tests.driver.scripted import Scripted
@@ -117,9 +119,9 @@ def test_lsf_gives_the_node_to_one(data: st.DataObject, n_workers: int) -> None:
 
 
 @given(st.data(), st.integers(1, 8))
-def test_optimus_leaves_no_worker_that_helps(data: st.DataObject, n_workers: int) -> None:
+def test_marginal_gain_leaves_no_worker_that_helps(data: st.DataObject, n_workers: int) -> None:
     jobs = data.draw(jobs_of(n_workers))
-    gangs = optimus(jobs, n_workers)
+    gangs = marginal_gain(jobs, n_workers)
     check_division(jobs, gangs, n_workers)
     if sum(gangs.values()) < n_workers:
         for job in jobs:
@@ -133,14 +135,68 @@ concave = st.builds(UniversalScaling, st.floats(0.0, 0.4), st.just(0.0))
 
 
 @given(st.lists(st.tuples(concave, st.floats(1.0, 100.0)), min_size=1, max_size=3))
-def test_optimus_finds_the_least_total_time(given_: list[tuple[ScalingModel, float]]) -> None:
+def test_marginal_gain_finds_the_least_total_time(given_: list[tuple[ScalingModel, float]]) -> None:
     jobs = [Job(trial, 0, 0, 6, scaling, left_s) for trial, (scaling, left_s) in enumerate(given_)]
 
     def total_s(gangs: tuple[int, ...]) -> float:
         return sum((job.left_s or 0) / speed(job, n) for job, n in zip(jobs, gangs, strict=True))
 
     every = (gangs for gangs in product(range(1, 7), repeat=len(jobs)) if sum(gangs) <= 6)
-    assert total_s(tuple(optimus(jobs, 6).values())) == pytest.approx(min(map(total_s, every)))
+    assert total_s(tuple(marginal_gain(jobs, 6).values())) == pytest.approx(
+        min(map(total_s, every))
+    )
+
+
+@given(st.data(), st.integers(2, 9), st.floats(0.0, 2.0))
+def test_optimus_gives_a_job_two_nodes_or_none(
+    data: st.DataObject, n_nodes: int, traffic: float
+) -> None:
+    """A worker without a parameter server trains nothing; jobs begin in their order."""
+    speeds = over_nodes(n_nodes, traffic=traffic)
+    n_jobs = data.draw(st.integers(1, 6))
+    gangs = data.draw(st.lists(st.integers(2, 3), max_size=min(n_jobs, n_nodes // 3)))
+    jobs = [
+        Job(trial, gang, min(gang, 1), n_nodes, speeds, data.draw(st.floats(1.0, 100.0)))
+        for trial, gang in enumerate([*gangs, *[0] * (n_jobs - len(gangs))])
+    ]
+    given_ = list(marginal_gain(jobs, n_nodes, first=2).values())
+    assert sum(given_) <= n_nodes
+    began = min(n_jobs, n_nodes // 2)
+    assert all(gang >= 2 for gang in given_[:began])
+    assert not any(given_[began:])
+    assert sum(given_) == n_nodes or n_nodes - sum(given_) < 2 or traffic > 0
+
+
+@given(st.integers(3, 12), st.floats(0.0, 2.0))
+def test_each_further_node_is_what_makes_the_job_faster(n_nodes: int, traffic: float) -> None:
+    def speed_of(workers: int, servers: int) -> float:
+        return workers / (1 + traffic * workers / servers)
+
+    workers, servers = split(n_nodes - 1, traffic=traffic)
+    more = [(workers + 1, servers), (workers, servers + 1)]
+    assert split(n_nodes, traffic=traffic) in more
+    best = max(speed_of(*nodes) for nodes in more)
+    assert over_nodes(n_nodes, traffic=traffic).speedup(n_nodes) == pytest.approx(best)
+    if not traffic:
+        assert split(n_nodes, traffic=traffic) == (n_nodes - 1, 1)
+
+
+@given(st.dictionaries(st.integers(2, 8), st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0])))
+def test_a_table_that_is_refused_hides_a_better_number_from_a_greedy_search(
+    speeds: dict[int, float],
+) -> None:
+    """And one that is taken hides none: from one worker on, one more at a time finds the top."""
+    table = Scaling(speeds)
+    most = max(table.speedups)
+    found = 1
+    while found < most and table.speedup(found + 1) > table.speedup(found):
+        found += 1
+    is_hidden = table.speedup(found) < max(table.speedups.values())
+    if is_hidden:
+        with pytest.raises(SearchError, match="does not rise"):
+            MarginalGain(JobQueue(), {"a": table})
+    else:
+        MarginalGain(JobQueue(), {"a": table})
 
 
 def check_division(jobs: list[Job], gangs: dict[int, int], n_workers: int) -> None:
@@ -237,14 +293,14 @@ def test_marble_is_lsf_where_speed_is_linear(
 
 @settings(max_examples=30)
 @given(queues(), st.integers(1, 7), st.floats(1.0, 50.0))
-def test_optimus_ends_every_queue(
+def test_marginal_gain_ends_every_queue(
     queue: tuple[list[dict[str, float | str]], dict[str, ScalingModel]],
     n_workers: int,
     interval_s: float,
 ) -> None:
     jobs, scaling = queue
     node = Node(jobs, scaling, n_workers)
-    node.run(Optimus(JobQueue(), scaling, interval_s=interval_s))
+    node.run(MarginalGain(JobQueue(), scaling, interval_s=interval_s))
     changes = {piece.begin_s for piece in node.pieces}
     ends = {piece.end_s for piece in node.pieces}
     assert all(
@@ -296,7 +352,7 @@ def test_a_queue_as_computed_by_hand() -> None:
     assert [piece.end_s for piece in timeline(LSF(JobQueue()), jobs, 5.0)] == [30.0, 105.0, 125.0]
 
 
-class Divided(Optimus):
+class Divided(MarginalGain):
     """Divides the workers as it is told."""
 
     divisions: list[dict[int, int]]

@@ -14,7 +14,7 @@ import dagsel.flows.baselines
 from dagsel.errors import SearchError
 from dagsel.flow import Asked, Context, DeadlineReached, Finish, Flow, Tick, WorkersChanged
 from dagsel.flows import ASHA, SEER, HyperSched, Marble, Range
-from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, Optimus
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, MarginalGain, Optimus
 from dagsel.planning.scaling import Scaling
 
 FLOWS = [
@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Any] = {
     "flow": ASHA(max_epochs=4, n_trials=4),
 }
 PROFILE = {"scaling": {"a": Scaling({1: 1.0, 2: 1.8})}}
-SCALING: dict[Any, Any] = {Marble: PROFILE, Optimus: PROFILE}
+SCALING: dict[Any, Any] = dict.fromkeys((Marble, MarginalGain, Optimus), PROFILE)
 
 
 def documented(flow: type[Flow]) -> list[str]:

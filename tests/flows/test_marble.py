@@ -1,4 +1,4 @@
-"""Marble, LSF and Optimus pass a search on, keep its pauses and wakes, and refuse nonsense."""
+"""Marble, LSF, MarginalGain, Optimus pass a search on, keep pauses and wakes, refuse nonsense."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ from dagsel.flow import (
 )
 from dagsel.flows import ASHA, PBT, JobQueue, Marble, RandomSearch, Range
 from dagsel.flows.allocation import Job
-from dagsel.flows.baselines import LSF, Optimus
+from dagsel.flows.baselines import LSF, MarginalGain, Optimus
+from dagsel.flows.baselines.optimus import over_nodes
 from dagsel.flows.marble import marble
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 from dagsel.testing import FlowSuite
@@ -164,16 +165,23 @@ class TestLsf(Suite):
         return LSF(RandomSearch(max_epochs=3, n_trials=7))
 
 
+class TestMarginalGain(Suite):
+    n_points = 9
+
+    def make_flow(self) -> Flow:
+        return MarginalGain(JobQueue(), SCALING, interval_s=5.0)
+
+
+class TestMarginalGainOfRestless(Suite):
+    def make_flow(self) -> Flow:
+        return MarginalGain(Restless(), SCALING, interval_s=7.0)
+
+
 class TestOptimus(Suite):
     n_points = 9
 
     def make_flow(self) -> Flow:
-        return Optimus(JobQueue(), SCALING, interval_s=5.0)
-
-
-class TestOptimusOfRestless(Suite):
-    def make_flow(self) -> Flow:
-        return Optimus(Restless(), SCALING, interval_s=7.0)
+        return Optimus(JobQueue(), dict.fromkeys(SCALING, over_nodes(4)), interval_s=5.0)
 
 
 WIDE = {"architecture": "wide", "epochs": 8}
@@ -262,7 +270,7 @@ def test_a_job_that_trains_for_a_stated_time_is_disturbed_only_where_workers_wer
                 return [Train(1, 5)]
         return []
 
-    flow = Optimus(Scripted([Ask(2)], answer), SCALING, interval_s=100.0)
+    flow = MarginalGain(Scripted([Ask(2)], answer), SCALING, interval_s=100.0)
     flow.start(Context(4))
     assert flow.handle(Asked((0,), configs=(WIDE,))) == [Train(0, 5, gang=4, seconds=1000.0)]
     assert flow.handle(Asked((1,), configs=(WIDE,))) == []
@@ -279,8 +287,8 @@ def test_marble_asks_no_profile_while_nothing_is_free() -> None:
     assert marble(jobs, 4) == {0: 4, 1: 0}
 
 
-def test_optimus_waits_for_its_interval() -> None:
-    flow = Optimus(JobQueue(), SCALING, interval_s=10.0)
+def test_marginal_gain_waits_for_its_interval() -> None:
+    flow = MarginalGain(JobQueue(), SCALING, interval_s=10.0)
     begun(flow, {**WIDE, "epochs": 1}, WIDE, WIDE, n_workers=2)
     stop, *rest = flow.handle(Reported(0, 1, 0.5, {}, seconds=3.0))
     assert isinstance(stop, Stop)
@@ -291,12 +299,22 @@ def test_optimus_waits_for_its_interval() -> None:
     assert flow.handle(WorkersChanged(4)) == [Train(1, 0, gang=2), Train(2, 0, gang=2)]
 
 
-def test_optimus_wakes_the_search_inside() -> None:
-    flow = Optimus(Restless(), SCALING, interval_s=7.0)
+def test_marginal_gain_wakes_the_search_inside() -> None:
+    flow = MarginalGain(Restless(), SCALING, interval_s=7.0)
     assert begun(flow, WIDE, n_workers=1) == [Train(0, 3), Wake(4.0)]
     assert flow.handle(Tick(4.0)) == [Pause(0, evaluate=True), Wake(7.0)]
     assert flow.handle(Tick(7.0)) == [Wake(8.0)]
     assert flow.handle(Paused(0, 0.5, 7.5)) == [Train(0, 0), Wake(8.0)]
+
+
+def test_optimus_begins_no_job_with_a_single_node_where_there_are_two() -> None:
+    speeds = dict.fromkeys(SCALING, over_nodes(3))
+    for n_nodes, trains in [
+        (1, [Train(0, 8)]),
+        (2, [Train(0, 8, gang=2)]),
+        (3, [Train(0, 8, gang=3)]),
+    ]:
+        assert begun(Optimus(JobQueue(), speeds), WIDE, WIDE, n_workers=n_nodes) == trains
 
 
 @pytest.mark.parametrize(
@@ -312,7 +330,17 @@ def test_optimus_wakes_the_search_inside() -> None:
             r"scaling\['vgg'\] must be a scaling profile",
         ),
         (lambda: Marble(JobQueue(), SCALING, switch_s=-1.0), "switch_s must be 0 or more"),
-        (lambda: Optimus(JobQueue(), SCALING, interval_s=0.0), "interval_s must be above 0"),
+        (lambda: MarginalGain(JobQueue(), SCALING, interval_s=0.0), "interval_s must be above 0"),
+        (
+            lambda: MarginalGain(JobQueue(), {"vgg": Scaling({2: 1.0, 4: 3.0})}),
+            r"scaling\['vgg'\] does not rise from 1 to 2 workers and is higher on 4, .* again, or",
+        ),
+        (lambda: over_nodes(3, traffic=-1.0), "traffic must be 0 or more"),
+        (lambda: over_nodes(0), "n_nodes must be a whole number of 1 or more"),
+        (
+            lambda: begun(Marble(JobQueue(epochs_by="steps"), SCALING), {"architecture": "wide"}),
+            "job 0 must say its epochs, 1 or more, under 'steps', got None; add them to its",
+        ),
         (lambda: JobQueue(n_trials=0), "n_trials must be a whole number"),
         (
             lambda: begun(Marble(JobQueue(), SCALING), {"epochs": 1, "lr": 0.1}),

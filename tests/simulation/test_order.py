@@ -19,8 +19,8 @@ OTHER = SimulatedCluster(
 
 
 #: Those that pause trials, or go by the clock.
-TIMED = {"robin", "slaq", "hermes", "optimus", "seer", "hypersched", "elastic hyperband",
-         "elastic grid"}  # fmt: skip
+TIMED = {"robin", "slaq", "hermes", "optimus", "marginal gain", "seer", "hypersched",
+         "elastic hyperband", "elastic grid"}  # fmt: skip
 ORDERED = [name for name in FLOWS if name not in TIMED]
 
 

@@ -36,7 +36,16 @@ from dagsel.flows import (
     SamplerSearch,
     SuccessiveHalving,
 )
-from dagsel.flows.baselines import FIFO, LSF, SLAQ, ElasticGrid, ElasticHyperband, Optimus
+from dagsel.flows.baselines import (
+    FIFO,
+    LSF,
+    SLAQ,
+    ElasticGrid,
+    ElasticHyperband,
+    MarginalGain,
+    Optimus,
+)
+from dagsel.flows.baselines.optimus import over_nodes
 from dagsel.history.makespans import bound_of
 from dagsel.history.script import read_turns
 from dagsel.planning.scaling import Scaling
@@ -68,8 +77,14 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "queue": lambda: JobQueue(n_trials=6, epochs_by="depth"),
     "lsf": lambda: LSF(RandomSearch(max_epochs=3, n_trials=6)),
     "marble": lambda: Marble(RandomSearch(max_epochs=3, n_trials=6), SCALING, by="kind"),
-    "optimus": lambda: Optimus(
+    "marginal gain": lambda: MarginalGain(
         RandomSearch(max_epochs=3, n_trials=6), SCALING, by="kind", interval_s=40
+    ),
+    "optimus": lambda: Optimus(
+        RandomSearch(max_epochs=3, n_trials=6),
+        dict.fromkeys(SCALING, over_nodes(4)),
+        by="kind",
+        interval_s=40,
     ),
     "seer": lambda: SEER("20 min", 4 * 1200.0, min_stage=60),
     "hypersched": lambda: HyperSched("20 min", 4 * 1200.0),
@@ -357,7 +372,7 @@ def test_flows_that_do_not_rank_by_one_metric_take_several() -> None:
     names = {type(make()).__name__ for make in FLOWS.values() if make().traits.takes_several}
     assert names == {"MOASHA", "SamplerSearch", "RandomSearch", "Grid"} | {
         # around one of these
-        "LSF", "Marble", "Optimus",
+        "LSF", "Marble", "MarginalGain", "Optimus",
     }  # fmt: skip
 
 
