@@ -375,4 +375,4 @@ async def _drain(worker: str, dask_scheduler: Any) -> None:
 
 def _is_drained(dask_scheduler: Any, run: str, worker: str) -> bool:
     said = dask_scheduler.get_events(f"{run}-reports")
-    return any(message == REPORTS.encode(Drained(worker)) for _, message in said)
+    return any(REPORTS.encode(Drained(worker)) in messages for _, messages in said)
