@@ -11,6 +11,7 @@ from typing import Any
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
     Bind,
+    DispatchEvent,
     Drained,
     DropShard,
     FailRun,
@@ -467,7 +468,9 @@ class IndependentCluster:
         if unit.trial not in self.gone:
             self.scored |= {unit._replace(kind="evaluate", position=s) for s in with_it}
         scored = tuple((s, 0.3 * seconds) for s in with_it)
-        done = [UnitDone(unit, seconds, shard, scored, tuple((s, seconds) for s in then))]
+        done: list[DispatchEvent] = [
+            UnitDone(unit, seconds, shard, scored, tuple((s, seconds) for s in then))
+        ]
         self.spend(unit, seconds * (1 + len(then)))
         if is_cut and seconds and then != planned and unit.trial not in self.gone:
             following, visit = last._replace(position=last.position + 1), planned[len(then)]

@@ -161,8 +161,8 @@ def reached(run: Result, goal: float) -> dict[int, float]:
     """Give when each good job reached the goal."""
     rows = run.metrics
     rows = rows[(rows["split"] == "validation") & (rows["value"] >= goal)]
-    soonest: dict[int, float] = rows.groupby("trial")["seconds"].min().to_dict()
-    return soonest
+    soonest = rows.groupby("trial")["seconds"].min()
+    return dict(zip(soonest.index.tolist(), soonest.tolist(), strict=True))
 
 
 def simulated(

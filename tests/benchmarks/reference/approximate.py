@@ -9,7 +9,10 @@ condition. With p workers, the longest unit T and the largest load of a worker L
 3. Each worker follows that order in a circle. It begins so far ahead in it that it comes to a trial
    at least p·T after the worker before it has.
 
-On the circle a trial's next visit begins when the one before is over, if L ≥ (p² + p − 1)·T.
+On the circle a trial's next visit begins when the one before is over, if L ≥ (p² + p − 1)·T. Else
+the beginnings are spread evenly, and a worker takes the next trial of its order that is idle. As no
+worker then waits for a trial that it could train, the plan is at most (p − 1)·T longer than the
+bound: while the last worker waits, its last trial trains on one of the p − 1 others.
 """
 
 from __future__ import annotations
@@ -64,8 +67,7 @@ def balanced_order(table: Array) -> list[int]:
 def approximate(times: Times) -> Plan:
     """Plan a round by vector rearrangement.
 
-    Where the condition does not hold the workers' beginnings are spread over the circle, and a
-    worker waits while its next trial is busy; no bound is claimed for that.
+    The plan is at most (p − 1)·T longer than the bound, and no longer where `is_optimal`.
 
     Parameters
     ----------
@@ -105,19 +107,18 @@ def approximate(times: Times) -> Plan:
 
 
 def _in_turn(table: Array, queues: list[list[int]]) -> Plan:
-    """Let each worker take its trials in its order, and wait for those that are busy."""
+    """Let each worker take the next trial of its order that is idle."""
     visits: list[Visit] = []
-    at = [0] * len(queues)
     idle, free, now = set(range(len(table))), list(range(len(queues))), 0.0
     ends: list[tuple[float, int, int]] = []
     while True:
         for worker in list(free):
-            trial = queues[worker][at[worker]]
-            if trial in idle:
+            trial = next((trial for trial in queues[worker] if trial in idle), None)
+            if trial is not None:
                 end = now + float(table[trial, worker])
                 idle.discard(trial)
                 free.remove(worker)
-                at[worker] += 1
+                queues[worker].remove(trial)
                 visits.append(Visit(trial, worker, now, end))
                 heapq.heappush(ends, (end, worker, trial))
         if not ends:
@@ -126,7 +127,7 @@ def _in_turn(table: Array, queues: list[list[int]]) -> Plan:
         while ends and ends[0][0] <= now:
             _, worker, trial = heapq.heappop(ends)
             idle.add(trial)
-            if at[worker] < len(queues[worker]):
+            if queues[worker]:
                 free.append(worker)
 
 
