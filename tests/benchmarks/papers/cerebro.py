@@ -138,7 +138,7 @@ def draw_6(bars: Mapping[tuple[str, str], Sequence[tuple[float, float, float]]])
         for place, name in enumerate(SCHEDULERS):
             means, lows, highs = np.array(bars[family, name]).T
             at = np.arange(len(SIZES)) + 0.2 * place - 0.3
-            ends = [means - lows, highs - means]
+            ends = np.maximum(0.0, [means - lows, highs - means])  # equal runs differ by rounding
             axis.bar(at, means, 0.2, yerr=ends, label=name, error_kw={"linewidth": 0.8})
         axis.set_xticks(range(len(SIZES)), [f"{n} × {p}" for n, p in SIZES])
         axis.set_title(title)
