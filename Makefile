@@ -134,7 +134,8 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/time_sharing.py --megabytes 1 $(OR_MISSED)
 	$(BENCH)/write_memory.py --gigabytes 0.2 $(OR_MISSED)
 	$(BENCH)/held_on_disk.py --megabytes 40 --repeats 1 $(OR_MISSED)
-	$(BENCH)/hermes.py --orders 1
+	$(BENCH)/papers/hermes.py --orders 1 --out build/papers
+	$(BENCH)/papers/cerebro.py --limit 0.01 --out build/papers
 	$(BENCH)/seer_comparison.py --seeds 1
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1

@@ -56,7 +56,7 @@ class ByConvergence(Wrapper):
     A gain changes the priority by less than 0.5 and a value that is not finite by 0.5, so the
     search's own priorities should be whole numbers.
 
-    The rule is that of `Hermes` (Son et al., Electronics 2021, Algorithm 2), for trials that wait
+    The rule is that of `Hermes` (Son et al., Electronics 2021, Algorithm 3), for trials that wait
     in the engine instead of in a worker's memory.
 
     Parameters

@@ -104,15 +104,17 @@ def _no_loss(scheduler: str, trial: int) -> SearchError:
 class Hermes(TimeSharing):
     """The trial that converges fastest runs next.
 
-    Trials are spread evenly over the workers, `max_trials_per_worker` at most on each (Algorithm
-    1); further ones are drawn when there is room. A turn lasts for a quantum; then `convergence` of
-    the trial that ran is computed, and of the worker's trials the one with the largest runs next
-    (Algorithm 3). Trials that have not run yet come first, in their order; a trial whose loss is no
-    number comes last.
+    Trials are spread evenly over the workers, `max_trials_per_worker` at most on each (Algorithms 1
+    and 2); further ones are drawn when there is room. A turn lasts for a quantum; then
+    `convergence` of the trial that ran is computed, and of the worker's trials the one with the
+    largest runs next (Algorithm 3, which takes the largest of the waiting ones; here the one that
+    ran may go on). Trials that have not run yet come first, in their order, which the paper leaves
+    open; a trial whose loss is no number comes last.
 
-    A trial's quantum grows when its loss has decreased by a milestone (Section 3.3). The paper
-    leaves open how far and from where; here the decrease is relative to the loss of the trial's
-    first quantum, and each milestone multiplies the quantum by `growth`, for good.
+    A trial's quantum grows when its loss has decreased by a milestone (Section 3.3; by Section
+    4.1.2 it grew with the number of preemptions). The paper leaves open how far and from where;
+    here the decrease is relative to the loss of the trial's first quantum, and each milestone
+    multiplies the quantum by `growth`, for good.
 
     Son et al., A GPU Scheduling Framework to Accelerate Hyper-Parameter Optimization in Deep
     Learning Clusters, Electronics 2021.
@@ -123,6 +125,9 @@ class Hermes(TimeSharing):
         Epochs and numbers of trials; see `RoundRobin`.
     quantum
         Seconds of training that a turn lasts at first, or a text; see `RoundRobin`.
+    first_quantum
+        Seconds of a trial's first turn, or a text; None for `quantum`. With a short one all trials
+        of a worker show sooner how fast they converge. It is not in the paper.
     milestones
         Decreases of the loss, as shares of the first one: 0.5 when it has halved.
     growth
@@ -160,6 +165,7 @@ class Hermes(TimeSharing):
     milestones: tuple[float, ...] = (0.5, 0.75, 0.9)
     growth: float = 2.0
     normalize: bool = False
+    first_quantum: float | str | None = None
     state: SharedByLoss = field(default_factory=SharedByLoss, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -176,6 +182,8 @@ class Hermes(TimeSharing):
             )
         number("growth", self.growth, "1 or more", lambda growth: 1 <= growth < math.inf)
         flag("normalize", self.normalize)
+        if self.first_quantum is not None:
+            to_seconds("first_quantum", self.first_quantum)
 
     def learn(self, event: Event) -> None:
         """Note the losses of a turn."""
@@ -191,6 +199,8 @@ class Hermes(TimeSharing):
     def quantum_s(self, trial: int) -> float:
         """Return how long the next turn of a trial lasts: longer with each milestone passed."""
         quantum_s, losses = to_seconds("quantum", self.quantum), self.state.losses.get(trial)
+        if losses is None and self.first_quantum is not None:
+            return to_seconds("first_quantum", self.first_quantum)
         if losses is None or not losses.first:
             return quantum_s
         decrease = (losses.first - losses.lowest) / abs(losses.first)

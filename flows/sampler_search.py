@@ -17,7 +17,7 @@ class SamplerSearch(FullTraining):
     workers busy.
 
     Bergstra et al., Algorithms for Hyper-Parameter Optimization, NeurIPS 2011 (TPE). One trial a
-    worker is how Nakandala et al., Cerebro, VLDB 2020, run TPE.
+    worker is how Nakandala et al., Cerebro, VLDB 2020, section 6.3, run Hyperopt.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """Time-sharing: more trials than workers; each worker trains its trials in turn.
 
-Trials are placed by Algorithm 1 of the paper of `Hermes`: evenly, so many on each worker at most,
-and the others wait. Schedulers differ in which of a worker's trials runs next, and for how long.
+Trials are placed by Algorithms 1 and 2 of the paper of `Hermes`: evenly, so many on each worker at
+most, and the others wait. Schedulers differ in which of a worker's trials runs next, and for how
+long.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class TimeSharing(Flow):
                 return []
         return [*decisions, *self._go_on()]
 
-    # ---- placement: Algorithm 1
+    # ---- placement: Algorithms 1 and 2
 
     def _resize(self, n_workers: int) -> list[Decision]:
         """Follow the number of workers; the trials of a worker that is gone wait for room."""
@@ -270,7 +271,7 @@ class RoundRobin(TimeSharing):
         How long a turn lasts: seconds of training, or a text such as ``"10 s"``. A turn is never
         shorter than one batch.
     max_trials_per_worker
-        G_thres: how many trials share a worker.
+        G_thres of Hermes' Algorithm 2: how many trials share a worker.
     migrate
         Whether trials move to a worker that would be idle, until no other has two more.
 

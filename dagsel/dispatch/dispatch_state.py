@@ -92,7 +92,7 @@ class DispatchState:
         self.coming_to_rest: dict[int, None] = {}  # trials without a `TrialRests` yet
         self.gangs: dict[int, None] = {}  # trials that have a unit to bind to several workers
         self.last_gang: dict[int, tuple[Worker, ...]] = {}  # by trial
-        self.horizon = inf  # no training unit starts that is expected to end after it
+        self.horizon = inf  # no training unit starts that is expected to run beyond it
         self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
@@ -370,10 +370,14 @@ class DispatchState:
         return self.times.seconds(unit.trial, worker) / gang
 
     def fits(self, unit: Unit, worker: Worker, start: float, gang: int = 1) -> bool:
-        """Whether a training unit is expected to end before the horizon."""
+        """Whether a training unit is expected to end, or to stop at a batch, before the horizon."""
         if self.horizon == inf:
             return True
-        return start + self.unit_seconds(unit, worker, gang) <= self.horizon + ROUNDING_S
+        seconds = self.unit_seconds(unit, worker, gang)
+        left_s = self.allowances.get(unit.trial, FREE).seconds_left
+        return start + (seconds if left_s is None else min(seconds, left_s)) <= (
+            self.horizon + ROUNDING_S
+        )
 
     def time_worker(self, host: KnownWorker) -> None:
         """Update when the worker's units are expected to end."""

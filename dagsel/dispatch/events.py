@@ -192,7 +192,10 @@ class CheckAdded:
 
 @dataclass(frozen=True, slots=True)
 class HorizonSet:
-    """From now on no training unit starts that is expected to end after `at_s`."""
+    """From now on no training unit starts that is expected to run beyond `at_s`.
+
+    A unit whose trial may train for a time (`TrialAllowed.seconds`) runs no longer than that.
+    """
 
     at_s: float
 

@@ -24,6 +24,9 @@ class RunClock:
     deadline_s: float | None = None
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
     budget_money: float | None = None  # and in money, each worker at its own price
+    # The flow pauses its trials before the end and has them scored where they are: a unit that
+    # begins is not lost if it does not end in time, so the engine is not told of the end.
+    scores_parts: bool = False
     _began: float = 0.0  # what the clock would have shown at the run's beginning
     _cost_before: float = 0.0  # worker-seconds of earlier sessions
     _money_before: float = 0.0
@@ -102,7 +105,7 @@ class RunClock:
     def tell(self) -> None:
         """Tell the engine of the end if it has moved: a budget's does as workers come and go."""
         limit = self._began + self.end_s
-        if limit != self._told:
+        if limit != self._told and not self.scores_parts:
             self._told = limit
             self.engine.limit(limit)
 

@@ -128,7 +128,8 @@ class Runner:
 
     def __post_init__(self) -> None:
         limits = (self.deadline_s, self.budget_s, self.budget_money)
-        clock = self._clock = RunClock(self.engine, *limits)
+        scores_parts = self.flow.traits.scores_parts
+        clock = self._clock = RunClock(self.engine, *limits, scores_parts=scores_parts)
         metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
         scores = Scores(self.states, metrics, self.pool, self.record.validates)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
@@ -136,7 +137,7 @@ class Runner:
         self._rounds = Rounds(self.engine, self.record, self._note, *how)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         self._troubles = Troubles(self.record)
-        self._first_epoch = FirstEpoch(self.record, clock, self.flow.traits.scores_parts)
+        self._first_epoch = FirstEpoch(self.record, clock, scores_parts)
         about = (self.record, self.study, self.flow.traits, self._stored, clock, self.tariff)
         self._commands = Commands(self.inbox, self.engine, *about, self.check)
 

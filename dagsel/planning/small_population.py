@@ -1,8 +1,9 @@
 """Whether to train trials in gangs when fewer trials are left than workers.
 
-Cerebro (Nakandala, Zhang and Kumar, VLDB 2020) found its hybrid of hopping and data parallelism
-slower than hopping alone. A gang of g workers is worth it only if its efficiency e(g) = λ(g) / g is
-above the share of workers that would be busy without gangs.
+The authors of Cerebro (Nakandala, Zhang and Kumar, VLDB 2020, section 6.2) found their hybrid of
+hopping and data parallelism often slower than hopping alone, though workers idled. A gang of g
+workers is worth it only if its efficiency e(g) = λ(g) / g is above the share of workers that would
+be busy without gangs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class SimulatedCluster:
         request for the first ones, as on a real cluster; its flow begins when they are there.
     load_s, hop_s, switch_s
         Time to load a shard, to move a state to another worker, and to go on with a unit that was
-        stopped, or with a gang of another size.
+        stopped, if another trial has trained on the worker since, or with a gang of another size.
     failures
         Pairs: seconds after the beginning, and the number (from 0) of the worker that dies then.
     additions

@@ -37,7 +37,7 @@ class Curves(Protocol):
         ...
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Return the metric's value after an epoch, from 1; for a paused trial, inside an epoch.
+        """Return the metric's value after an epoch; for a paused trial, inside one, from 0 on.
 
         Raises
         ------
@@ -78,6 +78,10 @@ class Loses(Protocol):
 class PowerLaw:
     """Curves ``asymptote + amplitude · epoch^(−rate) + noise``, one for each configuration.
 
+    That holds from the first epoch on. Inside the first epoch the value goes in a straight line
+    from `chance` to where the epoch ends, and noise grows from 0 with it. So with one `chance` for
+    all, trials rank inside the first epoch as they do at its end.
+
     A parameter is a number, a pair of numbers between which it is drawn for each configuration, or
     a function of the configuration. By default asymptote, amplitude and rate are drawn
     independently, so curves cross: the better of two trials after few epochs may be the worse at
@@ -94,6 +98,10 @@ class PowerLaw:
         How far above the asymptote the first epoch ends.
     rate
         How fast the curve falls; above 0.
+    chance
+        Value before any training, such as 0.1 for the accuracy on ten classes. None for a guess:
+        the worst value with which a first epoch can end, or, where asymptote or amplitude is a
+        function, as far from that end as the end is from the asymptote.
     noise
         Standard deviation of the noise of each value.
     epoch_s
@@ -113,6 +121,9 @@ class PowerLaw:
     >>> curves = PowerLaw(asymptote=lambda config: config["lr"], amplitude=1.0, rate=0.5, noise=0)
     >>> [curves.value({"lr": 0.25}, epoch, trial=0) for epoch in (1, 4, 16)]
     [1.25, 0.75, 0.5]
+    >>> curves = PowerLaw(asymptote=0.9, amplitude=-0.3, rate=0.5, noise=0, chance=0.1)
+    >>> [round(curves.value({}, epoch, trial=0), 2) for epoch in (0, 0.5, 1, 4)]
+    [0.1, 0.35, 0.6, 0.75]
     """
 
     asymptote: Parameter = (0.1, 0.5)
@@ -126,9 +137,10 @@ class PowerLaw:
     )
     n_batches: int = 100
     seed: int = 0
+    chance: Parameter | None = None
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Return the metric's value after an epoch, or inside one."""
+        """Return the metric's value after an epoch, or inside one, from 0 on."""
         text = _text(config)
         a, b, c, noise = (
             self._parameter(name, config, text)
@@ -136,7 +148,10 @@ class PowerLaw:
         )
         if noise:
             a += noise * _NORMAL.inv_cdf(self._uniform("value", text, trial, epoch))
-        return a + b * math.pow(epoch, -c)
+        if epoch >= 1:
+            return a + b * math.pow(epoch, -c)
+        chance = self._chance(config, text, a, b)
+        return (1.0 - epoch) * chance + epoch * (a + b) if epoch > 0 else chance
 
     def seconds(self, config: Config, *, trial: int) -> float:
         """Return the time of an epoch's training on a worker of speed 1."""
@@ -160,6 +175,14 @@ class PowerLaw:
         ends = [self.value(config, n / self.n_batches, trial=trial) for n in (first + 1, last)]
         return Losses(last - first, min(ends), max(ends))
 
+    def _chance(self, config: Config, text: str, asymptote: float, amplitude: float) -> float:
+        if self.chance is not None:
+            return self._parameter("chance", config, text)
+        if callable(self.asymptote) or callable(self.amplitude):
+            return asymptote + 2.0 * amplitude
+        a, b = (_ends(parameter) for parameter in (self.asymptote, self.amplitude))
+        return max(a) + max(b) if max(b) >= 0.0 else min(a) + min(b)
+
     def _parameter(self, name: str, config: Config, text: str) -> float:
         parameter: Parameter = getattr(self, name)
         if isinstance(parameter, tuple):
@@ -174,6 +197,10 @@ class PowerLaw:
 
 
 _NORMAL = NormalDist()
+
+
+def _ends(parameter: float | tuple[float, float]) -> tuple[float, float]:
+    return parameter if isinstance(parameter, tuple) else (parameter, parameter)
 
 
 def scalars(config: Config) -> dict[str, Any]:

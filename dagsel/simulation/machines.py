@@ -88,3 +88,4 @@ class Machine:
     held: set[int]
     queue: list[Bind] = field(default_factory=list)
     running: Running | None = None
+    trained: int = -1  # the trial that it trained last

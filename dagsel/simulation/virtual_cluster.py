@@ -49,9 +49,9 @@ class VirtualCluster:
     """Workers that take time for units and loads.
 
     `seconds` is the true time of a unit, called once at each start of it; `hop_seconds` the time to
-    move a state, `switch_seconds` that to go on with a stopped unit, or with a gang of another
-    size. A unit can be stopped between two of its `batches`; None: at once. `watch` is called with
-    every list of instructions.
+    move a state, `switch_seconds` that to go on with a stopped unit, if another trial has trained
+    on the worker since, or with a gang of another size. A unit can be stopped between two of its
+    `batches`; None: at once. `watch` is called with every list of instructions.
 
     Examples
     --------
@@ -363,8 +363,12 @@ class VirtualCluster:
         moved = self._source(unit) not in (None, worker)
         waits_s = self._hop_seconds if moved else 0.0
         if unit.kind == "train":
-            is_switch = unit in self._part or self._gang_of.get(unit.trial, gang) != gang
+            is_warm = gang == 1 and machine.trained == unit.trial
+            is_switch = unit in self._part and not is_warm
+            is_switch |= self._gang_of.get(unit.trial, gang) != gang
             waits_s += self._switch_seconds if is_switch else 0.0
+            for place in (worker, *bind.members):
+                self._machines[place].trained = unit.trial
         begun = (unit, bind.shard, self.now_s, waits_s + took, waits_s, moved)
         running = machine.running = Running(bind, *begun)
         plan = partial(self._plan_for, running)

@@ -11,7 +11,7 @@ from dagsel.flows.time_sharing import TimeSharing
 class FIFO(TimeSharing):
     """First in, first out: a trial keeps its worker to the end.
 
-    The authors of `Hermes` compare with it (Son et al., Electronics 2021, Section 4).
+    The authors of `Hermes` compare with it (Son et al., Electronics 2021, Section 4.1.3).
 
     Parameters
     ----------

@@ -15,8 +15,9 @@ class SLAQ(TimeSharing):
     """The trial with the largest loss runs next, as it has the most to gain.
 
     Zhang et al., SLAQ: Quality-Driven Scheduling for Distributed Machine Learning, SoCC 2017, as
-    Hermes' authors compare with it. Trials that have not run yet come first, those whose loss is no
-    number last.
+    the paper of `Hermes` describes it (Section 4.1.3). SLAQ itself divides a cluster's cores by how
+    much each job's loss is predicted to fall. Trials that have not run yet come first, those whose
+    loss is no number last.
 
     Parameters
     ----------

@@ -80,8 +80,9 @@ def rate(config: Mapping[str, Any]) -> float:
 
 def curves(seed: int) -> PowerLaw:
     return PowerLaw(
-        asymptote, amplitude, rate, noise=0.005, epoch_s=EPOCH_S, seed=seed, scaling=SCALING
-    )
+        asymptote, amplitude, rate, noise=0.005, epoch_s=EPOCH_S, seed=seed, scaling=SCALING,
+        chance=0.1,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,17 @@ def test_a_shorter_unit_is_bound_where_the_longest_would_end_too_late():
     assert binds(out) == [Bind(train(second, epoch=2), "a", 0)]
 
 
+def test_a_turn_that_ends_in_time_begins_though_its_unit_would_not():
+    tell = Driver(n_shards=1)
+    tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(1, 1, n_epochs=3)), *ready(0))
+    tell(UnitDone(train(0), 10.0, 0), at=10.0)
+    tell(HorizonSet(15.0))
+    assert binds(tell(UnitReady(train(0, epoch=2)), at=11.0)) == []
+    assert binds(tell(TrialAllowed(0, seconds=4.5), at=11.0)) == []
+    out = binds(tell(TrialAllowed(0, seconds=4.0), at=11.0))
+    assert [(bind.unit, bind.seconds) for bind in out] == [(train(0, epoch=2), 4.0)]
+
+
 def test_evaluations_come_before_training_and_prefer_the_state_at_home():
     tell = Driver(n_shards=1)
     tell(WorkerAdded("a", frozenset({0})), RoundAdded(round_of(2, 1)), *ready(0, 1))

@@ -130,6 +130,16 @@ def test_a_milestone_lengthens_the_quantum_for_good() -> None:
     assert quanta == [again(0, seconds) for seconds in (4.0, 4.0, 12.0, 36.0, 36.0)]
 
 
+def test_a_first_turn_may_be_shorter() -> None:
+    flow = Hermes(max_epochs=4, n_trials=2, first_quantum="2.5 s")
+    assert begun(flow) == [Train(0, 4, seconds=2.5)]
+    assert turn(flow, 0, 1.0, 2.0) == Train(1, 4, seconds=2.5)
+    assert turn(flow, 1, 1.9, 2.0) == again(0, 10.0)
+    assert turn(flow, 0, 0.7, 0.7) == again(0, 20.0)
+    with pytest.raises(SearchError, match="first_quantum"):
+        Hermes(max_epochs=4, n_trials=2, first_quantum="soon")
+
+
 def test_slaq_runs_the_largest_loss() -> None:
     flow = SLAQ(max_epochs=4, n_trials=3)
     begun(flow)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import random
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, pairwise
 from statistics import fmean, pstdev
 
 import pytest
@@ -37,6 +38,52 @@ def test_a_curve_does_not_depend_on_what_was_asked_before() -> None:
 def test_without_noise_it_is_the_power_law(a: float, b: float, c: float, epoch: int) -> None:
     curves = PowerLaw(asymptote=a, amplitude=lambda config: b, rate=(c, c), noise=0.0)
     assert curves.value({}, epoch, trial=0) == pytest.approx(a + b / epoch**c)
+
+
+@given(
+    ends=st.lists(st.tuples(st.floats(0.2, 0.9), st.floats(0.01, 0.1)), min_size=2, max_size=8),
+    parts=st.lists(st.floats(0.0, 1.0), min_size=2, max_size=6),
+    noise=st.sampled_from([0.0, 0.05]),
+)
+def test_inside_the_first_epoch_trials_rise_from_chance_and_rank_as_at_its_end(
+    ends: list[tuple[float, float]], parts: list[float], noise: float
+) -> None:
+    """An accuracy ends its first epoch at `asymptote` less `amplitude`."""
+    curves = PowerLaw(
+        asymptote=lambda config: config["a"],
+        amplitude=lambda config: -config["b"],
+        noise=0.0,
+        chance=0.1,
+    )
+    configs = [{"a": a, "b": b} for a, b in ends]
+    for config in configs:
+        rising = [curves.value(config, at, trial=0) for at in (0, *sorted(parts), 1)]
+        assert rising[0] == 0.1
+        assert all(one <= later + 1e-12 for one, later in pairwise(rising))
+        assert rising[-1] == config["a"] - config["b"]
+        fast = [curves.value(config, 1 + at, trial=0) for at in sorted(parts)]
+        assert all(rising[-1] <= one <= later for one, later in pairwise([fast[0], *fast]))
+    at_end = [curves.value(config, 1, trial=0) for config in configs]
+    for part in parts:
+        inside = [curves.value(config, part, trial=0) for config in configs]
+        for (x, end), (y, other) in combinations(zip(inside, at_end, strict=True), 2):
+            assert (x - y) * (end - other) >= 0.0
+        noisy = replace(curves, noise=noise).value(configs[0], part, trial=0)
+        assert noisy == pytest.approx(inside[0], abs=8 * noise * part + 1e-12)
+
+
+def test_a_first_epoch_that_is_not_told_its_chance_begins_where_none_ends_worse() -> None:
+    errors, accuracies = PowerLaw(noise=0.0), PowerLaw((0.6, 0.9), (-0.3, -0.1), noise=0.0)
+    for config in CONFIGS:
+        assert errors.value(config, 0, trial=0) == pytest.approx(1.4)
+        assert errors.value(config, 0.25, trial=0) > errors.value(config, 1, trial=0)
+        assert accuracies.value(config, 0, trial=0) == pytest.approx(0.3)
+    by_rule = PowerLaw(lambda config: 0.5, 0.25, noise=0.0)
+    assert [by_rule.value({}, at, trial=0) for at in (0, 0.5, 1)] == [1.0, 0.875, 0.75]
+    # The first batches lose what the first epoch does, and no more.
+    told = by_rule.losses({}, 0.0, 0.5, trial=0)
+    assert (told.n, told.low) == (50, 0.875)
+    assert told.high == pytest.approx(0.9975)
 
 
 def test_draws_fill_their_range_and_noise_has_its_deviation() -> None:

@@ -91,6 +91,20 @@ def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
     assert run.cost <= 2400 + 1e-6
 
 
+@pytest.mark.parametrize("flow", [HyperSched(DEADLINE_S, 2400), SEER(DEADLINE_S, 2400)])
+def test_units_longer_than_what_is_left_train_until_the_last_pause(flow: Flow) -> None:
+    run = simulate(
+        flow,
+        PowerLaw(epoch_s=0.35 * DEADLINE_S),  # two end in time, and a part of a third is trained
+        SimulatedCluster(n_workers=4, n_shards=1, max_workers=4),
+        space=space,
+        deadline=DEADLINE_S,
+        budget=2400,
+    )
+    assert run.seconds <= DEADLINE_S
+    assert max(piece.stop for piece in run.record.pieces) >= 0.99 * DEADLINE_S
+
+
 def test_an_elastic_cluster_replaces_a_worker_that_dies_for_any_flow() -> None:
     flow = RandomSearch(max_epochs=3, n_trials=4)
     cluster = SimulatedCluster(2, max_workers=2, startup_s=5.0, failures=((10.0, 0),))

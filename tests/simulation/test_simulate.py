@@ -349,6 +349,16 @@ def test_a_large_search_trains_all_and_keeps_its_workers_busy() -> None:
     assert (timeline["stop"] - timeline["start"]).sum() > 0.9 * run.cost
 
 
+@pytest.mark.parametrize(("n_trials", "n_switches"), [(1, 0), (2, 6)])
+def test_a_worker_switches_only_where_another_trial_has_trained(
+    n_trials: int, n_switches: int
+) -> None:
+    cluster = SimulatedCluster(n_workers=1, n_shards=1, switch_s=7.0)
+    flow = RoundRobin(max_epochs=1, n_trials=n_trials, quantum=10.0)
+    run = simulate(flow, PowerLaw(epoch_s=40.0), cluster, space=space)
+    assert run.seconds == pytest.approx(40.0 * n_trials + 7.0 * n_switches)
+
+
 def test_a_switch_is_measured_at_what_the_cluster_says_that_it_costs() -> None:
     switching = SimulatedCluster(n_workers=4, switch_s=7.0)
     run = search("marble", cluster=switching)

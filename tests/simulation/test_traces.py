@@ -14,7 +14,7 @@ from dagsel.errors import SearchError
 from dagsel.flow import Losses
 from dagsel.simulation.curves import Curves, Loses
 from dagsel.simulation.traces import Traces
-from tests.benchmarks.hermes import HERE, MODELS, draw, goal_of, load
+from tests.benchmarks.papers.hermes import HERE, MODELS, draw, goal_of, load
 
 N_BATCHES, N_EPOCHS = 49, 3  # 1 / 49 * 49 is below 1
 LOSSES = np.random.default_rng(0).normal(size=(2, N_BATCHES * N_EPOCHS))

@@ -46,7 +46,13 @@ def _solver() -> Any:
 
 
 def solve(
-    times: Times, *, limit_s: float = 60.0, n_threads: int = 1, start: Plan | None = None
+    times: Times,
+    *,
+    limit_s: float = 60.0,
+    n_threads: int = 1,
+    start: Plan | None = None,
+    limit: float | None = None,
+    seed: int = 0,
 ) -> ExactPlan:
     """Plan a round exactly: two families of no-overlap constraints, trials and workers.
 
@@ -60,6 +66,10 @@ def solve(
         Threads of the solver. One gives the same plan each time, if the limit is not reached.
     start
         Plan to begin with; the planner's by default.
+    limit
+        Limit of the solver's own count of its work, about seconds, which is the same each time.
+    seed
+        Of the solver's random choices.
 
     Raises
     ------
@@ -81,6 +91,9 @@ def solve(
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = limit_s
     solver.parameters.num_workers = n_threads
+    solver.parameters.random_seed = seed
+    if limit is not None:
+        solver.parameters.max_deterministic_time = limit
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return ExactPlan(start, False)
@@ -144,3 +157,39 @@ def _left_shift(order: list[tuple[int, int]], table: np.ndarray[Any, np.dtype[np
         visits.append(Visit(i, j, first, end))
     visits.sort(key=lambda visit: (visit.start, visit.worker))
     return Plan(tuple(visits), max(worker_free), lower_bound(table))
+
+
+def milp(times: Times, *, limit_s: float = 60.0) -> float | None:
+    """Return the makespan of Cerebro's mixed integer linear program, solved by SCIP.
+
+    Nakandala et al. 2020, Cerebro, section 5.1, equations 1 and 2; the first two conditions are
+    read as of one configuration. None if it is not solved in time. For a dozen units.
+    """
+    try:
+        from ortools.linear_solver import pywraplp
+    except ImportError as error:
+        raise SolverMissingError("exact plans need OR-Tools: pip install ortools") from error
+    T = np.asarray(times, dtype=np.float64)
+    n, p = T.shape
+    solver = pywraplp.Solver.CreateSolver("SCIP")
+    V = float(T.sum())
+    C = solver.NumVar(0.0, V, "C")
+    X = [[solver.NumVar(0.0, V, f"X{i},{j}") for j in range(p)] for i in range(n)]
+
+    def apart(one: tuple[int, int], other: tuple[int, int]) -> None:
+        """Have one unit end before the other begins, either way round."""
+        (a, b), (c, d) = one, other
+        is_first = solver.BoolVar(f"{one} before {other}")
+        solver.Add(X[a][b] >= X[c][d] + T[c, d] - V * is_first)
+        solver.Add(X[c][d] >= X[a][b] + T[a, b] - V * (1 - is_first))
+
+    for i in range(n):
+        for j in range(p):
+            solver.Add(X[i][j] + T[i, j] <= C)
+            for later in range(j + 1, p):
+                apart((i, j), (i, later))  # one trial: Y
+            for other in range(i + 1, n):
+                apart((i, j), (other, j))  # one worker: Z
+    solver.Minimize(C)
+    solver.SetTimeLimit(int(1000 * limit_s))
+    return float(C.solution_value()) if solver.Solve() == solver.OPTIMAL else None

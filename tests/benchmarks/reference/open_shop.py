@@ -289,7 +289,7 @@ def _rotation_end(
 def randomized(times: Times, *, seed: int = 0) -> Plan:
     """Cerebro's scheduler: a worker that gets free takes a random idle trial it has not seen.
 
-    Nakandala et al. 2020, Cerebro, section 5.3; the reference that the planner has to beat.
+    Nakandala et al. 2020, Cerebro, section 5.3, Algorithm 1; what the planner has to beat.
 
     Examples
     --------

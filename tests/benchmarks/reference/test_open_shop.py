@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.history.makespans import round_bound
+from tests.benchmarks.papers.cerebro import instances
 from tests.dispatch.families import (
     FIGURE_5,
     careless,
@@ -21,8 +22,9 @@ from tests.dispatch.families import (
     whole_trials,
 )
 
+from .approximate import approximate, balanced_order, is_optimal
 from .bounds import lower_bound
-from .exact import SolverMissingError, solve
+from .exact import SolverMissingError, milp, solve
 from .open_shop import plan, randomized
 
 TABLES = st.integers(1, 7).flatmap(
@@ -41,6 +43,45 @@ def test_a_plan_visits_all_once_and_is_no_shorter_than_its_bound(table: Any, see
         assert made.makespan == max(visit.end for visit in made.visits)
 
 
+@st.composite
+def long_tables(draw: st.DrawFn) -> Any:
+    """Draw rounds of so many trials that the approximate scheduler's condition often holds."""
+    p = draw(st.integers(1, 4))
+    n = draw(st.integers(1, 2 * (p * p + p)))
+    seed, low = draw(st.integers(0, 2**32 - 1)), draw(st.sampled_from([0.05, 0.6, 1.0]))
+    return np.random.default_rng(seed).uniform(low, 1.0, (n, p))
+
+
+@given(st.one_of(TABLES.map(np.array), long_tables()))
+@settings(max_examples=60, deadline=None)
+def test_an_approximate_plan_keeps_the_papers_bounds(table: Any) -> None:
+    made = approximate(table)
+    made.check(table)
+    assert made.makespan >= made.bound * (1 - 1e-12)
+    longest = made.bound + (table.shape[1] - 1) * table.max()
+    assert made.makespan <= longest * (1 + 1e-9)
+    if is_optimal(table):
+        assert made.makespan == pytest.approx(table.sum(axis=0).max())
+
+
+@given(long_tables())
+@settings(max_examples=40, deadline=None)
+def test_in_a_balanced_order_no_two_workers_loads_ever_differ_by_much(table: Any) -> None:
+    loads = table.sum(axis=0)
+    table = table * loads.min() / loads  # all workers have the same load
+    order = balanced_order(table)
+    assert sorted(order) == list(range(len(table)))
+    begun = np.cumsum(table[order], axis=0)
+    widest = float(np.ptp(begun, axis=1).max())
+    assert widest <= (table.shape[1] - 1) * table.max() * (1 + 1e-9) + 1e-9
+
+
+def test_the_condition_of_the_approximate_scheduler_is_the_papers() -> None:
+    """L ≥ (p² + p − 1)·T, for p = 2 five units of T."""
+    assert [is_optimal(np.ones((n, 2))) for n in (4, 5)] == [False, True]
+    assert [is_optimal(np.ones((n, 8))) for n in (70, 71)] == [False, True]
+
+
 @given(TABLES)
 @settings(max_examples=15, deadline=None)
 def test_an_exact_plan_is_no_longer_than_the_planners(table: Any) -> None:
@@ -52,6 +93,15 @@ def test_an_exact_plan_is_no_longer_than_the_planners(table: Any) -> None:
     assert found.plan.bound <= found.plan.makespan <= plan(times).makespan
     if found.is_optimal:
         assert found.plan.bound == found.plan.makespan
+
+
+def test_exact_plans_are_those_of_the_papers_program() -> None:
+    pytest.importorskip("ortools")
+    for times in instances():
+        found = solve(times, limit_s=30.0)
+        assert found.is_optimal
+        assert milp(times, limit_s=120.0) == pytest.approx(found.plan.makespan)
+        assert approximate(times).makespan >= found.plan.makespan - 1e-9
 
 
 @pytest.mark.parametrize("n_workers", [8, 16])
