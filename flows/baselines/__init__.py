@@ -5,6 +5,7 @@ from dagsel.flows.baselines.elastic_hyperband import ElasticHyperband
 from dagsel.flows.baselines.fifo import FIFO
 from dagsel.flows.baselines.lsf import LSF
 from dagsel.flows.baselines.optimus import Optimus
+from dagsel.flows.baselines.random_trial import RandomTrial
 from dagsel.flows.baselines.slaq import SLAQ
 
-__all__ = ["FIFO", "LSF", "SLAQ", "ElasticGrid", "ElasticHyperband", "Optimus"]
+__all__ = ["FIFO", "LSF", "SLAQ", "ElasticGrid", "ElasticHyperband", "Optimus", "RandomTrial"]
