@@ -149,7 +149,10 @@ class Traces:
             return lambda config: float(found[which, self.find(config)])
 
         return PowerLaw(
-            *(parameter(which) for which in range(4)),
+            asymptote=parameter(0),
+            amplitude=parameter(1),
+            rate=parameter(2),
+            noise=parameter(3),
             epoch_s=lambda config: self.seconds(config, trial=0),
             evaluation_share=self.evaluation_share,
             n_batches=self.n_batches,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -107,7 +108,7 @@ def halves(flow: StagedSearch) -> list[tuple[float, tuple[int, ...], int]]:
     ],
 )
 def test_the_plan_of_a_grid_is_the_one_that_is_made_by_hand(
-    deadline: int, workers: int, options: dict[str, int], n_trials: int, top: int
+    deadline: int, workers: int, options: dict[str, Any], n_trials: int, top: int
 ) -> None:
     flow = ElasticGrid(deadline, deadline * workers, **options)
     p_min = options.get("min_workers_per_trial", 1)

@@ -1,4 +1,4 @@
-"""Reads the recorded curves that SEER is compared on; a file that is not what it should be, is named."""
+"""Reads the recorded curves that SEER is compared on, and names a file that is not in order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ HERMES: Space = {
 class GridTraces(Traces):
     """Traces of a grid whose trials all speed up alike."""
 
-    scaling: Scaling = Scaling({})
+    scaling: Scaling = field(kw_only=True)
 
     def speedup(self, config: Mapping[str, Any], gang: int) -> float:
         """Return λ."""
@@ -76,7 +76,8 @@ def read(path: Path, grid: Space, shapes: Mapping[str, tuple[int, ...]]) -> dict
         found = arrays[key]
         if found.shape != shape:
             raise SearchError(
-                f"{path} is of another experiment: its {key} has the shape {found.shape}, not {shape}"
+                f"{path} is of another experiment: its {key} has the shape {found.shape}, "
+                f"not {shape}"
             )
     return arrays
 

@@ -73,7 +73,12 @@ def record(
     rng = np.random.default_rng([seed, configs().index(config)])
     torch.manual_seed(int(rng.integers(2**31)))
     model = nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
-    stepper = torch.optim.SGD(model.parameters(), **config)
+    stepper = torch.optim.SGD(
+        model.parameters(),
+        lr=config["lr"],
+        momentum=config["momentum"],
+        weight_decay=config["weight_decay"],
+    )
     # "5 epochs without any accuracy increase" are four bad ones that are borne, and a fifth.
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
         stepper, mode="max", factor=0.5, patience=4, threshold=0.0, min_lr=0.0, eps=0.0
@@ -131,15 +136,12 @@ def main() -> None:
             file.flush()
             print(f"{number} {config}: {1000 * trace['epoch_s']:.1f} ms an epoch", flush=True)
     traces = np.fromfile(part, kind)
-    columns: dict[str, Any] = {key: np.array([config[key] for config in configs()]) for key in GRID}
-    np.savez_compressed(
-        args.out,
-        experiment=np.array("seer-table-1"),
-        n_held_out=np.array(len(images) - N_TRAIN),
-        loss=traces["loss"].astype(np.float16),
-        **{key: traces[key] for key in ("n_right", "epoch_s", "evaluation_s")},
-        **columns,
-    )
+    arrays: dict[str, Any] = {key: np.array([one[key] for one in configs()]) for key in GRID}
+    arrays |= {key: traces[key] for key in ("n_right", "epoch_s", "evaluation_s")}
+    with np.errstate(over="ignore"):  # what is more than 65,504 is infinite
+        arrays["loss"] = traces["loss"].astype(np.float16)
+    arrays["n_held_out"], arrays["experiment"] = len(images) - N_TRAIN, "seer-table-1"
+    np.savez_compressed(args.out, **arrays)
     part.unlink()
 
 
