@@ -136,7 +136,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/held_on_disk.py --megabytes 40 --repeats 1 $(OR_MISSED)
 	$(BENCH)/marble_table2.py --draws 1
 	$(BENCH)/hermes.py --orders 1
-	$(BENCH)/seer_comparison.py --seeds 1
+	out=$$(mktemp -d) && $(BENCH)/papers/seer.py --quick --out $$out && rm -r $$out
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1

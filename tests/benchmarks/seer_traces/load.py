@@ -55,7 +55,7 @@ def read(path: Path, grid: Space, shapes: Mapping[str, tuple[int, ...]]) -> dict
         If the file is damaged, or of another experiment.
     """
     try:
-        with np.load(path) as kept:
+        with path.open("rb") as file, np.load(file) as kept:
             arrays = {key: kept[key] for key in kept.files}
     except FileNotFoundError:
         raise
