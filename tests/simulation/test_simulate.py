@@ -36,7 +36,15 @@ from dagsel.flows import (
     SamplerSearch,
     SuccessiveHalving,
 )
-from dagsel.flows.baselines import FIFO, LSF, SLAQ, ElasticGrid, ElasticHyperband, Optimus
+from dagsel.flows.baselines import (
+    FIFO,
+    LSF,
+    SLAQ,
+    ElasticGrid,
+    ElasticHyperband,
+    Optimus,
+    RandomTrial,
+)
 from dagsel.history.makespans import bound_of
 from dagsel.history.script import read_turns
 from dagsel.planning.scaling import Scaling
@@ -75,6 +83,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "hypersched": lambda: HyperSched("20 min", 4 * 1200.0),
     "elastic hyperband": lambda: ElasticHyperband("20 min", 4 * 1200.0, min_stage=60),
     "elastic grid": lambda: ElasticGrid("20 min", 4 * 1200.0, sampling="study"),
+    "random trial": lambda: RandomTrial("20 min", 4 * 1200.0),
 }
 SCALING: dict[Any, Scaling] = {
     "small": Scaling({2: 1.5, 3: 1.6}),

@@ -259,7 +259,6 @@ def save(figure: Any, path: Path) -> None:
 def figure_1(path: Path, traces: GridTraces) -> str:
     at = Setting(8, 10)
     figure, axes = plt.subplots(1, 3, figsize=(10, 2.8), sharey=True, layout="constrained")
-    peaks = []
     for axis, method in zip(axes, ("ASHA", "HyperSched", "SEER"), strict=True):
         edges, rows = allocation(search(method, at, traces, 0, eta=2))
         minutes = {trial: float(np.dot(rows[trial], np.diff(edges))) for trial in rows}
@@ -268,10 +267,9 @@ def figure_1(path: Path, traces: GridTraces) -> str:
         stacked = [[*rows[trial], rows[trial][-1]] for trial in longest]
         axis.stackplot(edges, stacked, colors=colours, step="post", linewidth=0)
         axis.set(title=f"{method}: {len(rows)} trials", xlabel="minutes", xlim=(0, 10))
-        peaks.append(f"{method} {len(rows)}")
     axes[0].set_ylabel("workers")
     save(figure, path)
-    return ", ".join(peaks)
+    return ", ".join(axis.get_title() for axis in axes)
 
 
 def figure_3(path: Path, traces: GridTraces) -> None:
@@ -337,7 +335,7 @@ def differences(results: dict[Setting, dict[str, Found]]) -> str:
     for method in METHODS:
         if method != "SEER":
             pairs = [behind(one["SEER"].accuracy, one[method].accuracy) for one in results.values()]
-            rows.append([method, *(f"{-mean:+.2f} ± {half:.2f}" for mean, half in pairs)])
+            rows.append([method, *(f"{0.0 - mean:+.2f} ± {half:.2f}" for mean, half in pairs)])
     return table(["SEER is ahead of", *(at.name for at in results)], rows)
 
 
@@ -370,7 +368,7 @@ def beside_paper(results: dict[Setting, dict[str, Found]]) -> str:
 
 
 def commit() -> str:
-    paths = ["tests/benchmarks/papers", "tests/benchmarks/seer_traces", "flows", "dagsel/planning",
+    paths = ["tests/benchmarks/papers/seer.py", "tests/benchmarks/seer_traces", "flows", "dagsel/planning",
              "dagsel/simulation"]  # fmt: skip
     told = subprocess.run(
         ["git", "log", "-1", "--format=%h", "--", *paths],
@@ -433,7 +431,7 @@ twice the t_min was added: it is the row "SEER, 2 t_min", which in 8 × 30 has t
 then 4 workers, the others 8](seer-figure-1.svg)
 
 80 worker-minutes in 10 minutes, η = 2, seed 0; the six trials that take most are in colour.
-Trials: {drawn}. In the paper's (c) SEER has 12, on 16 GPUs, then 8,
+{drawn}. In the paper's (c) SEER has 12, on 16 GPUs, then 8,
 then 4. The epoch in which a trial was stopped is left out.
 
 ## Figure 3: the curves

@@ -18,7 +18,7 @@ from dagsel.planning.scaling import Scaling
 from dagsel.simulation import Traces
 
 HERE = Path(__file__).parent
-N_EPOCHS, N_HELD_OUT = 210, 6000
+N_EPOCHS, N_BATCHES = 210, 31
 Space = Mapping[str, Sequence[Any]]
 #: Table 1 of Dunlap et al. 2021.
 TABLE_1: Space = {
@@ -100,9 +100,9 @@ def curves(name: str, epoch_s: float, scaling: Scaling, path: Path | None = None
         raise SearchError(f"{path} is damaged: an accuracy is not between 0 and 1; record it again")
     return GridTraces(
         [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())],
-        np.zeros((n, N_EPOCHS)),
+        np.broadcast_to(0.0, (n, N_EPOCHS * N_BATCHES)),  # a search of these asks for no losses
         accuracy[:, 1:],
-        np.full(n, epoch_s),
+        np.full(n, epoch_s / N_BATCHES),
         initial=accuracy[:, 0],
         scaling=scaling,
     )
