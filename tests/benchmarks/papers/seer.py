@@ -368,8 +368,8 @@ def beside_paper(results: dict[Setting, dict[str, Found]]) -> str:
 
 
 def commit() -> str:
-    paths = ["tests/benchmarks/papers/seer.py", "tests/benchmarks/seer_traces", "flows", "dagsel/planning",
-             "dagsel/simulation"]  # fmt: skip
+    paths = ["tests/benchmarks/papers/seer.py", "tests/benchmarks/seer_traces", "flows"]
+    paths += ["dagsel/planning", "dagsel/simulation"]
     told = subprocess.run(
         ["git", "log", "-1", "--format=%h", "--", *paths],
         cwd=HERE.parents[2], capture_output=True, text=True, check=False,

@@ -111,6 +111,15 @@ def test_the_smallest_budget_has_thirteen_trials_with_a_first_stage_of_two_epoch
     assert n_trials == {"SEER": 36, "SEER, 2 t_min": 13}
 
 
+def test_a_stage_ends_within_a_batch_of_its_time() -> None:
+    """An epoch has 31 batches. E-Grid's best trial has half of the time on one worker, half on 4."""
+    at = seer.Setting(16, 30)
+    run = seer.search("E-Grid", at, TRACES, 0)
+    assert len(run.record.trials) == 28
+    trained = max(len(trial.epochs) for trial in run.record.trials.values())
+    assert trained in (64, 65)  # 15 + 15 · 3.43 = 66.45, but for a batch and the last epoch
+
+
 def test_runs_of_one_seed_begin_with_the_same_trials() -> None:
     at, first = seer.Setting(4, 15), list[list[Any]]()
     for method in ("ASHA", "HyperSched", "E-Grid", "SEER"):
