@@ -112,7 +112,7 @@ def test_the_smallest_budget_has_thirteen_trials_with_a_first_stage_of_two_epoch
 
 
 def test_a_stage_ends_within_a_batch_of_its_time() -> None:
-    """An epoch has 31 batches. E-Grid's best trial has half of the time on one worker, half on 4."""
+    """An epoch has 31 batches. E-Grid's best has half of the time on one worker, half on 4."""
     at = seer.Setting(16, 30)
     run = seer.search("E-Grid", at, TRACES, 0)
     assert len(run.record.trials) == 28
