@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
 	@echo "make bench           the benchmarks, an hour; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
+	@echo "make papers          the experiments of four papers beside ours, half an hour; writes docs/papers/"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
@@ -136,7 +137,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/held_on_disk.py --megabytes 40 --repeats 1 $(OR_MISSED)
 	$(BENCH)/papers/hermes.py --orders 1 --out build/papers
 	$(BENCH)/papers/cerebro.py --limit 0.01 --out build/papers
-	$(BENCH)/seer_comparison.py --seeds 1
+	$(BENCH)/papers/seer.py --quick --out build/papers
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1
@@ -147,6 +148,13 @@ bench-smoke: $(VENV)/.dev
 # It names the bars that were missed, and fails if a benchmark did.
 bench: $(VENV)/.dev
 	$(BENCH)/page.py $(if $(DATA),--data $(DATA)) $(if $(ONLY),--only $(ONLY)) $(OR_MISSED)
+
+# The experiments of four papers beside ours: half an hour; writes docs/papers/.
+papers: $(VENV)/.dev
+	$(BENCH)/papers/cerebro.py
+	$(BENCH)/papers/hermes.py
+	$(BENCH)/papers/marble.py
+	$(BENCH)/papers/seer.py
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest

@@ -6,6 +6,8 @@ import math
 import sys
 from dataclasses import KW_ONLY, dataclass, field
 
+from dagsel.codec import LATER
+from dagsel.errors import SearchError
 from dagsel.flow import (
     Asked,
     Context,
@@ -30,6 +32,7 @@ from dagsel.flows.stages import EPOCHS_AHEAD, LAST_PAUSE, check_staged, end_all
 from dagsel.planning.brackets import n_workers_of
 from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.capacity import fewer
+from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 
 
 @dataclass(slots=True)
@@ -61,6 +64,8 @@ class HyperSchedState(Drawing):
     pause_s: float | None = None  # how long a pause and its evaluation took
     n_timed: int = 0  # epochs on one worker, and what they took
     timed_s: float = 0.0
+    # Workers that the trials that are left can use; the others were released.
+    n_useful: int | None = field(default=None, metadata={LATER: True})
 
 
 @dataclass
@@ -68,15 +73,20 @@ class HyperSched(Flow):
     """Explore as ASHA does as long as there is time; then reallocate the workers to the best.
 
     Liaw et al., HyperSched: Dynamic Resource Reallocation for Model Development on a Deadline, SoCC
-    2019. The paper leaves the numbers of its policies to the implementation. This one assumes:
+    2019. Dunlap et al., SoCC 2021 (Sections 2 and 6.3), who compare `SEER` with it, describe it as
+    ASHA on a fixed cluster that tests no new configurations when the deadline is near, gives the
+    promising ones more workers, and knows a scaling function. The numbers are assumptions:
 
     - the cluster has as many workers, from beginning to end, as the budget pays for until the
       deadline, or as it can have if these are fewer;
     - a new trial begins only while one worker could train it by the deadline as far as the furthest
       trial is now, at the mean time of an epoch so far;
+    - if the space has no new trial, it stops exploring as soon as a worker has nothing to do;
     - then there are no rungs any more: the best trials, as many as there are workers, go on; each
       time half of the time that was left is over, the worse half of them is stopped, and the
       workers are shared equally among the others;
+    - a trial gets no more workers than make it faster by the scaling function. So many trials go on
+      that all workers are used; workers that no trial is left for are released;
     - once, halfway, all pause and are evaluated. The last pause begins before the deadline by the
       time that this one took.
 
@@ -90,6 +100,8 @@ class HyperSched(Flow):
         η: the best 1/η of a rung go on.
     max_workers_per_trial
         At most; None for no limit.
+    scaling
+        λ, the speed of a trial on so many workers; None for linear.
 
     Raises
     ------
@@ -114,6 +126,7 @@ class HyperSched(Flow):
     max_workers_per_trial: int | None = None
     max_epochs: int | None = None
     price_per_worker_hour: str | float | None = None
+    scaling: ScalingModel | None = None
     state: HyperSchedState = field(
         default_factory=HyperSchedState, init=False, repr=False, compare=False
     )
@@ -129,6 +142,11 @@ class HyperSched(Flow):
             max_workers_per_trial=self.max_workers_per_trial,
             max_epochs=self.max_epochs,
         )
+        if not isinstance(self.scaling, Scaling | UniversalScaling | None):
+            raise SearchError(
+                f"scaling must be a Scaling or a UniversalScaling, got {self.scaling!r}; write "
+                "Scaling({2: 1.8, 4: 3.1})"
+            )
         self.deadline_s = to_seconds("deadline", self.deadline)
         self.cost = read_budget(self.budget, self.price_per_worker_hour)
         self.n_workers = n_workers_of(self.deadline_s, self.cost.worker_seconds)
@@ -153,7 +171,13 @@ class HyperSched(Flow):
 
     @property
     def _n_wanted(self) -> int:
-        return fewer(self.n_workers, self.state.context.capacity)
+        n_workers = fewer(self.n_workers, self.state.context.capacity)
+        return min(n_workers, self.state.n_useful or n_workers)
+
+    @property
+    def _most_per_trial(self) -> int:
+        most = min(self._n_wanted, self.max_workers_per_trial or self._n_wanted)
+        return self.scaling.best(most) if self.scaling else most
 
     def handle(self, event: Event) -> list[Decision]:
         """Explore while there is time; then share the workers among fewer and fewer trials."""
@@ -250,8 +274,6 @@ class HyperSched(Flow):
     def _has_time(self) -> bool:
         """Whether a new trial can still be trained as far as the furthest one is."""
         state = self.state
-        if state.exhausted and not self._n_busy:
-            return False  # no new trial can come, so those on the rungs may have the workers
         furthest = max((one.epochs for one in state.trials.values()), default=0)
         epoch_s = state.timed_s / max(1, state.n_timed)
         return state.seconds + epoch_s * furthest < self._end_s
@@ -259,20 +281,24 @@ class HyperSched(Flow):
     def _explore(self) -> list[Decision]:
         """Use free workers for promoted trials, then for new ones."""
         state, decisions = self.state, list[Decision]()
-        free = self._n_usable - self._n_busy - state.n_awaited
-        while free > 0 and (trial := self._promoted()) is not None:
+        free = max(0, self._n_usable - self._n_busy - state.n_awaited)
+        promoted = self._promoted(free)
+        if state.exhausted and len(promoted) < free:
+            return self._reallocate()  # else workers would be idle
+        for trial in promoted:
             state.trials[trial].rung += 1
             decisions.append(self._train_to_rung(trial))
-            free -= 1
-        return [*decisions, *state.ask(free)]
+        return [*decisions, *state.ask(free - len(promoted))]
 
-    def _promoted(self) -> int | None:
+    def _promoted(self, most: int) -> list[int]:
+        """Return the trials to promote, those on the highest rung first."""
         trials = self.state.trials
-        for rung, results in reversed([*enumerate(self.state.rungs)]):
-            for _, trial in results[: len(results) // self.reduction_factor]:
-                if trial in trials and not trials[trial].gang and trials[trial].rung == rung:
-                    return trial
-        return None
+        return [
+            trial
+            for rung, results in reversed([*enumerate(self.state.rungs)])
+            for _, trial in results[: len(results) // self.reduction_factor]
+            if trial in trials and not trials[trial].gang and trials[trial].rung == rung
+        ][:most]
 
     def _train_to_rung(self, trial: int) -> Train:
         one = self.state.trials[trial]
@@ -294,24 +320,29 @@ class HyperSched(Flow):
         """Stop the worse half, or at first all for which there is no worker; share the workers."""
         state = self.state
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
-        n = self._n_wanted if state.explores else math.ceil(len(ranked) / 2)
+        least = math.ceil(self._n_wanted / self._most_per_trial)  # that use all workers
+        n = self._n_wanted if state.explores else max(least, math.ceil(len(ranked) / 2))
         state.explores = False
         stops = [Stop(trial, "its workers go to better trials") for trial in ranked[n:]]
         state.trials = {trial: state.trials[trial] for trial in ranked[:n]}
         if not state.trials and not state.n_awaited:
             return [*stops, *self._finish("no trial is left to train")]
         rest_s = self._end_s - state.seconds
-        is_last = len(state.trials) <= 1 or rest_s < LAST_PAUSE * self.deadline_s
+        is_last = len(state.trials) <= least or rest_s < LAST_PAUSE * self.deadline_s
         wake = Wake(self._end_s if is_last else self._end_s - rest_s / 2)
         return [*stops, *self._share(), wake]
 
     def _share(self) -> list[Decision]:
         """Share the workers equally, the best trials first; each trial keeps at least one."""
-        n, k = self._n_usable, len(self.state.trials)
-        decisions: list[Decision] = []
-        for place, trial in enumerate(self.state.trials):
+        state, most, decisions = self.state, self._most_per_trial, list[Decision]()
+        k = len(state.trials)
+        if k * most < self._n_wanted and not state.n_awaited:
+            state.n_useful = max(1, k * most)
+            decisions.append(Scale(state.n_useful))
+        n = self._n_usable
+        for place, trial in enumerate(state.trials):
             gang = max(1, n // k + (place < n % k))
-            decisions += self._train_ahead(trial, min(gang, self.max_workers_per_trial or gang))
+            decisions += self._train_ahead(trial, min(gang, most))
         return decisions
 
     def _train_ahead(self, trial: int, gang: int) -> list[Decision]:

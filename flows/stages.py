@@ -179,6 +179,10 @@ class StagedSearch(Flow):
         later = self.next_stage
         return later is None or later.n_trials[bracket] < self.stage.n_trials[bracket]
 
+    def n_kept(self, bracket: int, later: PlannedStage) -> int:
+        """Return how many trials of a bracket go on to the next stage."""
+        return later.n_trials[bracket]
+
     def assign(self, survivors: list[int]) -> dict[int, int]:
         """Return in which bracket each survivor goes on; the best comes first."""
         return {trial: self.state.trials[trial].bracket for trial in survivors}
@@ -383,7 +387,8 @@ class StagedSearch(Flow):
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
         decisions: list[Decision] = []
         survivors = set[int]()
-        for bracket, n in enumerate(later.n_trials):
+        for bracket in range(len(later.n_trials)):
+            n = self.n_kept(bracket, later)
             members = [trial for trial in ranked if state.trials[trial].bracket == bracket]
             survivors |= {*members[:n]}
             place = f"is not among the best {min(n, len(members))} of {len(members)}"

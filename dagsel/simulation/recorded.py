@@ -41,6 +41,9 @@ class Recorded:
     adopted
         Trials that went on from another trial's state. They are looked up by their number, since
         their configuration has changed.
+    initial
+        Value of the metric before the first epoch, such as an accuracy by chance. Without it a
+        value inside the first epoch is refused.
 
     Examples
     --------
@@ -60,6 +63,7 @@ class Recorded:
     failed: Mapping[int, str]
     evaluation_share: float = 0.0
     adopted: frozenset[int] = frozenset()
+    initial: float | None = None
 
     @classmethod
     def from_run(cls, run: Result) -> Recorded:
@@ -132,9 +136,15 @@ class Recorded:
         """
         number = self._find(config, trial)
         values = self.values.get(number, ())
+        first, known = (1, values) if self.initial is None else (0, (self.initial, *values))
+        if values and epoch < first:
+            raise SearchError(
+                f"trial {number} was recorded after epochs {first} to {len(values)}, and epoch "
+                f"{epoch:g} is wanted; give initial=, the value before the first epoch"
+            )
         if epoch <= len(values):
             whole = int(epoch)
-            before, after = values[max(whole, 1) - 1], values[max(math.ceil(epoch), 1) - 1]
+            before, after = known[whole - first], known[math.ceil(epoch) - first]
             return before + (epoch - whole) * (after - before) if whole != epoch else before
         if number in self.failed:
             raise TrainingError(self.failed[number])

@@ -6,7 +6,7 @@ training script's log, a benchmark's data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor
@@ -17,7 +17,10 @@ from numpy.typing import NDArray
 
 from dagsel.errors import SearchError
 from dagsel.flow import Losses
-from dagsel.simulation.curves import Config, scalars
+from dagsel.simulation.curves import Config, PowerLaw, scalars
+
+#: Rates that a fit tries.
+RATES = np.round(np.arange(0.05, 3.0, 0.05), 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +39,14 @@ class Traces:
         Seconds of a batch on a worker of speed 1, shape ``(n_configs,)``.
     evaluation_share
         Time of an epoch's validation, as a share of its training's.
+    initial
+        Value of the metric before the first epoch, shape ``(n_configs,)``. Without it a value
+        inside the first epoch is refused.
 
     Raises
     ------
     SearchError
-        If the shapes do not fit together.
+        If the shapes do not fit together; later, if an epoch is asked for that was not recorded.
 
     Examples
     --------
@@ -59,6 +65,7 @@ class Traces:
     values: NDArray[np.floating[Any]]
     batch_s: NDArray[np.floating[Any]]
     evaluation_share: float = field(default=0.0, kw_only=True)
+    initial: NDArray[np.floating[Any]] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         shapes = [self.batch_losses.shape, self.values.shape, self.batch_s.shape]
@@ -68,6 +75,11 @@ class Traces:
             raise SearchError(
                 f"losses, values and seconds of {n} configurations must have the shapes "
                 f"({n}, epochs * batches), ({n}, epochs) and ({n},), got {shapes}"
+            )
+        if self.initial is not None and self.initial.shape != (n,):
+            raise SearchError(
+                f"initial values of {n} configurations must have the shape ({n},), got "
+                f"{self.initial.shape}"
             )
         if len(self._numbers) < n:
             raise SearchError("a configuration is there twice, so its trace is not clear")
@@ -84,8 +96,13 @@ class Traces:
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
         """Return the metric's value after an epoch; inside one, interpolate."""
-        self._check(epoch, trial)
-        return float(np.interp(epoch, range(1, self.n_epochs + 1), self.values[self.find(config)]))
+        first = 1 if self.initial is None else 0
+        self._check(epoch, trial, first)
+        number = self.find(config)
+        known = self.values[number]
+        if self.initial is not None:
+            known = np.concatenate([self.initial[number : number + 1], known])
+        return float(np.interp(epoch, range(first, self.n_epochs + 1), known))
 
     def seconds(self, config: Config, *, trial: int) -> float:
         """Return the time of an epoch's training on a worker of speed 1."""
@@ -102,6 +119,44 @@ class Traces:
         if not len(losses):
             return Losses()
         return Losses(len(losses), float(losses.min()), float(losses.max()))  # NaN if one is
+
+    def fitted(self) -> PowerLaw:
+        """Return power laws that are fitted to the values: curves that need no table.
+
+        Asymptote, amplitude and rate of each configuration are those with the least squared error
+        over its epochs; the noise is the standard deviation of what is left.
+
+        Examples
+        --------
+        >>> epochs = np.arange(1, 9)
+        >>> curves = Traces([{"lr": 0.1}], np.ones((1, 8)), 0.9 - 0.5 / epochs[None], np.ones(1))
+        >>> law = curves.fitted()
+        >>> round(law.value({"lr": 0.1}, 100, trial=0), 3)
+        0.895
+        """
+        epochs, n = np.arange(1, self.n_epochs + 1), len(self.configs)
+        least, found = np.full(n, np.inf), np.zeros((4, n))
+        for rate in RATES:
+            columns = np.stack([np.ones(self.n_epochs), epochs**-rate], axis=1)
+            fit = np.linalg.lstsq(columns, self.values.T, rcond=None)[0]
+            error = np.sqrt(np.mean((columns @ fit - self.values.T) ** 2, axis=0))
+            is_better = error < least
+            least[is_better] = error[is_better]
+            parameters = np.stack([fit[0], fit[1], np.full(n, rate), error])
+            found[:, is_better] = parameters[:, is_better]
+
+        def parameter(which: int) -> Callable[[Config], float]:
+            return lambda config: float(found[which, self.find(config)])
+
+        return PowerLaw(
+            asymptote=parameter(0),
+            amplitude=parameter(1),
+            rate=parameter(2),
+            noise=parameter(3),
+            epoch_s=lambda config: self.seconds(config, trial=0),
+            evaluation_share=self.evaluation_share,
+            n_batches=self.n_batches,
+        )
 
     def find(self, config: Config) -> int:
         """Return the index of a configuration; raise `SearchError` if it was not recorded."""
@@ -121,12 +176,16 @@ class Traces:
         # A sum of pieces that ends with a batch may be a rounding error too small.
         return floor(epochs * self.n_batches + 1e-6)
 
-    def _check(self, epochs: float, trial: int) -> None:
-        if epochs > self.n_epochs + 1e-6:
-            raise SearchError(
-                f"trial {trial} is to train {epochs:g} epochs, and {self.n_epochs} were recorded; "
-                f"set max_epochs to {self.n_epochs} or less"
-            )
+    def _check(self, epochs: float, trial: int, first: int = 0) -> None:
+        if first - 1e-6 <= epochs <= self.n_epochs + 1e-6:
+            return
+        cure = f"set max_epochs to {self.n_epochs} or less"
+        if epochs < first:
+            cure = "give initial=, the values before the first epoch"
+        raise SearchError(
+            f"trial {trial} is asked for epoch {epochs:g}, and epochs {first} to {self.n_epochs} "
+            f"were recorded; {cure}"
+        )
 
 
 def _key(config: Config) -> frozenset[Any]:

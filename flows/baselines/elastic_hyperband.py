@@ -15,9 +15,11 @@ class ElasticHyperband(StagedSearch):
     """Run Hyperband's brackets side by side in training time, a worker for each trial.
 
     `SEER` is compared with it in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC
-    2021; the brackets are those of `Hyperband`. The paper leaves open how they share deadline and
-    budget. Here the resource is training time, at most the deadline; all brackets run side by side,
-    each trial on one worker; and their sizes grow in proportion until the budget is used.
+    2021, Section 6.3 (E-Hyperband); the brackets are those of `Hyperband`. There all brackets run
+    at once, and R, the most that one trial gets, is as large as deadline and budget allow. The
+    paper does not say what a unit of R is, nor how many workers a trial has, and with the sizes of
+    Hyperband's brackets some of the budget may be left over. Here R is training time, the deadline
+    itself; each trial has one worker; and the sizes grow in proportion until the budget is used.
 
     Parameters
     ----------

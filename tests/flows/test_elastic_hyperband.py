@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagsel.errors import SearchError
 from dagsel.flow import (
@@ -13,6 +16,7 @@ from dagsel.flow import (
     Context,
     DeadlineReached,
     Decision,
+    Finish,
     Pause,
     Paused,
     Reported,
@@ -24,8 +28,11 @@ from dagsel.flow import (
 )
 from dagsel.flows.baselines.elastic_grid import ElasticGrid
 from dagsel.flows.baselines.elastic_hyperband import ElasticHyperband
+from dagsel.flows.baselines.random_trial import RandomTrial
 from dagsel.flows.stages import StagedSearch
-from dagsel.planning.capacity import ClusterCapacity
+from dagsel.planning.brackets import exactly
+from dagsel.planning.capacity import ClusterCapacity, Limits
+from dagsel.planning.nodes import nodes_for
 from dagsel.testing import FlowSuite
 
 
@@ -46,9 +53,14 @@ class TestElasticGrid(FlowSuite):
         return ElasticGrid(20, 80, max_epochs=3)
 
 
-class TestSharedGrid(FlowSuite):
+class TestSmallGrid(FlowSuite):
     def make_flow(self) -> ElasticGrid:
-        return ElasticGrid(20, 80, n_trials=7)
+        return ElasticGrid(20, 80, n_trials=2, min_workers_per_trial=2, sampling="study")
+
+
+class TestRandomTrial(FlowSuite):
+    def make_flow(self) -> RandomTrial:
+        return RandomTrial(20, 80, max_epochs=3)
 
 
 def stops(decisions: Sequence[Decision]) -> list[int]:
@@ -78,33 +90,108 @@ def test_brackets_halve_at_their_own_times_and_their_workers_go() -> None:
     assert [d for d in decisions if isinstance(d, Scale | Wake)] == [Scale(5), Wake(15.984)]
 
 
+def halves(flow: StagedSearch) -> list[tuple[float, tuple[int, ...], int]]:
+    return [(float(stage.seconds), stage.n_trials, stage.n_workers) for stage in flow.plan.stages]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "workers", "options", "n_trials", "top"),
+    [
+        (60, 16, {}, 28, 4),  # 960 - 4 · 30 leaves 840, and a trial explores for 30
+        (30, 8, {}, 12, 4),
+        (15, 4, {}, 4, 4),
+        (180, 16, {"max_workers_per_trial": 8}, 24, 8),
+        (60, 16, {"min_workers_per_trial": 2, "max_workers_per_trial": 8}, 12, 8),
+        (60, 16, {"n_trials": 5}, 5, 4),
+        (60, 2, {}, 1, 3),  # four until halfway pay for three and one
+        (60, 1, {}, 1, 1),
+    ],
+)
+def test_the_plan_of_a_grid_is_the_one_that_is_made_by_hand(
+    deadline: int, workers: int, options: dict[str, Any], n_trials: int, top: int
+) -> None:
+    flow = ElasticGrid(deadline, deadline * workers, **options)
+    p_min = options.get("min_workers_per_trial", 1)
+    assert flow.plan.workers == (p_min, top)
+    assert halves(flow) == [
+        (deadline / 2, (n_trials, 0), p_min * n_trials),
+        (deadline / 2, (0, 1), top),
+    ]
+
+
+@given(
+    deadline=st.floats(1, 1e4),
+    share=st.floats(1.01, 300),
+    p_min=st.integers(1, 4),
+    more=st.integers(0, 8),
+    most=st.none() | st.integers(8, 100),
+    node_size=st.integers(1, 4),
+)
+def test_a_grid_takes_all_the_time_and_as_many_trials_as_the_budget_pays_for(
+    deadline: float, share: float, p_min: int, more: int, most: int | None, node_size: int
+) -> None:
+    budget = deadline * share * nodes_for(p_min, node_size)
+    flow = ElasticGrid(
+        deadline, budget, min_workers_per_trial=p_min, max_workers_per_trial=p_min + more
+    )
+    plan = flow.make_plan(Limits(deadline, budget, most, node_size))
+    explore, exploit = plan.stages
+    assert explore.seconds == exploit.seconds == exactly(deadline) / 2
+    assert plan.cost <= exactly(budget)
+    assert explore.n_trials[0] >= 1
+    assert p_min <= plan.workers[1] <= p_min + more
+    for stage in plan.stages:
+        assert stage.n_workers % node_size == 0 or stage.n_workers < node_size
+    if most is None:
+        another = nodes_for(p_min * (explore.n_trials[0] + 1), node_size) - explore.n_workers
+        assert another == 0 or plan.cost + another * explore.seconds > exactly(budget)
+    else:
+        assert max(explore.n_workers, exploit.n_workers) <= max(most, node_size)
+
+
+def test_a_grid_explores_and_then_gives_the_best_trial_its_workers() -> None:
+    flow = ElasticGrid(20, 80)
+    assert flow.start(Context(4))[1:] == [Scale(4), Wake(10.0), Ask(4, "grid")]
+    assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 2) for trial in range(4)]
+    assert flow.handle(Tick(10.0)) == [Pause(trial, evaluate=True) for trial in range(4)]
+    for trial, value in enumerate([0.3, 0.1, 0.2, 0.4]):
+        decisions = flow.handle(Paused(trial, 0.25, 11.0, value=value))
+    assert stops(decisions) == [2, 0, 3]
+    train, wake = decisions[3:]
+    assert train == Train(1, 0, gang=4)
+    assert wake == Wake(19.0)  # as early as the first pause took long
+    assert flow.handle(Tick(19.0)) == [Pause(1, evaluate=True)]
+    ended = flow.handle(Paused(1, 9.5, 20.0, value=0.05))
+    assert ended == [Stop(1, "the last stage is over; it is the best", "complete"), Finish()]
+
+
 def test_a_grid_gives_back_the_workers_of_a_trial_that_ends() -> None:
-    flow = ElasticGrid(20, 160, n_trials=4, max_epochs=1)
-    assert flow.start(Context(8))[1:] == [Scale(8), Wake(10.0), Ask(4, "grid")]
-    assert flow.handle(Asked((0, 1, 2, 3))) == [Train(trial, 1, gang=2) for trial in range(4)]
+    flow = ElasticGrid(20, 80, max_epochs=1)
+    flow.start(Context(4))
+    flow.handle(Asked((0, 1, 2, 3)))
     stop, scale = flow.handle(Reported(2, 1, 0.5, {}, 3.0))
-    assert (stop, scale) == (Stop(2, "trained to the end, 1 epochs", "complete"), Scale(6))
+    assert (stop, scale) == (Stop(2, "trained to the end, 1 epochs", "complete"), Scale(3))
 
 
-def test_a_large_grid_keeps_to_the_workers_that_the_budget_pays_for() -> None:
-    flow = ElasticGrid(20, 80, n_trials=7)
-    assert flow.start(Context(4))[1:] == [Scale(4), Wake(10.0), Ask(7, "grid")]
-    assert flow.handle(Asked(tuple(range(7)))) == [Train(trial, 2) for trial in range(7)]
+def test_a_random_trial_has_all_workers_until_the_deadline() -> None:
+    flow = RandomTrial(60, 960)
+    assert flow.plan.workers == (16,)
+    assert halves(flow) == [(60.0, (1,), 16)]
+    assert flow.start(Context(16))[1:] == [Scale(16), Wake(30.0), Ask(1, "random")]
+    assert flow.handle(Asked((0,))) == [Train(0, 2, gang=16)]
 
 
 def test_a_pause_halfway_tells_how_early_the_last_one_has_to_begin() -> None:
-    flow = ElasticGrid(20, 80, n_trials=4)
+    flow = RandomTrial(20, 80)
     flow.start(Context(4))
-    flow.handle(Asked((0, 1, 2, 3)))
-    pauses = [Pause(trial, evaluate=True) for trial in range(4)]
-    assert flow.handle(Tick(10.0)) == pauses
-    for trial in (3, 2, 1, 0):
-        decisions = flow.handle(Paused(trial, 0.25, 12.5, value=0.1 * trial))
-    assert decisions == [*(Train(trial, 0) for trial in range(4)), Wake(17.5)]
-    assert flow.handle(Tick(17.5)) == pauses
-    # The deadline comes before any of them is evaluated: what they were worth halfway counts.
+    flow.handle(Asked((0,)))
+    assert flow.handle(Tick(10.0)) == [Pause(0, evaluate=True)]
+    decisions = flow.handle(Paused(0, 0.25, 12.5, value=0.1))
+    assert decisions == [Train(0, 0, gang=4), Wake(17.5)]
+    assert flow.handle(Tick(17.5)) == [Pause(0, evaluate=True)]
+    # The deadline comes before it is evaluated: what it was worth halfway counts.
     ended = [d.outcome for d in flow.handle(DeadlineReached(20.0)) if isinstance(d, Stop)]
-    assert ended == ["complete", "pruned", "pruned", "pruned"]
+    assert ended == ["complete"]
 
 
 def test_bad_input_is_refused() -> None:
@@ -114,6 +201,13 @@ def test_bad_input_is_refused() -> None:
         ElasticHyperband(20, 19)
     with pytest.raises(SearchError, match="n_trials must be a whole number of 1 or more"):
         ElasticGrid(20, 80, n_trials=0)
+    with pytest.raises(SearchError, match="max_workers_per_trial=4 is below min_workers_per_trial"):
+        ElasticGrid(20, 800, min_workers_per_trial=5)
+    with pytest.raises(SearchError, match="the smallest that works is 40"):
+        ElasticGrid(20, 39, min_workers_per_trial=2)
+    capacity = ClusterCapacity(most_workers=2)
+    with pytest.raises(SearchError, match="min_workers_per_trial=3, and the cluster can have 2"):
+        ElasticGrid(20, 80, min_workers_per_trial=3).plan_for(Context(1, capacity=capacity))
 
 
 @pytest.mark.parametrize("flow", [ElasticHyperband(60, 60), ElasticGrid(60, 61)])

@@ -26,12 +26,20 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.hypersched import HyperSched
+from dagsel.planning.scaling import Scaling
 from dagsel.testing import FlowSuite
 
 
 class TestHyperSched(FlowSuite):
     def make_flow(self) -> HyperSched:
         return HyperSched(30, 90, reduction_factor=2)
+
+
+class TestScaling(FlowSuite):
+    n_points = 5
+
+    def make_flow(self) -> HyperSched:
+        return HyperSched(30, 120, reduction_factor=2, scaling=Scaling({2: 1.5}), max_epochs=4)
 
 
 class TestToTheEnd(FlowSuite):
@@ -125,7 +133,9 @@ def test_a_trial_that_is_given_workers_has_two_epochs_ahead_or_what_it_was_given
 ) -> None:
     flow = HyperSched(100, 400, min_epochs=min_epochs, reduction_factor=2)
     flow.start(Context(4))
-    assert flow.handle(Asked((0,), exhausted=True)) == [Train(0, min_epochs)]
+    begun, *shared = flow.handle(Asked((0,), exhausted=True))
+    assert begun == Train(0, min_epochs)
+    assert gangs(shared) == {0: 4}  # nothing else is to come, so it has all workers
     for epoch in range(1, n_done + 1):
         flow.handle(Reported(0, epoch, 0.5, {}, float(epoch)))
     given = flow.state.trials[0].n_given
@@ -179,6 +189,33 @@ def test_the_last_pause_begins_as_early_as_the_first_one_took_long() -> None:
     assert pauses == [Pause(trial, evaluate=True) for trial in (1, 2, 3, 4)]
 
 
+def test_no_trial_has_more_workers_than_make_it_faster_and_so_many_go_on_that_all_are_used() -> (
+    None
+):
+    flow = HyperSched(100, 800, reduction_factor=2, scaling=Scaling({2: 1.9, 4: 3.5}))
+    flow.start(Context(8))
+    flow.handle(Asked(tuple(range(8))))
+    for trial in range(8):
+        flow.handle(Reported(trial, 1, 0.1 * trial, {}, 60.0))  # no new one can come so far
+    assert set(gangs(pause_all(flow, 80.0, 80.0)).values()) == {2}
+    decisions = flow.handle(Tick(90.0))
+    assert gangs(decisions) == {0: 4, 1: 4}  # of one trial alone four would be idle
+    assert decisions[-1] == Wake(99.9)
+
+
+def test_workers_that_no_trial_is_left_for_are_released() -> None:
+    flow = HyperSched(100, 800, max_workers_per_trial=2, max_epochs=2)
+    flow.start(Context(8))
+    decisions = flow.handle(Asked((0, 1, 2), exhausted=True))
+    assert Scale(6) in decisions
+    assert gangs(decisions) == {0: 2, 1: 2, 2: 2}
+    assert flow.handle(WorkersChanged(6)) == []  # these were not lost
+    assert flow.handle(WorkersChanged(5))[0] == Scale(6)
+    flow.handle(Reported(1, 1, 0.5, {}, 5.0))
+    decisions = flow.handle(Reported(1, 2, 0.4, {}, 10.0))
+    assert Scale(4) in decisions
+
+
 def test_lost_workers_are_asked_for_again() -> None:
     flow = begun()
     assert flow.handle(WorkersChanged(3)) == [Scale(4)]
@@ -190,6 +227,8 @@ def test_bad_input_is_refused() -> None:
         HyperSched(100, 99)
     with pytest.raises(SearchError, match="reduction_factor must be 2 or more"):
         HyperSched(100, 100, reduction_factor=1)
+    with pytest.raises(SearchError, match="scaling must be a Scaling or a UniversalScaling"):
+        HyperSched(100, 100, scaling={2: 1.8})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("ended", [(0.5,), (0.5, 0.2), (0.2, 0.5), (0.4, 0.3)])

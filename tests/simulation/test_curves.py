@@ -187,6 +187,15 @@ def test_what_was_not_recorded_is_refused_and_what_failed_fails() -> None:
     )
     with pytest.raises(SearchError, match="trial 0 was recorded for 2 epochs, and epoch 3"):
         curves.value({"lr": 0.1}, 3, trial=0)
+    for epoch in (0, 0.25):
+        with pytest.raises(SearchError, match=f"after epochs 1 to 2, and epoch {epoch} is wanted"):
+            curves.value({"lr": 0.1}, epoch, trial=0)
+    begun = replace(curves, initial=0.9)
+    assert [begun.value({"lr": 0.1}, epoch, trial=0) for epoch in (0, 0.5, 1.5, 2)] == (
+        pytest.approx([0.9, 0.7, 0.45, 0.4])
+    )
+    with pytest.raises(SearchError, match="after epochs 0 to 2, and epoch -1 is wanted"):
+        begun.value({"lr": 0.1}, -1, trial=0)
     with pytest.raises(SearchError, match="a configuration that was not recorded"):
         curves.value({"lr": 0.3}, 1, trial=0)
     with pytest.raises(TrainingError, match="ValueError: no"):

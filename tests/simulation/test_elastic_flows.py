@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import optuna
 import pytest
 
 from dagsel.flow import (
@@ -21,7 +22,7 @@ from dagsel.flow import (
     Wake,
 )
 from dagsel.flows import SEER, HyperSched, RandomSearch
-from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
+from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, RandomTrial
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
 from tests.driver.scripted import Scripted
@@ -33,6 +34,7 @@ FLOWS: dict[str, Flow] = {
     "HyperSched": HyperSched(DEADLINE_S, BUDGET, max_workers_per_trial=8),
     "E-Hyperband": ElasticHyperband(DEADLINE_S, BUDGET),
     "E-Grid": ElasticGrid(DEADLINE_S, BUDGET, sampling="study"),
+    "Random": RandomTrial(DEADLINE_S, BUDGET),
 }
 
 
@@ -63,6 +65,42 @@ def test_deadline_and_budget_hold(name: str, trouble: dict[str, Any]) -> None:
     assert run.record.best is not None
     assert run.record.best.is_complete
     assert not [trial for trial in run.record.trials.values() if trial.is_live]
+
+
+def table_1(trial: Any) -> dict[str, Any]:
+    """Suggest one of the 144 points of SEER's Table 1."""
+    return {
+        "lr": trial.suggest_categorical("lr", [1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0]),
+        "weight_decay": trial.suggest_categorical("weight_decay", [1e-4, 5e-4, 1e-3, 5e-3]),
+        "momentum": trial.suggest_categorical("momentum", [0.9, 0.95, 0.99, 0.997]),
+    }
+
+
+@pytest.mark.parametrize("max_epochs", [None, 40])
+@pytest.mark.parametrize(
+    ("n_workers", "minutes"), [(4, 15), (16, 15), (16, 30), (16, 60), (8, 30), (32, 30)]
+)
+def test_hypersched_is_never_idle_while_it_is_billed(
+    n_workers: int, minutes: int, max_epochs: int | None
+) -> None:
+    deadline_s = 60.0 * minutes
+    scaling = Scaling({2: 1.85, 4: 3.43, 8: 5.4})
+    flow = HyperSched(deadline_s, deadline_s * n_workers, max_epochs=max_epochs, scaling=scaling)
+    run = simulate(
+        flow,
+        PowerLaw(epoch_s=60.0, scaling=scaling),
+        # With several shards workers also wait for each other's: that is the dispatcher's.
+        SimulatedCluster(n_workers=1, n_shards=1, max_workers=64),
+        space=table_1,
+        sampler=optuna.samplers.RandomSampler(seed=0),
+        deadline=deadline_s,
+    )
+    ran = (*run.record.units, *run.record.pieces)
+    used = sum((done.stop - done.start) * done.gang for done in ran)
+    assert 0.95 * run.cost <= used <= run.cost + 1e-6
+    assert run.cost <= deadline_s * n_workers + 1e-6
+    if max_epochs is None:  # else all trials may be complete before the deadline
+        assert run.cost >= 0.99 * deadline_s * n_workers
 
 
 @pytest.mark.parametrize("share", [0.02, 0.05])

@@ -44,6 +44,7 @@ from dagsel.flows.baselines import (
     ElasticHyperband,
     MarginalGain,
     Optimus,
+    RandomTrial,
 )
 from dagsel.flows.baselines.optimus import over_nodes
 from dagsel.history.makespans import bound_of
@@ -90,6 +91,7 @@ FLOWS: dict[str, Callable[[], Flow]] = {
     "hypersched": lambda: HyperSched("20 min", 4 * 1200.0),
     "elastic hyperband": lambda: ElasticHyperband("20 min", 4 * 1200.0, min_stage=60),
     "elastic grid": lambda: ElasticGrid("20 min", 4 * 1200.0, sampling="study"),
+    "random trial": lambda: RandomTrial("20 min", 4 * 1200.0),
 }
 SCALING: dict[Any, Scaling] = {
     "small": Scaling({2: 1.5, 3: 1.6}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -94,9 +95,43 @@ def test_values_and_seconds_are_those_of_the_configuration() -> None:
     assert TRACES.seconds(CONFIGS[1], trial=0) == 98.0
 
 
+def test_inside_the_first_epoch_a_value_lies_between_the_initial_one_and_the_first() -> None:
+    traces = replace(TRACES, initial=np.array([-1.0, 1.0]))
+    assert [traces.value(CONFIGS[1], epoch, trial=0) for epoch in (0, 0.5, 1, 2)] == [1, 2, 3, 4]
+    assert traces.value(CONFIGS[0], 0.25, trial=0) == -0.75
+    with pytest.raises(SearchError, match="epoch -0.5, and epochs 0 to 3 were recorded"):
+        traces.value(CONFIGS[0], -0.5, trial=0)
+
+
+@given(
+    asymptote=st.floats(0.2, 1.0),
+    amplitude=st.floats(-0.8, -0.05),
+    rate=st.sampled_from([0.1, 0.5, 1.0, 1.45]),
+    n_epochs=st.integers(20, 60),
+)
+def test_a_fit_to_a_power_law_gives_it_back(
+    asymptote: float, amplitude: float, rate: float, n_epochs: int
+) -> None:
+    values = asymptote + amplitude * np.arange(1, n_epochs + 1) ** -rate
+    shown = np.stack([values, np.full(n_epochs, 0.5)])
+    law = Traces(CONFIGS, np.ones((2, n_epochs)), shown, np.array([0.5, 2.0])).fitted()
+    for epoch in (1, 7, n_epochs, 10 * n_epochs):
+        there = asymptote + amplitude * epoch**-rate
+        assert law.value(CONFIGS[0], epoch, trial=0) == pytest.approx(there, abs=1e-3)
+        assert law.value(CONFIGS[1], epoch, trial=0) == pytest.approx(0.5, abs=1e-6)
+    assert law.seconds(CONFIGS[1], trial=0) == 2.0
+
+
 def test_what_was_not_recorded_is_refused() -> None:
-    with pytest.raises(SearchError, match="4 epochs, and 3 were recorded"):
+    with pytest.raises(SearchError, match="epoch 4, and epochs 1 to 3 were recorded; set max_epo"):
         TRACES.value(CONFIGS[0], 4, trial=0)
+    with pytest.raises(SearchError, match=r"epoch 3.5, and epochs 0 to 3 were recorded"):
+        TRACES.losses(CONFIGS[0], 0.0, 3.5, trial=0)
+    for epoch in (0, 0.5):
+        with pytest.raises(SearchError, match=f"epoch {epoch}, and epochs 1 to 3.*give initial="):
+            TRACES.value(CONFIGS[0], epoch, trial=0)
+    with pytest.raises(SearchError, match=r"must have the shape \(2,\), got \(3,\)"):
+        replace(TRACES, initial=np.zeros(3))
     with pytest.raises(SearchError, match="was not recorded"):
         TRACES.seconds({"lr": 0.2, "kind": "a"}, trial=0)
     with pytest.raises(SearchError, match="there twice"):

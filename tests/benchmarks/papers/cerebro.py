@@ -22,7 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import WorkerAdded, WorkerRemoved
 from dagsel.dispatch.units import Chain, Round
-from dagsel.simulation.virtual_cluster import VirtualCluster, VirtualOutcome
+from dagsel.simulation.machines import VirtualOutcome
+from dagsel.simulation.virtual_cluster import VirtualCluster
 from tests.benchmarks.papers import pages
 from tests.benchmarks.reference.approximate import approximate, is_optimal
 from tests.benchmarks.reference.bounds import lower_bound
