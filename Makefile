@@ -18,7 +18,7 @@ help:
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
-	@echo "make bench           the benchmarks, an hour; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
+	@echo "make bench           the benchmarks, an hour and a half; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
 	@echo "make papers          the experiments of four papers beside ours, half an hour; writes docs/papers/"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
@@ -36,12 +36,14 @@ help:
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
+# By its path, and not by a finder: a script beside a folder that is called dagsel, as a clone is, would find that folder.
+EDITABLE := --config-settings editable_mode=compat -e
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[examples]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[examples]"
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[dev]"
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo
@@ -106,7 +108,7 @@ laws: $(VENV)/.dev
 
 # Beside the tested versions: the torch there must be a build for CUDA.
 $(VENV)/.cuda: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[cuda]"
+	$(BIN)/python -m pip install --quiet -c constraints.txt $(EDITABLE) ".[cuda]"
 	@touch $@
 
 test-gpu: $(VENV)/.cuda

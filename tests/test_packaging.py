@@ -86,3 +86,12 @@ def test_a_module_comes_when_it_is_asked_for() -> None:
     program = "import dagsel; print(dagsel.flows.ASHA.__name__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert done.stdout.split() == [b"ASHA"]
+
+
+def test_a_script_beside_a_folder_that_is_called_dagsel_finds_the_package(tmp_path: Path) -> None:
+    """As a clone is called, in whose environment somebody's own script runs."""
+    (tmp_path / "dagsel").mkdir()
+    script = tmp_path / "own.py"
+    script.write_text("import dagsel; print(dagsel.__file__)")
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip().endswith("__init__.py"), found.stdout
