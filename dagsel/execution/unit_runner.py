@@ -96,6 +96,7 @@ class UnitRunner:
         self.counters = self.shards.counters
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
+        self._is_short_of_memory = is_short_of_memory
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
         self._stops: dict[Unit, threading.Event] = {}  # of units that train
         self._has_ended = threading.Condition()  # notified as one of them ends
@@ -187,7 +188,8 @@ class UnitRunner:
             if last is not None:
                 work.append(last.record(self._address))
             last = next_
-            if last.shard != bound.shard or stop.is_set():
+            # While the next one trains there are three states: Dask has what the task began with.
+            if last.shard != bound.shard or stop.is_set() or self._is_short_of_memory():
                 break
             state, how = last.state, How(how.config)
         return work, last, None

@@ -441,6 +441,7 @@ def test_a_search_leaves_the_garbage_collector_as_it_was(
     n_frozen_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagsel.simulation.run.FREEZE_EACH", 8)
+    monkeypatch.setattr("dagsel.garbage._n_set_apart", 0)  # by a search of another test
     frozen: list[int] = []
 
     def space(trial: optuna.Trial) -> dict[str, Any]:
