@@ -192,12 +192,13 @@ def test_a_worker_that_is_too_small_for_its_states_keeps_them_in_the_store(
     # beside them brings the worker near the 80% at which Dask pauses it. Dask would write some to
     # the worker's disk, of which the store then need not have any.
     n_trials = 14
+    each_alone = {"at_once_s": 0.0}  # an epoch in one task leaves no state behind
     workload = SyntheticWorkload(state_bytes=20_000_000)
     with (
         dask.config.set(dict.fromkeys(SPILLING, False)),
         small_cluster() as cluster,
         Client(cluster, set_as_default=False) as client,
-        engine_for(client, digits, workload, run_dir) as engine,
+        engine_for(client, digits, workload, run_dir, dispatch=each_alone) as engine,
     ):
         client.register_plugin(Watch(engine.spec.run))
         chains = tuple(Chain(t, range(1, 2), digits.n_shards) for t in range(n_trials))
