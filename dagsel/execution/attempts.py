@@ -68,9 +68,12 @@ class Attempts:
             self._lost_s[unit] += time.monotonic() - self._running.pop(unit)
 
     def task_done(self, unit: Unit) -> None:
-        """Note that a task is done, by its first unit."""
+        """Note that a task is done, by its first unit.
+
+        One that repeats an older unit, whose result was lost, has stored nothing.
+        """
         if unit.kind == "train":
-            self._tasks[unit.trial] = unit
+            self._tasks[unit.trial] = max(unit, self._tasks.get(unit.trial, unit))
 
     def spare(self, unit: Unit) -> tuple[int, int] | None:
         """Return the place of a state that nobody needs once the unit's task has stored its own.

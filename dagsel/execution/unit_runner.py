@@ -142,12 +142,12 @@ class UnitRunner:
                     assert piece is not None
                     self._tell(piece)
                     raise Reschedule
-                trained = self._store(work, last, binding)
+                trained, done = self._store(work, last, binding)
                 if piece is not None:
-                    return trained, [*work, piece]
-                is_whole = len(work) == 1 + len(binding.then)
+                    return trained, [*done, piece]
+                is_whole = len(done) == 1 + len(binding.then)
                 scores = self._scores(unit, binding, config, trained, stop) if is_whole else ()
-                return trained, [*work, *scores]
+                return trained, [*done, *scores]
         finally:
             with self._has_ended:
                 self._stops.pop(unit, None)
@@ -186,7 +186,7 @@ class UnitRunner:
             if isinstance(next_, PieceRecord):
                 return work, last, next_
             if last is not None:
-                work.append(last.record(self._address))
+                work.append(last.done)
             last = next_
             # While the next one trains there are three states: Dask has what the task began with.
             if last.shard != bound.shard or stop.is_set() or self._is_short_of_memory():
@@ -224,7 +224,7 @@ class UnitRunner:
             begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
         should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
         trained, began = self._train(unit, begin, how, binding, should_stop)
-        visited = Visited(unit, binding, trained, start, began, time.time())
+        visited = Visited(unit, self._address, binding, trained, start, began, time.time())
         if not trained.finished:
             return self._suspend(visited)
         if trained.diverged:
@@ -300,26 +300,25 @@ class UnitRunner:
         unit, binding, trained = visited.unit, visited.binding, visited.trained
         share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
         self.states.suspend(unit, trained.state, binding, replace(visited.to_store, share=share))
-        return replace(visited.piece(self._address), share=share)
+        return replace(visited.piece, share=share)
 
     def _store(
         self, work: list[UnitRecord], last: Visited | Recovered, binding: Assignment
-    ) -> State | StoredResult:
-        """Store the last state of a task, unless it comes from there; return it.
+    ) -> tuple[State | StoredResult, list[UnitRecord]]:
+        """Store the last state of a task, unless it comes from there.
 
-        `work` has the records of the units before; that of the last one is added.
+        Return it, and the records of all units; `work` has those of the units before the last one.
         """
         if isinstance(last, Recovered):
-            work.append(last.record(self._address))
-            return last.state
+            return last.state, [*work, last.done]
         mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
         kept = self.states.save(last.unit, last.state, mine, binding)
-        work.append(as_stored(last.record(self._address, is_stored=True), kept))
+        done = [*work, last.stored]
         if kept.visits == mine.visits:
-            return self.states.keep(last.unit, last.state)
+            return self.states.keep(last.unit, last.state), [*work, as_stored(done[-1], kept)]
         # Another attempt, believed lost, was first.
-        work[:] = [as_stored(done, until(kept, done.unit.position)) for done in work]
-        return StoredResult(last.unit.trial, last.unit.epoch, last.unit.position)
+        found = StoredResult(last.unit.trial, last.unit.epoch, last.unit.position)
+        return found, [as_stored(each, until(kept, each.unit.position)) for each in done]
 
     def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
         """Raise an error if a unit that has ended has trained on nothing."""

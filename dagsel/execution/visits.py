@@ -21,6 +21,7 @@ class Visited:
     """A training unit as it has come to its end, or to where it was stopped."""
 
     unit: Unit
+    worker: str  # its address
     binding: Assignment
     trained: Trained
     # Seconds since the epoch.
@@ -52,19 +53,29 @@ class Visited:
         """The state after it."""
         return self.trained.state
 
-    def record(self, worker: str, *, is_stored: bool = False) -> UnitRecord:
-        """Return the record of its end; if its state was stored, until now."""
-        done = self._record(UnitRecord, worker, time.time() if is_stored else self.ended)
+    @property
+    def done(self) -> UnitRecord:
+        """The record of its end."""
+        return self._done(self.ended)
+
+    @property
+    def stored(self) -> UnitRecord:
+        """The record of its end, and of the time until now, in which its state was stored."""
+        return self._done(time.time())
+
+    def _done(self, stop: float) -> UnitRecord:
+        done = self._record(UnitRecord, stop)
         return replace(done, recovered=False, state_bytes=self.trained.state.nbytes)
 
-    def piece(self, worker: str) -> PieceRecord:
-        """Return the record of what was trained until it was stopped, and stored until now."""
-        return self._record(PieceRecord, worker, time.time())
+    @property
+    def piece(self) -> PieceRecord:
+        """The record of what was trained until it was stopped, and stored until now."""
+        return self._record(PieceRecord, time.time())
 
-    def _record(self, kind: type[Work], worker: str, stop: float) -> Work:
+    def _record(self, kind: type[Work], stop: float) -> Work:
         return kind(
             self.unit,
-            worker,
+            self.worker,
             self.shard,
             self.start,
             stop,
@@ -88,10 +99,6 @@ class Recovered:
     def shard(self) -> int:
         """The shard that it visited."""
         return self.done.shard
-
-    def record(self, worker: str) -> UnitRecord:
-        """Return its record."""
-        return self.done
 
 
 def visits_of(unit: Unit, binding: Assignment) -> Iterator[tuple[Unit, Assignment]]:

@@ -335,16 +335,15 @@ async def _is_unused(worker: Worker) -> bool:
     return True
 
 
-def _plugin(run: str) -> TrainingPlugin:
+def _joined(run: str) -> tuple[TrainingPlugin, UnitRunner]:
     plugin = get_worker().plugins[plugin_name(run)]
     assert isinstance(plugin, TrainingPlugin)
-    return plugin
+    assert plugin.units is not None, "only workers that have joined are given tasks"
+    return plugin, plugin.units
 
 
 def _units(run: str) -> UnitRunner:
-    units = _plugin(run).units
-    assert units is not None, "only workers that have joined are given tasks"
-    return units
+    return _joined(run)[1]
 
 
 def _this_task() -> TaskState:
@@ -361,7 +360,8 @@ def train_unit(
 ) -> State | StoredResult:
     """Task of a training unit, and of those that follow it on the same worker."""
     task = _this_task()
-    units, which, binding = _units(run), Unit(*unit), _assignment(task)
+    plugin, units = _joined(run)  # it may leave the run meanwhile
+    which, binding = Unit(*unit), _assignment(task)
     with units.telling(which):
         trained, work = units.train(which, binding, config, state, value)
     done = [each.unit for each in work if isinstance(each, messages.UnitRecord)]
@@ -370,7 +370,7 @@ def train_unit(
         write_records(task.metadata, *work)
         return trained
     about = (last, get_worker().address, binding.attempt, sizeof(trained), tuple(work))
-    _plugin(run).pass_on(unit_key(run, last), trained, messages.UnitsDone(*about))
+    plugin.pass_on(unit_key(run, last), trained, messages.UnitsDone(*about))
     return StoredResult(*which[1:])  # nobody waits for it
 
 
