@@ -1,4 +1,4 @@
-"""MARBLE's own job sets: within a tenth of the paper's seconds; simulated as computed on paper."""
+"""MARBLE's own job sets: how near to the paper's seconds; simulated as computed on paper."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ from tests.benchmarks.papers.marble_sets import (
 from tests.flows.node import Node
 
 FIRST = Assumed()
-#: Inputs under which sets 1 to 3 go as the paper tells, and a switch takes no time.
+#: Inputs under which sets 1 to 3 go as the paper tells, and a switch takes no time. They were looked
+#: for after the first inputs had missed the bar in set 2: see the page.
 TOLD = [Assumed(ratio=1.6, alpha=alpha, loss=0.0, switch_s=0.0) for alpha in (0.0, 0.5, 1.0)]
 PAGE = Path(page.__file__).parents[3] / "docs" / "papers" / "marble.md"
 inputs = st.builds(
@@ -76,10 +77,10 @@ def test_the_curves_are_concave_and_have_the_papers_best_numbers_and_alpha(
 
 @pytest.mark.parametrize("number", MARBLE_S)
 @pytest.mark.parametrize("assumed", TOLD, ids=lambda assumed: f"alpha {assumed.alpha}")
-def test_sets_one_to_three_are_within_a_tenth_of_the_papers_seconds(
+def test_under_inputs_found_afterwards_sets_one_to_three_are_within_a_tenth(
     number: int, assumed: Assumed
 ) -> None:
-    """Under inputs that agree with the paper's account, with switches that take no time."""
+    """That such inputs exist is what this says; what was assumed before is in the next test."""
     run = marble(number, assumed)
     assert is_told(run, number)
     assert is_within(run.seconds, MARBLE_S[number])
