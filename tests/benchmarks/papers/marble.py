@@ -10,21 +10,20 @@ pictures. It takes a minute.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import optuna
+from matplotlib import pyplot as plt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from dagsel.simulation import SimulatedRun
-from tests.benchmarks.page import output_of, replaced
+from tests.benchmarks.papers import pages
 from tests.benchmarks.papers.marble_sets import (
     BEST,
     LSF_S,
@@ -47,7 +46,6 @@ from tests.benchmarks.papers.marble_sets import (
     stretches,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
 FIRST = Assumed()
 #: One assumption changed at a time.
 CHANGES: dict[str, Assumed] = {
@@ -84,9 +82,8 @@ def mark(ratio: float) -> str:
 
 
 def table(heads: str, rows: Sequence[Sequence[object]]) -> str:
-    """Write a table."""
-    lines = [heads.split("|"), ["---"] * (heads.count("|") + 1), *rows]
-    return "\n".join(f"| {' | '.join(str(cell).strip() for cell in line)} |" for line in lines)
+    """Write a table; `heads` has its columns, with ``|`` between them."""
+    return pages.table([head.strip() for head in heads.split("|")], rows)
 
 
 def inputs_table(assumed: Assumed) -> str:
@@ -160,9 +157,15 @@ def optimus_table(rows: Sequence[Sequence[Any]]) -> str:
     return table(heads, shown)
 
 
-def tables(second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> str:
-    """Return the generated part of the page."""
-    told = next(assumed for assumed in second if assumed.switch_s == 0 and assumed.alpha == 0.5)
+def agreeing_of(second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> Assumed:
+    """Return of the inputs that agree with the paper's account those of the pictures."""
+    return next(assumed for assumed in second if assumed.switch_s == 0 and assumed.alpha == 0.5)
+
+
+def tables(folder: Path) -> str:
+    """Write the pictures; return the generated part of the page."""
+    second = second_step()
+    told, shown = agreeing_of(second), draw(folder, second)
     return "\n\n".join(
         [
             "### First inputs: λ and step times (Figure 2)",
@@ -172,8 +175,7 @@ def tables(second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> str:
             "time. The last three columns are dagsel's own and not in the paper: promotions that "
             "pay alone, and the rule of Optimus on single GPUs, every 600 s and every 300 s.",
             sets_table(),
-            "![MARBLE's time as a share of LSF's in sets 1 to 6: the paper's, ours with the first "
-            "inputs, ours with inputs that agree with the paper's account](marble-sets.svg)",
+            shown["sets"],
             "### First inputs, one assumption changed",
             "MARBLE's time as a multiple of the paper's; bold: within 10%.",
             changes_table(),
@@ -183,15 +185,14 @@ def tables(second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> str:
             "shares of LSF's time).",
             agreeing_table(second),
             "The course of sets 1 to 3 with the last but one of these inputs (Figure 5):",
-            "![Which job has how many GPUs when, in sets 1 to 3, under LSF and MARBLE]"
-            "(marble-course.svg)",
+            shown["course"],
             "### Optimus (Figure 8)",
             "The paper: MARBLE needs up to 47% less time; for one set 2 switches against 9.",
             "First inputs:",
             optimus_table(optimus_rows(FIRST)),
             "Inputs that agree with the paper's account, α 1.46%, a switch of 0 s:",
             optimus_table(optimus_rows(told)),
-            "![Time of sets 7 to 9 under Optimus and MARBLE](marble-optimus.svg)",
+            shown["optimus"],
         ]
     )
 
@@ -199,22 +200,16 @@ def tables(second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> str:
 # ---- pictures
 
 
-def draw(folder: Path, second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> None:
-    """Write the pictures."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    mpl.rcParams.update({"svg.hashsalt": "dagsel", "svg.fonttype": "none", "font.size": 9})
-    told = next(assumed for assumed in second if assumed.switch_s == 0 and assumed.alpha == 0.5)
+def draw(folder: Path, second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> dict[str, str]:
+    """Write the pictures; return the lines of markdown that show them."""
+    told, shown = agreeing_of(second), dict[str, str]()
 
     def share(number: int, assumed: Assumed) -> float:
         return 100 * marble(number, assumed).seconds / lsf(number, assumed).seconds
 
-    def keep(name: str) -> None:
+    def keep(name: str, alt: str) -> None:
         plt.tight_layout()
-        plt.savefig(folder / f"marble-{name}.svg", metadata={"Date": None})
+        shown[name] = pages.picture(plt.gcf(), folder / f"marble-{name}.svg", alt)
         plt.close()
 
     plt.figure(figsize=(7, 3))
@@ -229,7 +224,11 @@ def draw(folder: Path, second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> 
     plt.ylabel("MARBLE's time, % of LSF's")
     plt.ylim(0, 100)
     plt.legend(ncols=3, loc="upper center", frameon=False)
-    keep("sets")
+    keep(
+        "sets",
+        "MARBLE's time as a share of LSF's in sets 1 to 6: the paper's, ours with the first "
+        "inputs, ours with inputs that agree with the paper's account",
+    )
 
     _, axes = plt.subplots(3, 2, figsize=(8, 5), sharex=True)
     for number in MARBLE_S:
@@ -243,7 +242,7 @@ def draw(folder: Path, second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> 
             axis.set_title(f"set {number}, {'LSF' if kind is lsf else 'MARBLE'}")
     for axis in axes[-1]:
         axis.set_xlabel("seconds; a number is that of the GPUs")
-    keep("course")
+    keep("course", "Which job has how many GPUs when, in sets 1 to 3, under LSF and MARBLE")
 
     plt.figure(figsize=(7, 3))
     rows = optimus_rows(FIRST)
@@ -255,7 +254,8 @@ def draw(folder: Path, second: Mapping[Assumed, Mapping[int, SimulatedRun]]) -> 
     plt.xticks([7, 8, 9], ["set 7", "set 8", "set 9"])
     plt.ylabel("seconds")
     plt.legend(frameon=False)
-    keep("optimus")
+    keep("optimus", "Time of sets 7 to 9 under Optimus and MARBLE")
+    return shown
 
 
 def second_step() -> dict[Assumed, dict[int, SimulatedRun]]:
@@ -265,20 +265,9 @@ def second_step() -> dict[Assumed, dict[int, SimulatedRun]]:
 
 def main() -> None:
     """Write the page and its pictures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "papers")
-    folder: Path = parser.parse_args().out
+    args = pages.parser_of(__doc__ or "", ["tables"]).parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    kept = ROOT / "docs" / "papers" / "marble.md"
-    commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
-    began, second = time.monotonic(), second_step()
-    folder.mkdir(parents=True, exist_ok=True)
-    draw(folder, second)
-    made = tables(second)
-    took_s = 10 * math.ceil((time.monotonic() - began) / 10)
-    told = f"*`python tests/benchmarks/papers/marble.py`, commit {commit}, under {took_s} s.*"
-    page = replaced(kept.read_text(), {"tables": f"{told}\n\n{made}"}, ["tables"])
-    (folder / "marble.md").write_text(page)
+    pages.write("marble", {"tables": tables}, args.out, args.only)
 
 
 if __name__ == "__main__":

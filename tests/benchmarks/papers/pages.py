@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import html
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student
 
-from tests.benchmarks.page import replaced
+from tests.benchmarks.page import output_of, replaced
 
 PAGES = Path(__file__).parents[3] / "docs" / "papers"
 mpl.use("Agg")
@@ -75,9 +76,12 @@ def write(name: str, parts: Mapping[str, Part], folder: Path, only: Sequence[str
         if only and part not in only:
             continue
         began = time.process_time()
-        page.write_text(replaced(page.read_text(), {part: make(folder)}, parts))
-        took_s = time.process_time() - began
-        print(f"{name}, {part}: {took_s:.0f} s of one core", file=sys.stderr, flush=True)
+        made, took_s = make(folder), 10 * math.ceil((time.process_time() - began) / 10)
+        command = f"python tests/benchmarks/papers/{name}.py --only {part}"
+        commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
+        told = f"*`{command}`, commit {commit}, under {took_s} s of one core.*"
+        page.write_text(replaced(page.read_text(), {part: f"{told}\n\n{made}"}, parts))
+        print(f"{name}, {part}: under {took_s} s of one core", file=sys.stderr, flush=True)
 
 
 def parser_of(about: str, parts: Iterable[str]) -> argparse.ArgumentParser:
