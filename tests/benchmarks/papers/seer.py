@@ -2,17 +2,15 @@
 
     python tests/benchmarks/papers/seer.py [--out docs/papers] [--seeds 20] [--quick]
 
-Writes ``seer.md`` and the pictures ``seer-*.svg``: the same bytes at each call. ``seer_stated.md``
-says what is assumed, ``seer_found.md`` what was found; both become part of the page. Hermes' curves
-are searched with half as many seeds. ``--quick`` is a test of the script: two seeds, two settings.
+Writes the generated parts of ``seer.md`` and its pictures ``seer-*.svg``, the same at each call.
+What is assumed, and what was found, stands on the page by hand. Hermes' curves are searched with
+half as many seeds. ``--quick`` is a test of the script: two seeds, two settings.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +19,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 import optuna
 from matplotlib import pyplot as plt
@@ -35,9 +32,9 @@ from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, RandomTrial
 from dagsel.planning.brackets import seer_plan, solve_brackets
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import SimulatedCluster, SimulatedRun, simulate
+from tests.benchmarks.papers import pages
 from tests.benchmarks.seer_traces.load import N_EPOCHS, GridTraces, curves
 
-HERE = Path(__file__).resolve().parent
 SCALING = Scaling({2: 1.85, 4: 3.43, 8: 5.40})
 #: More than any search asks for.
 MOST_WORKERS = 1024
@@ -193,11 +190,6 @@ def behind(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float
 # ---- the page
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
-
-
 def worked_example() -> str:
     found = solve_brackets(10, 80, reduction_factor=2)
     plan = seer_plan(found, 10, 80, "paper")
@@ -224,7 +216,8 @@ def worked_example() -> str:
 
 T = 10, B = 80, η = 2, t_min = 1; no p_max.
 
-{table(["quantity", "paper", "ours"], rows)}
+{pages.table(["quantity", "paper", "ours"], rows)}
+
 The paper prints 17.142 for the first bracket's budget. Algorithm 3 gives B₀ν = 34.286, and only
 with that does Algorithm 2 give its own **N** = 8, 4; 17.142 would give 4. The third bracket's
 budget pays for no trial, and **P** is printed without its 4. The end of the second round is printed
@@ -245,18 +238,8 @@ def allocation(run: SimulatedRun) -> tuple[list[float], dict[int, list[int]]]:
     return [edge / 60 for edge in edges], rows
 
 
-def style() -> None:
-    """Let pictures be the same bytes each time."""
-    plt.switch_backend("Agg")
-    mpl.rcParams |= {"svg.hashsalt": "dagsel", "svg.fonttype": "none"}
-
-
-def save(figure: Any, path: Path) -> None:
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def figure_1(path: Path, traces: GridTraces) -> str:
+def figure_1(folder: Path, traces: GridTraces) -> tuple[str, str]:
+    """Draw who has the workers; return the line that shows it, and how many trials there are."""
     at = Setting(8, 10)
     figure, axes = plt.subplots(1, 3, figsize=(10, 2.8), sharey=True, layout="constrained")
     for axis, method in zip(axes, ("ASHA", "HyperSched", "SEER"), strict=True):
@@ -268,21 +251,23 @@ def figure_1(path: Path, traces: GridTraces) -> str:
         axis.stackplot(edges, stacked, colors=colours, step="post", linewidth=0)
         axis.set(title=f"{method}: {len(rows)} trials", xlabel="minutes", xlim=(0, 10))
     axes[0].set_ylabel("workers")
-    save(figure, path)
-    return ", ".join(axis.get_title() for axis in axes)
+    alt = "Workers over ten minutes, stacked by trial, for ASHA, HyperSched and SEER"
+    shown = pages.picture(figure, folder / "seer-figure-1.svg", alt)
+    return shown, ", ".join(axis.get_title() for axis in axes)
 
 
-def figure_3(path: Path, traces: GridTraces) -> None:
+def figure_3(folder: Path, traces: GridTraces) -> str:
     figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
     assert traces.initial is not None
     for number in range(len(traces.configs)):
         row = [traces.initial[number], *traces.values[number]]
         axis.plot(range(0, len(row), 3), row[::3], linewidth=0.5)
     axis.set(xlabel="epochs", ylabel="accuracy", xlim=(0, N_EPOCHS), ylim=(0, 1))
-    save(figure, path)
+    alt = f"Accuracy of the {len(traces.configs)} recorded configurations over {N_EPOCHS} epochs"
+    return pages.picture(figure, folder / "seer-figure-3.svg", alt)
 
 
-def figure_4(path: Path, results: dict[Setting, dict[str, Found]]) -> None:
+def figure_4(folder: Path, results: dict[Setting, dict[str, Found]]) -> str:
     figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     by_workers = [FIGURE_4[place] for place in (3, 1, 4)]
     halves = (
@@ -300,7 +285,8 @@ def figure_4(path: Path, results: dict[Setting, dict[str, Found]]) -> None:
         axis.set(title=title, xlabel=label, xticks=range(len(shown)), xticklabels=ticks)
     axes[0].set_ylabel("accuracy (%)")
     axes[1].legend(fontsize=7)
-    save(figure, path)
+    alt = "Accuracy of each method with 15, 30 and 60 minutes, and with 8, 16 and 32 workers"
+    return pages.picture(figure, folder / "seer-figure-4.svg", alt)
 
 
 def verdict(found: dict[str, Found]) -> str:
@@ -327,7 +313,7 @@ def accuracies(results: dict[Setting, dict[str, Found]]) -> str:
         [method, *(f"{one[method].mean:.2f} ± {one[method].error:.2f}" for one in results.values())]
         for method in METHODS
     ]
-    return table(["accuracy (%)", *(at.name for at in results)], rows)
+    return pages.table(["accuracy (%)", *(at.name for at in results)], rows)
 
 
 def differences(results: dict[Setting, dict[str, Found]]) -> str:
@@ -336,7 +322,7 @@ def differences(results: dict[Setting, dict[str, Found]]) -> str:
         if method != "SEER":
             pairs = [behind(one["SEER"].accuracy, one[method].accuracy) for one in results.values()]
             rows.append([method, *(f"{0.0 - mean:+.2f} ± {half:.2f}" for mean, half in pairs)])
-    return table(["SEER is ahead of", *(at.name for at in results)], rows)
+    return pages.table(["SEER is ahead of", *(at.name for at in results)], rows)
 
 
 def shares(results: dict[Setting, dict[str, Found]]) -> str:
@@ -345,7 +331,7 @@ def shares(results: dict[Setting, dict[str, Found]]) -> str:
                    for one in results.values())]
         for method in METHODS
     ]  # fmt: skip
-    return table(["billed, used, trials", *(at.name for at in results)], rows)
+    return pages.table(["billed, used, trials", *(at.name for at in results)], rows)
 
 
 def beside_paper(results: dict[Setting, dict[str, Found]]) -> str:
@@ -363,22 +349,18 @@ def beside_paper(results: dict[Setting, dict[str, Found]]) -> str:
             told = (f"{mean} ± {error}", f"{ranks[0]}", found, f"{ranks[1]}")
             rows.append([METHODS[place], *told])
         head = ["method", "paper (%)", "rank", "ours (%)", "rank"]
-        parts.append(f"**{name}**, {at.name} minutes\n\n{table(head, rows)}")
-    return "\n".join(parts)
+        parts.append(f"**{name}**, {at.name} minutes\n\n{pages.table(head, rows)}")
+    return "\n\n".join(parts)
 
 
-def commit() -> str:
-    paths = ["tests/benchmarks/papers/seer.py", "tests/benchmarks/seer_traces", "flows"]
-    paths += ["dagsel/planning", "dagsel/simulation"]
-    told = subprocess.run(
-        ["git", "log", "-1", "--format=%h", "--", *paths],
-        cwd=HERE.parents[2], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return told.stdout.strip() or "unknown"
+def figures(folder: Path) -> str:
+    """Return the part of the page that needs no comparison."""
+    traces = curves("table 1", 60.0, SCALING)
+    return f"{worked_example()}\n{drawn_text(folder, traces)}"
 
 
-def page(out: Path, seeds: int, quick: bool) -> str:
-    main = curves("table 1", 60.0, SCALING)
+def comparison(folder: Path, seeds: int, *, quick: bool) -> str:
+    """Let all methods search; return the part of the page that compares them."""
     settings = FIGURE_4[:2] if quick else (VGG, *FIGURE_4, SEGMENTATION, TEXT)
     results = {}
     for at in settings:
@@ -390,18 +372,11 @@ def page(out: Path, seeds: int, quick: bool) -> str:
         shared = [at for at in settings if at in FIGURE_4]
         others[name] = {at: compare(at, traces, max(2, seeds // 2)) for at in shared}
         print(f"{name}: done", flush=True)
-    out.mkdir(parents=True, exist_ok=True)
-    drawn = figure_1(out / "seer-figure-1.svg", main)
-    figure_3(out / "seer-figure-3.svg", main)
-    figure_4(out / "seer-figure-4.svg", results)
-    figures = f"{worked_example()}\n{drawn_text(drawn, main)}"
-    comparison = compared_text(results, others, seeds)
-    stated, read = ((HERE / f"seer_{part}.md").read_text() for part in ("stated", "found"))
-    made = f"Made by `python tests/benchmarks/papers/seer.py --seeds {seeds}`, code of {commit()}."
-    return "\n".join([stated, figures, comparison, read, made, ""])
+    return compared_text(figure_4(folder, results), results, others, seeds)
 
 
-def drawn_text(drawn: str, traces: GridTraces) -> str:
+def drawn_text(folder: Path, traces: GridTraces) -> str:
+    shown, drawn = figure_1(folder, traces)
     law = replace(traces.fitted(), noise=0.0)
     misses = [
         100 * abs(law.value(config, epoch, trial=0) - traces.value(config, epoch, trial=0))
@@ -419,7 +394,8 @@ def drawn_text(drawn: str, traces: GridTraces) -> str:
 
 The paper has 13 trials with 8 × 30 GPU-minutes. Ours, with p_max = 4:
 
-{table(["t_min", "**N**", "**P**", "K", "trials"], rows)}
+{pages.table(["t_min", "**N**", "**P**", "K", "trials"], rows)}
+
 So the 13 are to be had, but not with the t_min of 1 minute that the text gives for vision: they
 need more than 10/7 minutes, with which a third stage no longer fits. This was seen in the first
 trial run of the script, after the assumptions were written. They were kept. What SEER does with
@@ -427,8 +403,7 @@ twice the t_min was added: it is the row "SEER, 2 t_min", which in 8 × 30 has t
 
 ## Figure 1: who has the workers
 
-![Workers over ten minutes, stacked by trial, for ASHA, HyperSched and SEER; SEER has 16, then 8,
-then 4 workers, the others 8](seer-figure-1.svg)
+{shown}
 
 80 worker-minutes in 10 minutes, η = 2, seed 0; the six trials that take most are in colour.
 {drawn}. In the paper's (c) SEER has 12, on 16 GPUs, then 8,
@@ -436,7 +411,7 @@ then 4. The epoch in which a trial was stopped is left out.
 
 ## Figure 3: the curves
 
-![Accuracy of the 144 recorded configurations over 210 epochs](seer-figure-3.svg)
+{figure_3(folder, traces)}
 
 The paper has a grid search of ResNet18 on CIFAR10; these are the recorded curves of Table 1's grid.
 Power laws that are fitted to them miss the values after 1, 4, 16, 64 and 210 epochs by
@@ -445,54 +420,63 @@ Power laws that are fitted to them miss the values after 1, 4, 16, 64 and 210 ep
 
 
 def compared_text(
+    shown: str,
     results: dict[Setting, dict[str, Found]],
     others: dict[str, dict[Setting, dict[str, Found]]],
     seeds: int,
 ) -> str:
-    first = table(["setting", "first"], [[at.name, verdict(one)] for at, one in results.items()])
-    check = "\n".join(
-        f"{name.upper()}, {max(2, seeds // 2)} seeds:\n\n{accuracies(one)}\n{differences(one)}"
-        for name, one in others.items()
+    first = pages.table(
+        ["setting", "first"], [[at.name, verdict(one)] for at, one in results.items()]
     )
+    n, check = max(2, seeds // 2), list[str]()
+    for name, one in others.items():
+        check += [f"{name.upper()}, {n} seeds:", accuracies(one), differences(one)]
+    checked = "\n\n".join(check)
     return f"""\
 ## Tables 2 to 4: paper and ours
 
 {beside_paper(results)}
+
 ## Figure 4: deadlines and budgets
 
-![Accuracy of each method with 15, 30 and 60 minutes, and with 8, 16 and 32
-workers](seer-figure-4.svg)
+{shown}
 
 The paper has no numbers of this figure in its text. It says that SEER is first but for 8 × 30,
 where HyperSched is. Mean ± standard error of {seeds} seeds; Random is not in the picture.
 
 {accuracies(results)}
+
 How many points SEER (`paper`) is ahead, seed by seed, with 95% intervals:
 
 {differences(results)}
+
 Who is first (of the first seven); *clearly* is outside the interval:
 
 {first}
+
 What was billed, as a share of the budget; in which share of the bill workers trained; and trials,
 on average. The epoch in which a trial was stopped does not count as training here.
 
 {shares(results)}
+
 ## The same on Hermes' curves
 
-{check}"""
+{checked}"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE.parents[2] / "docs/papers")
+    parser = pages.parser_of(__doc__ or "", ("figures", "comparison"))
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
-    style()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     warnings.filterwarnings("ignore", message="n_concurrent is")
-    text = page(args.out, 2 if args.quick else args.seeds, args.quick)
-    (args.out / "seer.md").write_text(text)
+    seeds, quick = 2 if args.quick else args.seeds, args.quick
+    makers: dict[str, pages.Part] = {
+        "figures": figures,
+        "comparison": lambda folder: comparison(folder, seeds, quick=quick),
+    }
+    pages.write("seer", makers, args.out, args.only)
 
 
 if __name__ == "__main__":
