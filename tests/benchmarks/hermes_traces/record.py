@@ -8,9 +8,7 @@ A recording that was killed goes on where it stopped. README.md says what is in 
 from __future__ import annotations
 
 import argparse
-import gzip
-import itertools
-import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,16 +20,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.benchmarks import grids
+
+HERE = Path(__file__).resolve().parent
 N_ITERATIONS, EVERY = 1000, 50
 N_HELD_OUT = 2000
-#: Table 1 of Son et al. 2021.
-GRID: dict[str, tuple[Any, ...]] = {
-    "optimizer": ("sgd", "momentum", "rmsprop", "adam"),
-    "batch": (16, 24, 32, 50),
-    "lr": (1e-3, 5e-4, 1e-4, 1e-5),
-    "weight_decay": (0.1, 0.01, 0.001),
-}
 #: What is kept of one configuration.
 TRACE = np.dtype(
     [
@@ -42,11 +37,6 @@ TRACE = np.dtype(
         ("evaluation_s", np.float32),
     ]
 )
-
-
-def configs() -> list[dict[str, Any]]:
-    """Give the grid in its order; a configuration's number is its place."""
-    return [dict(zip(GRID, point, strict=True)) for point in itertools.product(*GRID.values())]
 
 
 def mlp() -> nn.Module:
@@ -72,22 +62,6 @@ def optimizer(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer
         return torch.optim.Adam(parameters, lr=lr, weight_decay=weight_decay)
     momentum = 0.9 if name == "momentum" else 0.0
     return torch.optim.SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay)
-
-
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes."""
-    with gzip.open(path) as file:
-        raw = file.read()
-    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-
-
-def load(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give images and labels, shuffled: the file's second half is harder than its first."""
-    x = read_idx(folder / "mnist-10k-images-idx3-ubyte.gz").astype(np.float32) / 255
-    y = read_idx(folder / "mnist-10k-labels-idx1-ubyte.gz").astype(np.int64)
-    order = np.random.default_rng(0).permutation(len(x))
-    return torch.from_numpy((x[order, None] - 0.1307) / 0.3081), torch.from_numpy(y[order])
 
 
 def batches(n: int, size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
@@ -137,28 +111,18 @@ def record(
     return trace
 
 
-def record_all(name: str, images: torch.Tensor, labels: torch.Tensor, seed: int, out: Path) -> None:
-    """Record a network's traces, one after the other, into a file that a new call goes on with."""
-    part = out / f"{name}.part"
-    done = part.stat().st_size // TRACE.itemsize if part.exists() else 0
-    with part.open("ab") as file:
-        file.truncate(done * TRACE.itemsize)  # what was written when it was killed
-        for number, config in list(enumerate(configs()))[done:]:
-            trace = record(name, config, images, labels, [seed, list(MODELS).index(name), number])
-            file.write(trace.tobytes())
-            file.flush()
-            print(
-                f"{name} {number}: {config} loss {trace['losses'][-50:].mean():.3f}, accuracy "
-                f"{trace['test_accuracy'][-1]:.3f}, {1000 * trace['iteration_s']:.2f} ms, "
-                f"evaluation {1000 * trace['evaluation_s']:.1f} ms",
-                flush=True,
-            )
-    traces = np.fromfile(part, TRACE)
-    half = traces["losses"].astype(np.float16)  # exact to 0.05%: less than the noise of a batch
-    rest: dict[str, Any] = {key: traces[key] for key in TRACE.names or () if key != "losses"}
-    columns: dict[str, Any] = {key: np.array([config[key] for config in configs()]) for key in GRID}
-    np.savez_compressed(out / f"{name}.npz", losses=half, **rest, **columns)
-    part.unlink()
+def show(trace: Any) -> str:
+    """Say what was recorded of a configuration."""
+    return (
+        f"loss {trace['losses'][-50:].mean():.3f}, accuracy {trace['test_accuracy'][-1]:.3f}, "
+        f"{1000 * trace['iteration_s']:.2f} ms, evaluation {1000 * trace['evaluation_s']:.1f} ms"
+    )
+
+
+def keep(traces: NDArray[Any]) -> dict[str, Any]:
+    """Return the arrays of the file; losses are exact to 0.05%: less than the noise of a batch."""
+    rest = {key: traces[key] for key in TRACE.names or () if key != "losses"}
+    return {"losses": traces["losses"].astype(np.float16), **rest}
 
 
 def main() -> None:
@@ -168,12 +132,15 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
-    images, labels = load(args.data)
+    grids.one_thread()
+    images, labels = map(torch.from_numpy, grids.images(args.data))
     for name in args.models:
-        record_all(name, images, labels, args.seed, args.out)
+        place = list(MODELS).index(name)
+
+        def one(number: int, config: dict[str, Any], name: str = name, place: int = place) -> Any:
+            return record(name, config, images, labels, [args.seed, place, number])
+
+        grids.record_all(args.out / f"{name}.npz", grids.HERMES, TRACE, one, show, keep)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,11 @@ from dagsel.simulation.traces import Traces
 from dagsel.state import State, Tensor
 from dagsel.storage import ShardedDataset
 from dagsel.workloads.base import Config, Evaluated, Trained, Visit, never
+from tests.benchmarks import grids
 from tests.benchmarks.papers import pages
 
 HERE = Path(__file__).parents[1] / "hermes_traces"
 MODELS = ("cnn", "mlp")
-GRID = ("optimizer", "batch", "lr", "weight_decay")
 N_JOBS, N_WORKERS, N_GOOD, N_TOP = 16, 4, (4, 12), 4
 SHARE = 0.9  # of the optimum
 OTHERS = ("FIFO", "RR", "SLAQ")
@@ -69,15 +69,12 @@ NETWORKS = {
 
 @cache
 def recorded(name: str) -> Mapping[str, NDArray[Any]]:
-    with np.load(HERE / f"{name}.npz") as kept:
-        return {key: kept[key] for key in kept.files}
+    return grids.read(HERE / f"{name}.npz", grids.HERMES, {"test_accuracy": (192, 21)})
 
 
 def _traces(name: str, values: Array, batch_s: Array) -> Traces:
     kept = recorded(name)
-    columns = [kept[key].tolist() for key in GRID]
-    configs = [dict(zip(GRID, row, strict=True)) for row in zip(*columns, strict=True)]
-    return Traces(configs, kept["losses"].astype(np.float64), values, batch_s)
+    return Traces(grids.points(grids.HERMES), kept["losses"].astype(np.float64), values, batch_s)
 
 
 def load(name: str, iteration_s: float = 0.2) -> Traces:

@@ -9,9 +9,7 @@ the paper's hyper-parameters were mapped onto this network.
 from __future__ import annotations
 
 import argparse
-import gzip
-import itertools
-import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,19 +20,13 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import avg_pool2d, cross_entropy
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+
+from tests.benchmarks import grids
+
+HERE = Path(__file__).resolve().parent
 N_TRAIN, BATCH = 4000, 128
-#: Table 1 of Dunlap et al. 2021.
-GRID: dict[str, tuple[float, ...]] = {
-    "lr": (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0),
-    "weight_decay": (0.0001, 0.0005, 0.001, 0.005),
-    "momentum": (0.9, 0.95, 0.99, 0.997),
-}
-
-
-def configs() -> list[dict[str, float]]:
-    """Give the grid in its order, the last hyper-parameter fastest."""
-    return [dict(zip(GRID, point, strict=True)) for point in itertools.product(*GRID.values())]
+NAME = "seer-table-1"
 
 
 def trace_type(n_epochs: int) -> np.dtype[Any]:
@@ -49,28 +41,21 @@ def trace_type(n_epochs: int) -> np.dtype[Any]:
     )
 
 
-def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of bytes."""
-    with gzip.open(path) as file:
-        raw = file.read()
-    shape = np.frombuffer(raw, ">i4", count=raw[3], offset=4)
-    return np.frombuffer(raw, np.uint8, offset=4 + 4 * raw[3]).reshape(shape)
-
-
 def load(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give images of 14 × 14 and labels, shuffled: the file's second half is harder."""
-    x = read_idx(folder / "mnist-10k-images-idx3-ubyte.gz").astype(np.float32) / 255
-    y = read_idx(folder / "mnist-10k-labels-idx1-ubyte.gz").astype(np.int64)
-    order = np.random.default_rng(0).permutation(len(x))
-    images = torch.from_numpy((x[order, None] - 0.1307) / 0.3081)
-    return avg_pool2d(images, 2).flatten(1), torch.from_numpy(y[order])
+    """Give images of 14 × 14, flattened, and labels."""
+    x, y = grids.images(folder)
+    return avg_pool2d(torch.from_numpy(x), 2).flatten(1), torch.from_numpy(y)
 
 
 def record(
-    config: dict[str, float], images: torch.Tensor, labels: torch.Tensor, n_epochs: int, seed: int
+    config: dict[str, float],
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    n_epochs: int,
+    seed: list[int],
 ) -> Any:
     """Train one configuration; give its trace."""
-    rng = np.random.default_rng([seed, configs().index(config)])
+    rng = np.random.default_rng(seed)
     torch.manual_seed(int(rng.integers(2**31)))
     model = nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
     stepper = torch.optim.SGD(
@@ -122,27 +107,23 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=210)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(True)
+    grids.one_thread()
     images, labels = load(args.data)
-    part, kind = args.out.with_suffix(".part"), trace_type(args.epochs)
-    done = part.stat().st_size // kind.itemsize if part.exists() else 0
-    with part.open("ab") as file:
-        file.truncate(done * kind.itemsize)  # what was written when it was killed
-        for number, config in list(enumerate(configs()))[done:]:
-            trace = record(config, images, labels, args.epochs, args.seed)
-            file.write(trace.tobytes())
-            file.flush()
-            print(f"{number} {config}: {1000 * trace['epoch_s']:.1f} ms an epoch", flush=True)
-    traces = np.fromfile(part, kind)
-    arrays: dict[str, Any] = {key: np.array([one[key] for one in configs()]) for key in GRID}
-    arrays |= {key: traces[key] for key in ("n_right", "epoch_s", "evaluation_s")}
-    with np.errstate(over="ignore"):  # what is more than 65,504 is infinite
-        arrays["loss"] = traces["loss"].astype(np.float16)
-    arrays["n_held_out"], arrays["experiment"] = len(images) - N_TRAIN, "seer-table-1"
-    np.savez_compressed(args.out, **arrays)
-    part.unlink()
+
+    def keep(traces: NDArray[Any]) -> dict[str, Any]:
+        with np.errstate(over="ignore"):  # what is more than 65,504 is infinite
+            losses = traces["loss"].astype(np.float16)
+        counts = {key: traces[key] for key in ("n_right", "epoch_s", "evaluation_s")}
+        return counts | {"loss": losses, "n_held_out": len(images) - N_TRAIN, "experiment": NAME}
+
+    grids.record_all(
+        args.out,
+        grids.SEER,
+        trace_type(args.epochs),
+        lambda number, config: record(config, images, labels, args.epochs, [args.seed, number]),
+        lambda trace: f"{1000 * trace['epoch_s']:.1f} ms an epoch",
+        keep,
+    )
 
 
 if __name__ == "__main__":
