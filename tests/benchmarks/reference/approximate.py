@@ -17,16 +17,13 @@ bound: while the last worker waits, its last trial trains on one of the p − 1 
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from dagsel.history.makespans import Times
 
-from .bounds import lower_bound
-from .open_shop import Plan, Visit
+from .open_shop import Plan, Visit, greedy, plan_of
 
 Array = NDArray[np.float64]
 
@@ -96,42 +93,11 @@ def approximate(times: Times) -> Plan:
         shift = load - float(column[first[-1]])
     queues = [[order[(start + k) % n] for k in range(n)] for start in first]
     if not optimal:
-        return _in_turn(table, queues)
+        return greedy(table, queues)
     visits = []
     for worker, queue in enumerate(queues):
         at = 0.0
         for trial in queue:
             visits.append(Visit(trial, worker, at, at + float(table[trial, worker])))
             at += float(stretched[trial, worker])
-    return _plan(table, visits)
-
-
-def _in_turn(table: Array, queues: list[list[int]]) -> Plan:
-    """Let each worker take the next trial of its order that is idle."""
-    visits: list[Visit] = []
-    idle, free, now = set(range(len(table))), list(range(len(queues))), 0.0
-    ends: list[tuple[float, int, int]] = []
-    while True:
-        for worker in list(free):
-            trial = next((trial for trial in queues[worker] if trial in idle), None)
-            if trial is not None:
-                end = now + float(table[trial, worker])
-                idle.discard(trial)
-                free.remove(worker)
-                queues[worker].remove(trial)
-                visits.append(Visit(trial, worker, now, end))
-                heapq.heappush(ends, (end, worker, trial))
-        if not ends:
-            return _plan(table, visits)
-        now = ends[0][0]
-        while ends and ends[0][0] <= now:
-            _, worker, trial = heapq.heappop(ends)
-            idle.add(trial)
-            if queues[worker]:
-                free.append(worker)
-
-
-def _plan(table: Array, visits: list[Visit]) -> Plan:
-    visits.sort(key=lambda visit: (visit.start, visit.worker))
-    makespan = max((visit.end for visit in visits), default=0.0)
-    return Plan(tuple(visits), makespan, lower_bound(table))
+    return plan_of(table, visits)

@@ -14,6 +14,7 @@ from itertools import pairwise
 from math import inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dagsel.dispatch.list_scheduler import ListScheduler
 from dagsel.history.makespans import Times
@@ -299,29 +300,61 @@ def randomized(times: Times, *, seed: int = 0) -> Plan:
     table = np.asarray(times, dtype=np.float64)
     n_trials, n_workers = table.shape
     rng = np.random.default_rng(seed)
-    idle, free, now = set(range(n_trials)), set(range(n_workers)), 0.0
-    todo = [set(range(n_trials)) for _ in range(n_workers)]
+    return greedy(
+        table,
+        [list(range(n_trials)) for _ in range(n_workers)],
+        turn=lambda free: [int(worker) for worker in rng.permutation(sorted(free))],
+        pick=lambda choice: choice[int(rng.integers(len(choice)))],
+    )
+
+
+def greedy(
+    table: NDArray[np.float64],
+    todo: list[list[int]],
+    *,
+    turn: Callable[[list[int]], list[int]] = list,
+    pick: Callable[[list[int]], int] = lambda choice: choice[0],
+) -> Plan:
+    """Let each worker that is free train one of its trials that are idle, until all are done.
+
+    Parameters
+    ----------
+    table
+        Seconds of each trial on each worker.
+    todo
+        By worker its trials, in its order; they are taken off.
+    turn
+        In which order the free workers are asked; by default the one that was free first.
+    pick
+        Which of the idle ones a worker takes; by default the first in its order.
+    """
     visits: list[Visit] = []
+    idle, free, now = set(range(len(table))), list(range(len(todo))), 0.0
     ends: list[tuple[float, int, int]] = []
     while True:
-        for worker in rng.permutation(sorted(free)).tolist():
-            choice = sorted(todo[worker] & idle)
+        for worker in turn(free):
+            choice = [trial for trial in todo[worker] if trial in idle]
             if not choice:
                 continue
-            trial = choice[int(rng.integers(len(choice)))]
+            trial = pick(choice)
             end = now + float(table[trial, worker])
             idle.discard(trial)
-            todo[worker].discard(trial)
-            free.discard(worker)
+            todo[worker].remove(trial)
+            free.remove(worker)
             visits.append(Visit(trial, worker, now, end))
             heapq.heappush(ends, (end, worker, trial))
         if not ends:
-            break
+            return plan_of(table, visits)
         now = ends[0][0]
         while ends and ends[0][0] <= now:
             _, worker, trial = heapq.heappop(ends)
             idle.add(trial)
             if todo[worker]:
-                free.add(worker)
+                free.append(worker)
+
+
+def plan_of(table: NDArray[np.float64], visits: list[Visit]) -> Plan:
+    """Return the plan of these visits."""
+    visits.sort(key=lambda visit: (visit.start, visit.worker))
     makespan = max((visit.end for visit in visits), default=0.0)
     return Plan(tuple(visits), makespan, lower_bound(table))
