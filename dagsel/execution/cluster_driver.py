@@ -205,8 +205,10 @@ class ClusterDriver(ABC):
                         there = in_order()  # one may have been lost just now
                         surplus = there[: max(0, min(self.wanted, len(there)) - n_workers)]
                         if surplus:
-                            self._close(sorted(surplus))
-                            self.fill(n_workers, ())
+                            try:
+                                self._close(sorted(surplus))
+                            finally:  # one that was lost as it was closed has left its place
+                                self.fill(n_workers, ())
                     case Size(n_workers, besides):
                         try:
                             self.fill(n_workers, besides)

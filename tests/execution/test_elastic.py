@@ -12,6 +12,7 @@ import pytest
 from distributed import Client, LocalCluster, Nanny, SpecCluster, Status, Worker
 from distributed.scheduler import Scheduler
 
+from dagsel.errors import ClusterError
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.elastic import _ByName, elastic_for
@@ -208,6 +209,22 @@ def test_a_lost_worker_that_is_retired_does_not_come_back() -> None:
         with driving(client) as driver:
             driver.grow(1)
         assert there(client) == [stays]
+
+
+def test_one_that_is_lost_as_it_is_given_back_leaves_no_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with cluster_of(2) as (cluster, client), driving(client) as driver:
+
+        def lose(workers: Collection[str]) -> None:
+            cluster.sync(cluster.workers[1].close)
+            raise ClusterError(f"no other worker takes what {workers} holds")
+
+        monkeypatch.setattr(driver, "close_workers", lose)
+        driver.give_back(1, lambda: there(client))
+        assert driver.close()
+        assert len(cluster.worker_spec) == 1
+        assert "no other worker takes" in driver.troubles()[0]
 
 
 def test_one_that_is_still_to_come_stays_wanted_when_a_lost_worker_is_retired() -> None:
