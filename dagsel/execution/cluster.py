@@ -184,7 +184,7 @@ def threads_here(most_workers: int | None) -> int:
 
     One, if ``OMP_NUM_THREADS`` says how many: then that holds.
     """
-    if "OMP_NUM_THREADS" in os.environ:
+    if fork_server.is_users("OMP_NUM_THREADS"):
         return 1
     n_cores = int(dask.system.CPU_COUNT)
     return max(1, n_cores // (most_workers or n_cores))

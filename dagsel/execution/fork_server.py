@@ -45,6 +45,7 @@ _FOR_WORKERS = frozenset(
 
 _lock = threading.Lock()
 _n_open = 0
+_set_here: dict[str, str] = {}  # in the environment
 
 
 def is_possible() -> bool:
@@ -89,13 +90,18 @@ def modules_for_workers(imported: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def is_users(name: str) -> bool:
+    """Whether a variable of the environment was set, and not by `prepare`."""
+    return name in os.environ and os.environ[name] != _set_here.get(name)
+
+
 def prepare() -> None:
     """Say what the server imports, if it does not run yet."""
     # What Dask sets before it starts a worker; libraries read it while they are imported.
     before: Mapping[str, Any] = dask.config.get("distributed.nanny.pre-spawn-environ", {})
     for name, value in before.items():
-        if value is not None:
-            os.environ.setdefault(name, str(value))
+        if value is not None and name not in os.environ:
+            os.environ[name] = _set_here[name] = str(value)
     # Arrow, which pandas imports if it is there, starts a thread otherwise.
     os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     # Else Dask imports pandas and others here, so that the server imports them as well.

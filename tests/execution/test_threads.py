@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import dask.system
@@ -74,6 +78,49 @@ def test_a_single_worker_trains_on_all_cores_and_so_does_a_replay_on_more(
     assert (f"trains with {HERE} threads" in caplog.text) == (HERE > 1)
     again = dagsel.replay(run_dir, workload=workload(), space=space, into=f"{run_dir}-again")
     assert again.best_value == HERE
+
+
+SCRIPT = """\
+import dagsel, optuna, torch
+from dagsel.flows import RandomSearch
+from sklearn.datasets import load_digits
+
+def n_threads(logits, target):
+    return torch.tensor(float(torch.get_num_threads()))
+
+if __name__ == "__main__":
+    x, y = load_digits(return_X_y=True)
+    workload = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(64, 10), torch.nn.functional.cross_entropy,
+        torch.optim.SGD, batch_size=64, metrics={"n_threads": n_threads})
+    for _ in range(2):
+        run = dagsel.optimize(
+            optuna.create_study(), workload, (x.astype("float32"), y), metric="n_threads",
+            space=lambda trial: {"lr": trial.suggest_float("lr", 0.001, 0.1)},
+            flow=RandomSearch(max_epochs=1, n_trials=1), max_cluster_workers=1)
+        print("told", run.best_value)
+"""
+
+
+@pytest.mark.parametrize("said", ["", "1"])
+def test_in_a_script_a_worker_trains_on_all_cores_unless_the_environment_says_how_many(
+    tmp_path: Path, said: str
+) -> None:
+    """Also in its second search: the first one has set the environment for its workers."""
+    script = tmp_path / "own.py"
+    script.write_text(SCRIPT)
+    known = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=known | ({"OMP_NUM_THREADS": said} if said else {}),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    n = 1 if said else HERE
+    assert done.stdout.count(f"told {float(n)}") == 2, done.stdout + done.stderr
+    assert done.stderr.count("each worker trains with") == (2 if n > 1 else 0)
 
 
 def test_a_deterministic_search_trains_with_one_thread(
