@@ -55,13 +55,20 @@ def check_best(run: dagsel.Run) -> None:
 
 
 def check_study(run: dagsel.Run) -> None:
-    """Each trial is told as it is; what stood for it before is told as it was, and none runs."""
+    """Each trial is told as it is; what stood for it before is told as it was, and none runs.
+
+    What a driver drew and died before it could record has failed, and says so.
+    """
     states = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
     last: dict[int, optuna.trial.FrozenTrial] = {}
     for trial in run.study.trials:
         assert trial.state.is_finished()
         if trial.user_attrs["dagsel:run"] == run.record.run:
             number = trial.user_attrs.get("dagsel:trial", trial.number)
+            if number not in run.record.trials:
+                assert trial.state == TrialState.FAIL
+                assert trial.user_attrs["dagsel:reason"] == "the driver died before it was recorded"
+                continue
             reports = {e.epoch - 1: e.value for e in run.record.trials[number].epochs}
             assert trial.params == run.record.trials[number].params
             assert trial.intermediate_values.items() <= reports.items()
