@@ -93,28 +93,6 @@ class SpareCopies:
                 )
 
 
-def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: int) -> None:
-    """Have Dask take what a worker has as the result of a task that waits, and go on from there.
-
-    What the task waits for is needed no more, as if it had run. Dask has no such step of its own:
-    data that are scattered do not set free what waits for them.
-    """
-    recommended: dict[Any, Any] = {}
-    client_messages: dict[str, list[Any]] = {}
-    task.waiting_on = None
-    task.set_nbytes(n_bytes)
-    scheduler._add_to_memory(
-        task, scheduler.workers[worker], recommended, client_messages, b"", "State"
-    )
-    scheduler.send_all(client_messages, {})
-    scheduler.transitions(recommended, f"dagsel-pass-on-{task.key}")
-
-
-def free_key(key: Any) -> dict[str, Any]:
-    """Return the order to a worker to forget the result of a task."""
-    return {"op": "free-keys", "keys": [key], "stimulus_id": f"dagsel-free-{key}"}
-
-
 def must_hop(task: TaskState) -> bool:
     """Whether a task's input has to be sent to its worker: it is not there, nor on its way."""
     return any(

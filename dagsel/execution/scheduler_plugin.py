@@ -29,9 +29,9 @@ from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.unit_times import Speeds
 from dagsel.dispatch.units import Round, Unit
+from dagsel.execution import scheduler_state
 from dagsel.execution.attempts import Attempts, unit_done
-from dagsel.execution.copies import SpareCopies, WarmStates, free_key, must_hop, put_in_memory
-from dagsel.execution.leaving import take_resources_back, withdraw
+from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.run_spec import (
     CHANNEL,
     Key,
@@ -172,11 +172,11 @@ class DispatchPlugin(SchedulerPlugin):
         task, last = (self.scheduler.tasks.get(it) for it in (unit_key(self.run, unit), key))
         is_current = told.attempt == self._attempts.number(unit)
         if not (task and last and is_current and task.state == "processing"):
-            self.scheduler.worker_send(told.worker, free_key(key))
+            self.scheduler.worker_send(told.worker, scheduler_state.free_key(key))
             return
         self._task_done(task, told.work)
         self._ending = unit
-        put_in_memory(self.scheduler, last, told.worker, told.state_bytes)
+        scheduler_state.put_in_memory(self.scheduler, last, told.worker, told.state_bytes)
         self._ending = None
 
     def _members(self, unit: Unit) -> tuple[str, ...]:
@@ -494,7 +494,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
-        withdraw(self.scheduler, self.client, self.run)
+        scheduler_state.withdraw(self.scheduler, self.client, self.run)
         others = (p for p in self.scheduler.plugins.values() if p is not self)
         if not any(isinstance(other, DispatchPlugin) for other in others):
-            take_resources_back(self.scheduler, self._with_our_resource)
+            scheduler_state.take_resources_back(self.scheduler, self._with_our_resource)

@@ -627,7 +627,8 @@ FAULTS = (
     Fault(
         "scheduler: what a worker has done in one task is heard of and its result is not taken",
         "execution/scheduler_plugin.py",
-        "        put_in_memory(self.scheduler, last, told.worker, told.state_bytes)\n",
+        "        scheduler_state.put_in_memory("
+        "self.scheduler, last, told.worker, told.state_bytes)\n",
         "",
         "execution/test_units.py",
     ),

@@ -1,0 +1,59 @@
+"""What a run changes in Dask's scheduler by hand, and how it leaves it as it was.
+
+None of it is promised to stay; docs/how-it-works.md lists what else is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from distributed import Scheduler
+from distributed.scheduler import TaskState
+
+from dagsel.execution.run_spec import RESOURCE, key_unit
+
+
+def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: int) -> None:
+    """Have Dask take what a worker has as the result of a task that waits, and go on from there.
+
+    What the task waits for is needed no more, as if it had run. Dask has no such step of its own:
+    data that are scattered do not set free what waits for them.
+    """
+    recommended: dict[Any, Any] = {}
+    client_messages: dict[str, list[Any]] = {}
+    task.waiting_on = None
+    task.set_nbytes(n_bytes)
+    scheduler._add_to_memory(
+        task, scheduler.workers[worker], recommended, client_messages, b"", "State"
+    )
+    scheduler.send_all(client_messages, {})
+    scheduler.transitions(recommended, f"dagsel-pass-on-{task.key}")
+
+
+def free_key(key: Any) -> dict[str, Any]:
+    """Return the order to a worker to forget the result of a task."""
+    return {"op": "free-keys", "keys": [key], "stimulus_id": f"dagsel-free-{key}"}
+
+
+def withdraw(scheduler: Scheduler, client: str, run: str) -> None:
+    """Withdraw what a client wants of a run: its units, and the loads of shards."""
+    driver = scheduler.clients.get(client)
+    if driver is not None:
+        ours = [task.key for task in driver.wants_what if _is_of(run, task.key)]
+        scheduler.client_releases_keys(keys=ours, client=client)
+
+
+def _is_of(run: str, key: Any) -> bool:
+    is_load = type(key) is tuple and key[0] == f"load-{run}"
+    return is_load or key_unit(run, key) is not None
+
+
+def take_resources_back(scheduler: Scheduler, workers: Iterable[str]) -> None:
+    """Forget the resource that a run has given to workers."""
+    for worker in workers:
+        state = scheduler.workers.get(worker)
+        if state is not None:
+            state.resources.pop(RESOURCE, None)
+            state.used_resources.pop(RESOURCE, None)
+            scheduler.resources.get(RESOURCE, {}).pop(worker, None)
