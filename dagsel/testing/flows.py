@@ -306,7 +306,7 @@ class FlowSuite:
         capacity = ClusterCapacity(most, startup_s)
         direction = self.goals[0].direction if self.goals else self.direction
         told = (self.n_workers, direction, tape.choose(256), capacity, startup_s)
-        return Context(*told, goals=self.goals)
+        return Context(*told, goals=self.goals, n_shards=(1, 4)[tape.choose(2)])
 
     def _play(
         self,
