@@ -442,7 +442,8 @@ def compared_text(
 {shown}
 
 The paper has no numbers of this figure in its text. It says that SEER outperforms the others in
-general, and that HyperSched outperforms SEER at 8 × 30. Mean ± standard error of {seeds} seeds; Random is not in the picture.
+general, and that HyperSched outperforms SEER at 8 × 30. Mean ± standard error of {seeds} seeds;
+Random is not in the picture.
 
 {accuracies(results)}
 
