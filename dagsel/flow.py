@@ -68,6 +68,8 @@ class Context:
     goals
         The metrics, if the search is about several: `direction` is that of the first one. Empty if
         it is about one.
+    n_shards
+        Training shards of the data set: an epoch of a trial is so many units, one after another.
     """
 
     n_workers: int
@@ -78,6 +80,7 @@ class Context:
     worker_seconds: float = field(default=0.0, metadata={LATER: True})
     prunes_last: bool = field(default=False, metadata={LATER: True})
     goals: tuple[Goal, ...] = field(default=(), metadata={LATER: True})
+    n_shards: int = field(default=1, metadata={LATER: True})
 
     def loss(self, value: float) -> float:
         """Return a value that is better when smaller; NaN and infinities become the worst.

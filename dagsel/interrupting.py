@@ -39,6 +39,7 @@ def interruptible(url: str, inbox: Inbox | None = None) -> Iterator[Inbox]:
         return
 
     def finish(number: int, frame: Any) -> None:
+        """Have the search end at the next batch; a second Ctrl-C leaves at once."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
         logger.warning(
             "Ctrl-C: the search ends at the next batch and returns what it has. Press it again to "

@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagsel.console import Progress
 from dagsel.dispatch.dispatcher import DispatchConfig
@@ -269,6 +269,7 @@ class Session:
     ) -> DaskEngine:
         bounds = call.max_cluster_workers, call.worker_startup_s
         capacity = call.own_capacity or cluster_driver.capacity(*bounds)
+        _warn_of_copies(self.settings.replicas, capacity.most_workers)
         n_first = self._workers_to_begin(call, capacity, len(workers_of(here)))
         return DaskEngine(
             here,
@@ -479,3 +480,12 @@ def tidy(record: Record, folder: RunDir) -> None:
             by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
         for reason, numbers in by_reason.items():
             logger.warning("trial %s failed: %s", ", ".join(numbers), reason)
+
+
+def _warn_of_copies(replicas: int | Literal["auto"], most_workers: int | None) -> None:
+    if replicas != "auto" and most_workers is not None and replicas > most_workers:
+        logger.warning(
+            "replicas=%d, and the cluster can have %d worker%s: each holds a shard once, so there "
+            "are no more copies than that",
+            replicas, most_workers, "s" * (most_workers > 1),
+        )  # fmt: skip

@@ -273,6 +273,7 @@ class _Flattening(Generic[Leaf]):
         self._names: dict[Hashable, str] = {}
 
     def encode(self, node: Any, path: str) -> Json:
+        """Return a node as JSON, its tensors by name; the path names it in errors."""
         if node is None or isinstance(node, (bool, str)) or type(node) in (int, float):
             return node
         tensor = self._as_tensor(node)
@@ -340,6 +341,7 @@ def unflatten(
     """
 
     def decode(node: Any) -> Any:
+        """Return the node that was encoded so."""
         if isinstance(node, list):
             return [decode(item) for item in node]
         if not isinstance(node, dict):

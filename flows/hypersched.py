@@ -34,6 +34,10 @@ from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.capacity import fewer
 from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
 
+#: Trials in flight for each worker where an epoch has several shards. If there were one, a worker
+#: would often wait for a trial that needs its shard and trains elsewhere.
+TRIALS_PER_WORKER = 2
+
 
 @dataclass(slots=True)
 class HyperSchedTrial:
@@ -85,6 +89,9 @@ class HyperSched(Flow):
     - then there are no rungs any more: the best trials, as many as there are workers, go on; each
       time half of the time that was left is over, the worse half of them is stopped, and the
       workers are shared equally among the others;
+    - where an epoch has several shards, until the first of these stops, twice as many trials train
+      as there are workers. Workers would be idle else: a trial needs the worker that has its next
+      shard;
     - a trial gets no more workers than make it faster by the scaling function. So many trials go on
       that all workers are used; workers that no trial is left for are released;
     - once, halfway, all pause and are evaluated. The last pause begins before the deadline by the
@@ -269,6 +276,10 @@ class HyperSched(Flow):
         # When the trials that are left are evaluated for the last time.
         return self.deadline_s - max(LAST_PAUSE * self.deadline_s, self.state.pause_s or 0.0)
 
+    @property
+    def _per_worker(self) -> int:
+        return TRIALS_PER_WORKER if self.state.context.n_shards > 1 else 1
+
     # ---- exploring
 
     def _has_time(self) -> bool:
@@ -281,9 +292,10 @@ class HyperSched(Flow):
     def _explore(self) -> list[Decision]:
         """Use free workers for promoted trials, then for new ones."""
         state, decisions = self.state, list[Decision]()
-        free = max(0, self._n_usable - self._n_busy - state.n_awaited)
+        room = self._per_worker * self._n_usable
+        free = max(0, room - self._n_busy - state.n_awaited)
         promoted = self._promoted(free)
-        if state.exhausted and len(promoted) < free:
+        if state.exhausted and self._n_busy + len(promoted) < self._n_usable:
             return self._reallocate()  # else workers would be idle
         for trial in promoted:
             state.trials[trial].rung += 1
@@ -321,7 +333,7 @@ class HyperSched(Flow):
         state = self.state
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
         least = math.ceil(self._n_wanted / self._most_per_trial)  # that use all workers
-        n = self._n_wanted if state.explores else max(least, math.ceil(len(ranked) / 2))
+        n = self._per_worker * self._n_wanted if state.explores else max(least, self._n_halved)
         state.explores = False
         stops = [Stop(trial, "its workers go to better trials") for trial in ranked[n:]]
         state.trials = {trial: state.trials[trial] for trial in ranked[:n]}
@@ -331,6 +343,11 @@ class HyperSched(Flow):
         is_last = len(state.trials) <= least or rest_s < LAST_PAUSE * self.deadline_s
         wake = Wake(self._end_s if is_last else self._end_s - rest_s / 2)
         return [*stops, *self._share(), wake]
+
+    @property
+    def _n_halved(self) -> int:
+        n = len(self.state.trials)
+        return math.ceil((min(n, self._n_wanted) if self._per_worker > 1 else n) / 2)
 
     def _share(self) -> list[Decision]:
         """Share the workers equally, the best trials first; each trial keeps at least one."""

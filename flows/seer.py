@@ -84,7 +84,7 @@ class SEER(StagedSearch):
 
     @property
     def brackets(self) -> Brackets:
-        """The paper's quantities: Algorithms 1 and 2."""
+        """The paper's quantities: Algorithms 2 and 3."""
         return self._brackets(Limits(self.deadline_s, self.cost.worker_seconds))
 
     @property
@@ -93,7 +93,7 @@ class SEER(StagedSearch):
         return self.min_stage is None
 
     def make_plan(self, limits: Limits) -> StagePlan:
-        """Return the stages, which `StagedSearch` goes through as Algorithm 3 does."""
+        """Return the stages, which `StagedSearch` goes through as Algorithm 1 does."""
         found = self._brackets(limits)
         return seer_plan(found, limits.seconds, limits.worker_seconds, self.mode)
 

@@ -88,6 +88,7 @@ def _near(
     kept = Counter(host.node for host in hosts if host.worker in last)
 
     def rank(host: KnownWorker) -> tuple[bool, bool, int, bool, int, str, str]:
+        """Return a key by which the workers to choose come first."""
         n = n_free[host.node]
         fits = n >= size
         return (
@@ -219,6 +220,7 @@ class Gangs:
         list_scheduler = self.state.list_scheduler
 
         def rank(trial: int) -> tuple[float, float]:
+            """Return priority and remaining work: of two trials the larger pair goes first."""
             return list_scheduler.priority.get(trial, 0.0), list_scheduler.rem[trial]
 
         n_ahead = sum(

@@ -180,10 +180,10 @@ class Runner:
     # ---- how a session begins
 
     def _begin(self) -> None:
-        engine, clock = self.engine, self._clock
+        engine, clock, record = self.engine, self._clock, self.record
         taken = (engine.capacity, clock.seconds, clock.worker_seconds)
-        goal = (engine.n_workers, self.record.direction, self.seed)
-        context = Context(*goal, *taken, self.flow.traits.uses_pruner, self.record.goals)
+        known = (self.flow.traits.uses_pruner, record.goals, record.n_shards)
+        context = Context(engine.n_workers, record.direction, self.seed, *taken, *known)
         decisions = self.flow.start(context)
         self._take(Turn(None, (), context=context), decisions)
         self._do(decisions)

@@ -55,6 +55,7 @@ def check_versions(client: Client) -> None:
 
     # Functions of the standard library: they can be called where dagsel is missing.
     def ask(package: str) -> dict[str, Any]:
+        """Return a package's version on each worker and the scheduler, or the error there."""
         version = importlib.metadata.version
         answers = dict(client.run(version, package, on_error="return"))
         if package != "torch":

@@ -66,9 +66,11 @@ class _Fixed(ClusterDriver):
         return WorkerLimit(n or None, f"the cluster has {n}, and {self.why_not}", is_fixed=True)
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
+        """Raise a `ClusterError`: no worker can be started."""
         raise ClusterError(self.why_not)
 
     def close_workers(self, workers: Collection[str]) -> None:
+        """Raise a `ClusterError`: no worker can be closed."""
         raise ClusterError(self.why_not)
 
 
@@ -112,6 +114,7 @@ class _ByName(ClusterDriver):
         return sum(len(members) for members in self._specs().values())
 
     def node_of(self, name: str) -> str:
+        """Return the name of the job that a worker is part of, or the worker's own."""
         specs = dict(self.cluster.worker_spec)
         jobs = (
             job for job, spec in specs.items() if "group" in spec and name in _members(job, spec)
@@ -121,6 +124,7 @@ class _ByName(ClusterDriver):
         return node
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
+        """Ask for workers until so many are there or on their way; give up what is too many."""
         self._forget_closed()
         n_workers += len(_workers(self.client).keys() & set(besides))
         surplus = self.wanted - n_workers
@@ -137,6 +141,7 @@ class _ByName(ClusterDriver):
             raise
 
     def close_workers(self, workers: Collection[str]) -> None:
+        """Close these workers, and do not start others in their place."""
         left = self.wanted - len(workers)
         self._forget_closed()
         before = _workers(self.client)
@@ -233,6 +238,7 @@ class _ByNumber(ClusterDriver):
         return self._n
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
+        """Ask the cluster for so many workers, never for fewer than are there."""
         there = _workers(self.client)
         n_workers += len(there.keys() & {*besides})
         if n_workers >= len(there):
@@ -241,6 +247,7 @@ class _ByNumber(ClusterDriver):
             self._scale(len(there))
 
     def close_workers(self, workers: Collection[str]) -> None:
+        """Lower the number that the cluster is asked for, and close these workers."""
         # Those that came after they had been given up were not wanted.
         n_unwanted = max(0, len(_workers(self.client).keys() | {*workers}) - self.wanted)
         left = max(0, self.wanted - max(0, len(workers) - n_unwanted))

@@ -135,7 +135,7 @@ def solve_brackets(
 ) -> Brackets:
     """Return the brackets, stages and trials that a deadline and a budget pay for.
 
-    These are Algorithms 1 and 2. R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and
+    These are Algorithms 2 and 3. R* is the largest R with ``t_min·R·η/(η−1)·(1 − η^(−K)) <= T`` and
     ``t_min·p_min·R·K <= B``, where K is ⌈log_η R⌉, or 1 for R = 1. Both sides grow with R and jump
     where K does. So the feasible R are an interval, and its end lies in the last piece between two
     jumps that has a feasible point.

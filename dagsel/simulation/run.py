@@ -363,6 +363,7 @@ class _Journal(Sequence[Mapping[str, Any]]):
                 self._may_freeze = False
 
     def append(self, entries: Sequence[Entry]) -> None:
+        """Add entries to the journal."""
         for entry in entries:
             if isinstance(entry, UnitRecord):
                 self._at.append(self._n_units)

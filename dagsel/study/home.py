@@ -273,6 +273,7 @@ class _Guard:
 
     def _watched(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **options: Any) -> Any:
+            """Call it; say which study is lost or damaged if that fails."""
             try:
                 # A lost file is written to as if nothing were wrong, or created anew.
                 if self._file is not None and not self._file.exists():

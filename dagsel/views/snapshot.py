@@ -183,6 +183,7 @@ def _natural(name: str) -> tuple[int, str]:
 
 def _order(record: Record) -> Callable[[TrialRow], tuple[int, bool, float, int]]:
     def key(row: TrialRow) -> tuple[int, bool, float, int]:
+        """Return a key by which live trials come first, the best first of them."""
         loss = math.inf if row.value is None else record.loss(row.value)
         return (
             (2 if row.state == "failed" else not row.is_live),

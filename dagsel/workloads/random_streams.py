@@ -83,6 +83,7 @@ class _Turns:
         self._waiting: deque[object] = deque()
 
     def enter(self, gang: str | None, give_up: Callable[[], bool] | None) -> bool:
+        """Wait until the streams are free, and take them; return False if told to give up."""
         thread = threading.get_ident()
         owner = gang or thread
         with self._changed:
@@ -106,6 +107,7 @@ class _Turns:
             return True
 
     def leave(self) -> None:
+        """Give the streams free when this thread has left all of its blocks."""
         thread = threading.get_ident()
         with self._changed:
             self._depths[thread] -= 1

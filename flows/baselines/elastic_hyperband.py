@@ -17,8 +17,9 @@ class ElasticHyperband(StagedSearch):
     `SEER` is compared with it in Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC
     2021, Section 6.3 (E-Hyperband); the brackets are those of `Hyperband`. There all brackets run
     at once, and R, the most that one trial gets, is as large as deadline and budget allow. The
-    paper does not say what a unit of R is, nor how many workers a trial has, and with the sizes of
-    Hyperband's brackets some of the budget may be left over. Here R is training time, the deadline
+    paper does not say what a unit of R is, nor how many workers a trial has (for two tasks it names
+    a p_max of 8, Section 6.4), and with the sizes of Hyperband's brackets some of the budget may be
+    left over. Here R is training time, the deadline
     itself; each trial has one worker; and the sizes grow in proportion until the budget is used.
 
     Parameters

@@ -213,7 +213,9 @@ def bench_speed() -> None:
 
 
 def bench_figures(limit_s: float) -> None:
-    report("Figure 5: planner (whole trials 9, careless 9)", plan(FIGURE_5).makespan, 7.0, digits=0)
+    report(
+        "as Figure 5: planner (whole trials 9, careless 9)", plan(FIGURE_5).makespan, 7.0, digits=0
+    )
     assert whole_trials(FIGURE_5) == careless(FIGURE_5) == 9.0
     for family in ("equal", "het"):
         for n, sizes in ((16, (2, 4, 8, 16)), (256, (16,))):
@@ -222,7 +224,7 @@ def bench_figures(limit_s: float) -> None:
                 made = plan(times)
                 exact = solve(times, limit_s=limit_s, start=made).plan.gap
                 rivals = f"randomized {randomized(times).gap:.3f}, exact {exact:.4f}"
-                line = f"Figure 6, {family} {n}×{p}: {rivals}, planner"
+                line = f"as Figure 6, {family} {n}×{p}: {rivals}, planner"
                 note(line, made.gap)
 
 

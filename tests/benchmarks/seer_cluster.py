@@ -38,7 +38,7 @@ FLOW = SEER(
 MOST_WORKERS = 16
 N_SHARDS, UNIT_S, N_BATCHES = 4, 1.0, 20  # of one worker
 OVERSHOOT_S = UNIT_S / N_BATCHES + 2  # one batch plus 2 s
-LAMBDA = {1: 1.0, 2: 1.85, 4: 3.43, 8: 5.40}  # Dunlap et al. 2021, a ResNet
+LAMBDA = {1: 1.0, 2: 1.85, 4: 3.43, 8: 5.40}  # an assumption: the paper's are in a picture only
 
 
 def speedup(config: Mapping[str, Any], gang: int) -> float:

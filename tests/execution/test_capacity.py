@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
 
-from .helpers import engine_for, processes, started_since, there
+from .helpers import client_of, engine_for, processes, started_since, there
 from .test_elastic import SCHEDULER, TIMEOUT_S, Job, Queued, TwoDevices, cluster_of, jobs_of_two
 
 
@@ -317,3 +318,27 @@ def test_gpus_are_counted_before_a_cluster_is_started(monkeypatch: pytest.Monkey
 def test_a_cluster_that_somebody_else_has_started_is_not_ours() -> None:
     with local_cluster(1) as cluster, connect(cluster=cluster) as client:
         assert elastic_for(client, cluster).own_since is None
+
+
+@pytest.mark.parametrize("replicas", ["auto", 2, 500])
+def test_more_copies_than_the_cluster_can_have_workers_are_told_of_once(
+    optimize: Optimize, caplog: pytest.LogCaptureFixture, replicas: Any
+) -> None:
+    with client_of(2) as client, caplog.at_level(logging.WARNING, "dagsel"):
+        run = optimize(client=client, replicas=replicas)
+    assert run.record.best is not None
+    told = [r.getMessage() for r in caplog.records if "replicas" in r.getMessage()]
+    assert told == [
+        f"replicas={replicas}, and the cluster can have 2 workers: each holds a shard once, so "
+        "there are no more copies than that"
+    ] * (replicas == 500)
+
+
+def test_where_nobody_knows_how_many_workers_come_any_number_of_copies_may_be(
+    optimize: Optimize, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = ClusterCapacity(None)
+    monkeypatch.setattr(WorkerLimit, "capacity", lambda *given, **known: unknown)
+    with client_of(2) as client, caplog.at_level(logging.WARNING, "dagsel"):
+        optimize(client=client, replicas=500)
+    assert "replicas" not in caplog.text

@@ -22,6 +22,7 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
+    TrialFailed,
     Wake,
     WorkersChanged,
 )
@@ -214,6 +215,31 @@ def test_workers_that_no_trial_is_left_for_are_released() -> None:
     flow.handle(Reported(1, 1, 0.5, {}, 5.0))
     decisions = flow.handle(Reported(1, 2, 0.4, {}, 10.0))
     assert Scale(4) in decisions
+
+
+def test_with_several_shards_two_trials_a_worker_train_until_they_are_halved() -> None:
+    flow = HyperSched(100, 400, reduction_factor=2)
+    assert flow.start(Context(4, n_shards=3))[-1] == Ask(8)
+    trials = tuple(range(8))
+    assert flow.handle(Asked(trials)) == [Train(trial, 1) for trial in trials]
+    for trial in trials:
+        flow.handle(Reported(trial, 1, 0.1 * trial, {}, 60.0))  # no new one can come so far
+    assert [flow.state.trials[trial].gang for trial in trials] == 8 * [1]
+    decisions = pause_all(flow, 80.0, 80.0)
+    assert [d.trial for d in decisions if isinstance(d, Stop)] == [2, 3, 4, 5, 6, 7]
+    assert gangs(decisions) == {0: 2, 1: 2}  # of 4 that have a worker each, the better half
+
+
+def test_of_a_space_with_no_more_trials_it_stops_exploring_when_a_worker_is_free() -> None:
+    flow = HyperSched(100, 400, reduction_factor=2)
+    flow.start(Context(4, n_shards=3))
+    flow.handle(Asked(tuple(range(6)), exhausted=True))
+    assert flow.handle(Reported(0, 1, 0.5, {}, 10.0)) == []  # it is beaten by none, but alone
+    assert flow.handle(Reported(1, 1, 0.6, {}, 10.0)) == [Train(0, 1)]
+    assert flow.state.explores
+    flow.handle(Reported(0, 2, 0.5, {}, 20.0))
+    flow.handle(TrialFailed(2, "its worker died"))
+    assert not flow.state.explores
 
 
 def test_lost_workers_are_asked_for_again() -> None:

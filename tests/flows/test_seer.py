@@ -1,4 +1,4 @@
-"""SEER keeps every law of a flow, and ends its stages as the paper's Algorithm 3 says."""
+"""SEER keeps every law of a flow, and ends its stages as the paper's Algorithm 1 says."""
 
 from __future__ import annotations
 

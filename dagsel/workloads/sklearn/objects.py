@@ -408,6 +408,7 @@ def _dtype(description: Any) -> np.dtype[Any]:
     """Make a dtype of plain numbers, texts or bytes, or of fields of such."""
 
     def check(part: Any) -> None:
+        """Raise unless a part of a dtype is plain."""
         if not isinstance(part, str):
             for _, inner, *shape in part:
                 check(inner)

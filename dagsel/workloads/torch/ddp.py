@@ -176,6 +176,7 @@ def distribute(module: torch.nn.Module, batches: GangBatches) -> torch.nn.Module
     model.register_comm_hook(None, reduce)
 
     def check() -> None:
+        """Raise if not all gradients were reduced."""
         with model.reducing():
             model.reducer._rebuild_buckets()  # also says whether the last reduction was whole
         put_off = not model.require_forward_param_sync  # by the loop's own no_sync()

@@ -108,6 +108,7 @@ class _Cuda:
         return tensor.is_pinned()
 
     def send(self, batch: Tensors) -> Callable[[], Tensors]:
+        """Copy a pinned batch on a stream of its own; the result waits for it."""
         there = torch.cuda.Event()  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._copies):
             moved = {name: t.to(self.device, non_blocking=True) for name, t in batch.items()}
@@ -136,6 +137,7 @@ class _Cuda:
         stream.wait_stream(self._graphs)
 
     def record(self, step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        """Record a step as a CUDA graph; the result runs it."""
         graph = torch.cuda.CUDAGraph()
         # Another thread of the worker may pin memory for a shard meanwhile: not this one's affair.
         with torch.cuda.graph(graph, stream=self._graphs, capture_error_mode="thread_local"):

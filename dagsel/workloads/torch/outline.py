@@ -96,6 +96,7 @@ class _Reading:
         return name, type(value)
 
     def tensor(self, tensor: torch.Tensor) -> Any:
+        """Return where a tensor lies and how it is laid out, to compare."""
         # What is not strided, or not on the CPU, has no address to compare.
         plain = tensor.layout is torch.strided and tensor.device.type == "cpu"
         hooks = tensor._backward_hooks or tensor._post_accumulate_grad_hooks
@@ -108,6 +109,7 @@ class _Reading:
         return [(name, id(child)) for name, child in held.items()]
 
     def value(self, value: Any) -> Any:
+        """Return what a value is, to compare; raise `UnknownError` if it cannot be told."""
         kind = type(value)
         self._n_items += 1
         if self._n_items > _MOST_ITEMS:

@@ -187,7 +187,7 @@ def tables(folder: Path) -> str:
             "The course of sets 1 to 3 with the last but one of these inputs (Figure 5):",
             shown["course"],
             "### Optimus (Figure 8)",
-            "The paper: MARBLE needs up to 47% less time; for one set 2 switches against 9.",
+            "The paper: MARBLE needs up to 47% less time; in its example 2 switches against 9.",
             "First inputs:",
             optimus_table(optimus_rows(FIRST)),
             "Inputs that agree with the paper's account, α 1.46%, a switch of 0 s:",

@@ -1,7 +1,7 @@
 """MARBLE's job sets (Han et al., CCGRID 2020, Tables II to IV), and who runs them in the simulator.
 
-What the paper states is above, what is assumed is in `Assumed`; docs/papers/marble.md says why. The
-page is written by ``marble.py`` beside this file.
+What the paper states comes first; what is assumed is in `Assumed`, and docs/papers/marble.md says
+why. The page is written by ``marble.py`` beside this file.
 """
 
 from __future__ import annotations

@@ -290,7 +290,8 @@ def _rotation_end(
 def randomized(times: Times, *, seed: int = 0) -> Plan:
     """Cerebro's scheduler: a worker that gets free takes a random idle trial it has not seen.
 
-    Nakandala et al. 2020, Cerebro, section 5.3, Algorithm 1; what the planner has to beat.
+    Nakandala et al. 2020, Cerebro, section 5.3, Algorithm 1; what the planner has to beat. There
+    free workers are asked in the order of their numbers, here at random, and none waits WAIT_TIME.
 
     Examples
     --------
