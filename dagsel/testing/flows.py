@@ -112,7 +112,6 @@ class FlowSuite:
         begins_with = _text(self.make_flow())
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             world = self._play(tape)
             flow = self.make_flow()
             ran = flow.fresh()
@@ -151,7 +150,6 @@ class FlowSuite:
         """
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             for step in self._play(tape).steps:
                 for decision in step.decisions:
                     written = json.loads(json.dumps(DECISIONS.encode(decision)))
@@ -166,7 +164,6 @@ class FlowSuite:
             raise SkipTest("the flow sets no limit: n_concurrent is None")
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             world = self._play(tape)
             assert world.most_training <= most, (
                 f"{world.most_training} trials train at once, {most} were promised"
@@ -181,7 +178,6 @@ class FlowSuite:
         """
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             with _random_streams_left_alone():
                 world = self._play(tape)
             for flow in (self.make_flow(), pickle.loads(_pickled(self.make_flow()))):  # noqa: S301
@@ -194,7 +190,6 @@ class FlowSuite:
         """A flow that was never started goes on from another one's state as that one does."""
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             world = self._play(tape)
             flow = self.make_flow()
             flow.start(world.context)
@@ -214,7 +209,6 @@ class FlowSuite:
         """At any moment `DeadlineReached` is answered by `Stop` and `Finish` alone."""
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             n_events = len(self._play(tape).steps) - 1
             tape.rewind()
             deadline = tape.choose(n_events)
@@ -230,7 +224,6 @@ class FlowSuite:
             return -value
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             world = self._play(tape)
             other = _OTHER[world.context.direction]
             goals = tuple(Goal(g.metric, _OTHER[g.direction]) for g in world.context.goals)
@@ -256,7 +249,6 @@ class FlowSuite:
             return turned.get(str(value), value)
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             context = self._context(tape)
             worst = {"minimize": 1e30, "maximize": -1e30}
             directions = {goal.metric: goal.direction for goal in context.goals}
@@ -299,7 +291,6 @@ class FlowSuite:
         """A run on a copy does not touch the flow, and no run touches the configuration."""
 
         def law(tape: Tape) -> None:
-            """Check one search, which the tape decides."""
             flow = self.make_flow()
             fresh, ran = _text(flow), copy.deepcopy(flow)
             self._play(tape, flow=ran)
