@@ -23,9 +23,12 @@ second. The plain loop never shares the machine with a second worker, the search
 cores are threads of one, that is in the ratio.
 
 The driver's time a unit is that of its own process, in which Dask's scheduler runs too, in a search
-of so many trials that there are about 640 units. With ``--profile`` that search is run once, and
-what its process spent, all threads together, is written to FILE; what a thread waits in when the
-search ends gets time there that it did not take. It ends with 3 if a bar is missed.
+of so many trials that there are about 640 units. An epoch of a trial is one task, which trains a
+unit and evaluates another. Beside it stands what Dask alone takes for half as many tasks that sleep
+20 ms, sent at once to two workers of the same kind, and nothing else. With ``--profile`` that
+search is run once, and what its process spent, all threads together, is written to FILE; what a
+thread waits in when the search ends gets time there that it did not take. It ends with 3 if a bar
+is missed.
 """
 
 from __future__ import annotations
@@ -117,6 +120,22 @@ def search(folder: str, n_trials: int, seed: int) -> dict[str, Any]:
             [trials[i].params, int(n)] for i, n in zip(n_epochs.index, n_epochs, strict=True)
         ],
     }
+
+
+def bare(n_tasks: int) -> dict[str, Any]:
+    """Have Dask alone run tasks that sleep; tell this process's time for one."""
+    from distributed import Client
+
+    from dagsel.execution.cluster import close, local_cluster
+
+    cluster = local_cluster(N_WORKERS)
+    with Client(cluster, set_as_default=False) as client:
+        client.gather(client.map(time.sleep, N_WORKERS * [0.02], pure=False))
+        began = time.process_time()
+        client.gather(client.map(time.sleep, n_tasks * [0.02], pure=False))
+        told = {"dask": (time.process_time() - began) / n_tasks}
+    close(cluster)
+    return told
 
 
 def plain(trials: list[tuple[dict[str, Any], int]]) -> dict[str, Any]:
@@ -245,6 +264,9 @@ def main() -> int:
     if args.way == "plain":
         print(json.dumps(plain(json.loads(Path(args.folder, "trials.json").read_text()))))
         return 0
+    if args.way == "dask":
+        print(json.dumps(bare(args.trials)))
+        return 0
     if args.way:
         print(json.dumps(search(args.folder, args.trials, args.seed)))
         return 0
@@ -262,6 +284,7 @@ def measure(folder: str, n_rounds: int, n_trials: int, n_many: int) -> int:
         ours = run_search(folder, n_trials, number)
         theirs = run_plain(folder, ours["trials"])
         many = run_search(folder, n_many, number) if n_many else ours
+        many |= watched("--way", "dask", "--trials", str(many["units"] // 2))[0]
         rounds.append((ours, theirs, many))
         for name, told in (("search", ours), ("loop", theirs), ("many", many)):
             shown = {key: value for key, value in told.items() if key != "trials"}
@@ -286,6 +309,8 @@ def report(rounds: list[Any]) -> int:
         (few, few_micros, "", ""),
     ):
         print(f"| driver, a unit of {n:.0f} | {spread(each, 0, ' µs')} | {bar} | {verdict} |")
+    dask = spread([1e6 * many["dask"] for _, _, many in rounds], 0, " µs")
+    print(f"| Dask alone, a task | {dask} | | |")
     busy = [100 * ours["busy"] for ours, _, _ in rounds]
     print(f"| share of the workers' time in units | {spread(busy, 0, '%')} | | |")
     best = [statistics.median(told[i]["best"] for told in rounds) for i in (0, 1)]
