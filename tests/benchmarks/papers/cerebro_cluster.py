@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from dagsel.execution.cluster import local_cluster
 from dagsel.execution.run_spec import RESOURCE
 from dagsel.flows import Grid
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.datasets.manifest import SPLITS
 from dagsel.testing.synthetic import CountingWorkload
 from tests.benchmarks import grids
 from tests.benchmarks.papers import mnist, pages
@@ -195,11 +197,12 @@ def holds(dask_worker: Any) -> int:
     """Return the bytes of the tensors that the worker holds for the search that runs."""
     total = 0
     for name, plugin in dask_worker.plugins.items():
-        shards = plugin.units.shards if name.startswith("dagsel-") else []
-        for shard in shards:
-            for split in ("train", "validation"):
-                with shards.use(shard, split) as tensors:
-                    total += sum(tensor.nbytes for tensor in tensors.values())
+        if not name.startswith("dagsel-"):
+            continue
+        shards = plugin.units.shards
+        for shard, split in product(shards, SPLITS):
+            with shards.use(shard, split) as tensors:
+                total += sum(tensor.nbytes for tensor in tensors.values())
     return total
 
 
@@ -238,7 +241,7 @@ def table_2(folder: Path, images: mnist.Images, size: Size) -> str:
     for p in size.n_workers[1:]:
         found, data = sent(p, images, size)
         m = found.state_bytes
-        n_batches = -(-data.n_samples // (p * BATCH))  # of a worker
+        n_batches = -(-data.n_train // (p * BATCH))  # of a worker
         hopping = k * m * p * n + m * n
         by_dask = found.fetched[1]
         trained = found.n_to_train * m
@@ -292,7 +295,8 @@ def figure_7(folder: Path, images: mnist.Images, size: Size) -> str:
             with tempfile.TemporaryDirectory() as run_dir:
                 search(client, data, mnist.workload(BATCH), run_dir, once, **options)
             cells = [min(held), max(held), sum(held)]
-            rows.append([f"dagsel, replicas {told}", *map(_mb, cells), f"{sum(held) / data.nbytes:.2f} D"])  # fmt: skip
+            share = f"{sum(held) / data.nbytes:.2f} D"
+            rows.append([f"dagsel, replicas {told}", *map(_mb, cells), share])
             print(f"figure 7, replicas {told}: {cells}", file=sys.stderr, flush=True)
     rows.append(["task-parallel, p·D", *[_mb(data.nbytes)] * 2, _mb(p * data.nbytes), f"{p} D"])
     head = ["", "least on a worker (MB)", "most", "in all", ""]
@@ -452,8 +456,8 @@ def figure_8b(folder: Path, size: Size) -> str:
         told += [f"{what} after {at:.1f} s" for at, what in done]
         print(f"figure 8B, {label}: {rows[-1]}, {done}", file=sys.stderr, flush=True)
     figure, axis = plt.subplots(figsize=(4.2, 2.6))
-    for epochs, label in zip(figures, ("no worker fails", "two fail and return"), strict=True):
-        axis.plot(range(1, len(epochs) + 1), epochs, "o-", label=label)
+    for took_s, label in zip(figures, ("no worker fails", "two fail and return"), strict=True):
+        axis.plot(range(1, len(took_s) + 1), took_s, "o-", label=label)
     axis.set(xlabel="epoch", ylabel="seconds", ylim=(0, None))
     axis.legend(fontsize=7)
     alt = "Figure 8B, measured: seconds of each epoch when two of the worker processes are killed"
