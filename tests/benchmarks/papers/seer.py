@@ -32,6 +32,7 @@ from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, RandomTrial
 from dagsel.planning.brackets import seer_plan, solve_brackets
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import SimulatedCluster, SimulatedRun, simulate
+from tests.benchmarks import grids
 from tests.benchmarks.papers import pages
 from tests.benchmarks.seer_traces.load import N_EPOCHS, GridTraces, curves
 
@@ -104,13 +105,14 @@ def flow_of(
         case "Random":
             return RandomTrial(*limits, **rest)
         case "ASHA":
-            return ASHA(epochs, n * epochs, reduction_factor=eta, n_concurrent=n)
+            most = max(n * epochs, len(grids.points(grids.SEER)))
+            return ASHA(epochs, most, reduction_factor=eta, n_concurrent=n)
         case "HyperSched":
             return HyperSched(*limits, reduction_factor=eta, scaling=scaling, **rest)
         case "BOHB":
             brackets = Hyperband(epochs, reduction_factor=eta).brackets
-            most = min(n, sum(rungs[0].n_trials for rungs in brackets))
-            return Hyperband(epochs, reduction_factor=eta, n_concurrent=most)
+            at_once = min(n, sum(rungs[0].n_trials for rungs in brackets))
+            return Hyperband(epochs, reduction_factor=eta, n_concurrent=at_once)
         case "E-Hyperband":
             return ElasticHyperband(*limits, reduction_factor=eta, min_stage=epoch_s, **rest)
         case "E-Grid":
