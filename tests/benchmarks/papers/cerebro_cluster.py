@@ -9,6 +9,7 @@ of the script. It takes 5 minutes.
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import subprocess
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -386,10 +387,18 @@ class Fate:
     kills_s: tuple[float, ...]
     return_s: float
     done: list[tuple[float, str]] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
 
-    def follow(self, run_dir: str) -> None:
-        """Do so, in a thread of its own."""
-        threading.Thread(target=self._follow, args=(run_dir,), daemon=True).start()
+    @contextmanager
+    def of(self, run_dir: str) -> Iterator[None]:
+        """Do so in a thread of its own, until the search has ended."""
+        thread = threading.Thread(target=self._follow, args=(run_dir,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            thread.join()
 
     def _follow(self, run_dir: str) -> None:
         began = self._began(run_dir)
@@ -397,20 +406,18 @@ class Fate:
         plan = [(at, one.name + " killed", one.kill) for at, one in kills]
         plan += [(self.return_s, one.name + " asked for", one.start) for one in self.workers]
         for at, told, act in sorted(plan, key=lambda step: step[0]):
-            time.sleep(max(0.0, began + at - time.time()))
+            if self.over.wait(max(0.0, began + at - time.time())):
+                return
             act()
             self.done.append((time.time() - began, told))
 
-    @staticmethod
-    def _began(run_dir: str) -> float:
-        while True:
-            time.sleep(0.02)
-            if not Path(run_dir).exists():
-                continue
-            run = RunDir(run_dir)
-            units = [entry for entry in run.journal.read() if entry["is"] == "unit"]
-            if units:
-                return min(float(unit["start"]) for unit in units)
+    def _began(self, run_dir: str) -> float:
+        while not self.over.wait(0.02):
+            entries = RunDir(run_dir).journal.read() if Path(run_dir).exists() else ()
+            starts = [float(entry["start"]) for entry in entries if entry["is"] == "unit"]
+            if starts:
+                return min(starts)
+        return math.inf
 
 
 def rough(size: Size, *, fails: bool) -> tuple[dagsel.Run, list[tuple[float, str]]]:
@@ -420,10 +427,9 @@ def rough(size: Size, *, fails: bool) -> tuple[dagsel.Run, list[tuple[float, str
     with tempfile.TemporaryDirectory() as folder, cluster_of(n_shards - 2, 2) as (client, others):
         data = write_nothing(folder, n_shards)
         fate = Fate(others, (1.5 * epoch_s, 1.75 * epoch_s), 3.5 * epoch_s)
-        if fails:
-            fate.follow(f"{folder}/run")
         workload = sleeping(size.failing_unit_s, n_shards)
-        run = search(client, data, workload, folder, size, replicas=min(3, n_shards))
+        with fate.of(f"{folder}/run") if fails else nullcontext():
+            run = search(client, data, workload, folder, size, replicas=min(3, n_shards))
     return run, fate.done
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import optuna
 import torch
 from distributed import Client
+from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
@@ -75,15 +76,19 @@ class Iterations(dagsel.TorchWorkload):
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
         """Train on the epoch's share of the shard."""
-        n, size = len(shard["y"]), record.EVERY * config["batch"]
-        at = np.arange((visit.epoch - 1) * size, visit.epoch * size)
-        orders = {
-            number: np.random.default_rng([visit.seed, visit.trial, number]).permutation(n)
-            for number in set((at // n).tolist())
-        }
-        chosen = torch.from_numpy(np.array([orders[place // n][place % n] for place in at]))
+        chosen = torch.from_numpy(samples_of(visit, len(shard["y"]), config["batch"]))
         part = {name: tensor[chosen] for name, tensor in shard.items()}
         return super().train(state, part, config, visit=visit, should_stop=should_stop)
+
+
+def samples_of(visit: Visit, n: int, batch: int) -> NDArray[np.int64]:
+    """Give the samples of an epoch's 50 batches: a part of one order of all n after another."""
+    at = np.arange((visit.epoch - 1) * record.EVERY * batch, visit.epoch * record.EVERY * batch)
+    orders = {
+        number: np.random.default_rng([visit.seed, visit.trial, number]).permutation(n)
+        for number in set((at // n).tolist())
+    }
+    return np.array([orders[place // n][place % n] for place in at.tolist()])
 
 
 def workload() -> Iterations:
