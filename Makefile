@@ -141,6 +141,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/papers/cerebro.py --limit 0.01 --out build/papers
 	$(BENCH)/papers/seer.py --quick --out build/papers
 	$(BENCH)/papers/cerebro_cluster.py --quick --out build/papers
+	$(BENCH)/papers/cerebro_faults.py --quick --out build/papers
 	$(BENCH)/papers/cerebro_training.py --quick --out build/papers
 	$(BENCH)/papers/hermes_cluster.py --quick --out build/papers
 	$(BENCH)/papers/seer_training.py --quick --out build/papers
@@ -163,6 +164,7 @@ papers: $(VENV)/.dev
 	$(BENCH)/papers/marble.py
 	$(BENCH)/papers/seer.py
 	$(BENCH)/papers/cerebro_cluster.py $(MNIST)
+	$(BENCH)/papers/cerebro_faults.py
 	$(BENCH)/papers/cerebro_training.py $(MNIST)
 	$(BENCH)/papers/hermes_cluster.py $(MNIST)
 	$(BENCH)/papers/seer_training.py $(MNIST)

@@ -178,7 +178,7 @@ def hopped(
         blob, _ = states.load(trial.number, size.n_epochs, data.n_shards - 1)
         weights[trial.number] = digest_of(workload.restore(State(blob), {}))
 
-    with cluster.cluster_of(N_WORKERS) as (client, _):
+    with cluster.client_of(N_WORKERS) as client:
         run = cluster.search(client, data, workload, folder, size, seed=seed, callbacks=[keep])
     scores = run.metrics.query("split == 'validation' and name == 'accuracy'")
     curves, jobs = list[Curve](), list[Job]()

@@ -29,7 +29,8 @@ Part = Callable[[Path], str]
 SCRIPTS: Mapping[str, Mapping[str, Sequence[str]]] = {
     "cerebro": {
         "cerebro": ("figure-6", "table-2", "figure-7", "figure-8"),
-        "cerebro_cluster": ("real-table-2", "real-figure-7", "real-figure-8a", "real-figure-8b"),
+        "cerebro_cluster": ("real-table-2", "real-figure-7", "real-figure-8a"),
+        "cerebro_faults": ("real-figure-8b",),
         "cerebro_training": ("real-curves",),
     },
     "hermes": {

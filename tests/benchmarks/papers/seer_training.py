@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import dagsel
-from dagsel.errors import AllTrialsFailedError, NoCompletedTrialError
+from dagsel.errors import AllTrialsFailedError, NoCompletedTrialError, TooLittleTimeError
 from dagsel.planning.scaling import Scaling
 from dagsel.storage import ShardedDataset
 from tests.benchmarks import grids
@@ -105,7 +105,7 @@ def search(
                 max_cluster_workers=at.n_workers,
                 progress=False,
             )
-        except AllTrialsFailedError as error:
+        except (AllTrialsFailedError, TooLittleTimeError) as error:
             print(error, file=sys.stderr, flush=True)
             return Search(GUESS, time.monotonic() - began)
         call_s = time.monotonic() - began
@@ -153,13 +153,16 @@ def verdict(found: Mapping[str, Sequence[Search]]) -> str:
     means = {method: found_of(searches)[0] for method, searches in found.items()}
     order = sorted(METHODS[:7], key=lambda method: -means[method])
     ours = [one.accuracy for one in found["SEER"]]
+    first = f"First is **{order[0]}**; the order is {', '.join(order)}."
+    if len(ours) < 2:
+        return first
     parts = []
     for method in METHODS[:6]:
         mean, half = seer.behind(ours, [one.accuracy for one in found[method]])
         parts.append(f"{method} {-mean:+.2f} ± {half:.2f}")
     return (
-        f"First is **{order[0]}**; the order is {', '.join(order)}. SEER is ahead, seed by seed, "
-        f"with 95% intervals (Student's t), of {'; of '.join(parts)}."
+        f"{first} SEER is ahead, seed by seed, with 95% intervals (Student's t), of "
+        f"{'; of '.join(parts)}."
     )
 
 
