@@ -29,7 +29,6 @@ from distributed import Client
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import dagsel
-from dagsel.execution.cluster import local_cluster
 from dagsel.flows import Grid
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.manifest import SPLITS
@@ -71,7 +70,7 @@ QUICK = Size(2, (1, 2, 4), 0.02, 0.2, 1, 400, {**GRID, "lr": (0.01, 0.1)})
 @contextmanager
 def client_of(n_workers: int) -> Iterator[Client]:
     """Give the client of a cluster of worker processes on this machine."""
-    with local_cluster(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
+    with mnist.cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
         client.wait_for_workers(n_workers, timeout=120)
         yield client
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from distributed import Client
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import dagsel
-from dagsel.execution.cluster import local_cluster
 from dagsel.execution.run_spec import RESOURCE
 from dagsel.storage import RunDir
 from tests.benchmarks.papers import mnist, pages
@@ -71,12 +71,13 @@ class Outsider:
 @contextmanager
 def cluster_of(n_workers: int, n_outside: int) -> Iterator[tuple[Client, list[Outsider]]]:
     """Give a cluster of worker processes on this machine, and some more that may be killed."""
-    with local_cluster(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
+    with mnist.cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
         others = [Outsider(cluster.scheduler_address, f"killed-{n}") for n in range(n_outside)]
         try:
             for one in others:
                 one.start()
             client.wait_for_workers(n_workers + n_outside, timeout=120)
+            client.run(import_module, "dagsel.execution.worker_plugin")  # as the others have
             yield client, others
         finally:
             for one in others:

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 import dagsel
-from dagsel.execution.cluster import local_cluster
 from dagsel.flow import Flow
 from dagsel.history.result import Result
 from dagsel.simulation.traces import Traces
@@ -183,7 +182,7 @@ def figure_5(folder: Path, images: mnist.Images, n_orders: int, n_epochs: int = 
     ratios = list[float]()
     with (
         tempfile.TemporaryDirectory() as place,
-        local_cluster(N_WORKERS) as cluster,
+        mnist.cluster_of(N_WORKERS) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
         sizes = {"n_shards": 1, "n_images": len(images[1]), "n_held_out": N_HELD_OUT}

@@ -1,10 +1,11 @@
-"""What the papers' experiments on real workers train: small networks on MNIST."""
+"""What the papers' experiments on real workers share: processes, and small networks on MNIST."""
 
 from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import cloudpickle
 import numpy as np
 import optuna
 import torch
+from distributed import LocalCluster
 from numpy.typing import NDArray
 
 import dagsel
+from dagsel.execution.cluster import close, local_cluster
 from dagsel.storage import ShardedDataset
 from tests.benchmarks import grids
 
@@ -93,6 +96,16 @@ def space_of(grid: grids.Grid) -> Callable[[optuna.Trial], dict[str, Any]]:
     return lambda trial: {
         name: trial.suggest_categorical(name, list(values)) for name, values in grid.items()
     }
+
+
+@contextmanager
+def cluster_of(n_workers: int) -> Iterator[LocalCluster]:
+    """Give a cluster of worker processes on this machine; each trains in one thread."""
+    cluster = local_cluster(n_workers)
+    try:
+        yield cluster
+    finally:
+        close(cluster)  # a `with` fails if a process takes long to end
 
 
 # Workers of another folder have no module of this name.
