@@ -19,6 +19,7 @@ from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
     capacity_here,
+    close,
     connect,
     limit_of_gpus,
     local_cluster,
@@ -317,3 +318,24 @@ def test_gpus_are_counted_before_a_cluster_is_started(monkeypatch: pytest.Monkey
 def test_a_cluster_that_somebody_else_has_started_is_not_ours() -> None:
     with local_cluster(1) as cluster, connect(cluster=cluster) as client:
         assert elastic_for(client, cluster).own_since is None
+
+
+async def started(address: str) -> Worker:
+    return await Worker(address, nthreads=1, name="outside", host="127.0.0.1")
+
+
+def test_workers_that_came_from_outside_stay_though_there_are_fewer_cores(
+    monkeypatch: pytest.MonkeyPatch, optimize: Optimize
+) -> None:
+    monkeypatch.setattr(dask.system, "CPU_COUNT", 1)
+    cluster = local_cluster(1)
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            outside = cluster.sync(started, cluster.scheduler_address)
+            before = there(client)
+            assert len(before) == elastic_for(client).limit.most == 2
+            optimize(workload=SyntheticWorkload(seconds=0.02), client=client)
+            assert there(client) == before
+            cluster.sync(outside.close)
+    finally:
+        close(cluster)

@@ -68,6 +68,12 @@ class Outsider:
             self.process.wait()
 
 
+def warmed_up() -> None:
+    """Import what a worker needs for its first unit: the cluster's own have it from the begin."""
+    for name in ("torch", "dagsel.execution.worker_plugin", "dagsel.execution.timing"):
+        import_module(name)
+
+
 @contextmanager
 def cluster_of(n_workers: int, n_outside: int) -> Iterator[tuple[Client, list[Outsider]]]:
     """Give a cluster of worker processes on this machine, and some more that may be killed."""
@@ -77,7 +83,7 @@ def cluster_of(n_workers: int, n_outside: int) -> Iterator[tuple[Client, list[Ou
             for one in others:
                 one.start()
             client.wait_for_workers(n_workers + n_outside, timeout=120)
-            client.run(import_module, "dagsel.execution.worker_plugin")  # as the others have
+            client.run(warmed_up)
             yield client, others
         finally:
             for one in others:
