@@ -19,7 +19,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
 	@echo "make bench           the benchmarks, an hour and a half; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
-	@echo "make papers          the experiments of four papers beside ours, half an hour; writes docs/papers/"
+	@echo "make papers          the experiments of four papers beside ours, an hour; writes docs/papers/; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
@@ -140,6 +140,11 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/papers/hermes.py --orders 1 --out build/papers
 	$(BENCH)/papers/cerebro.py --limit 0.01 --out build/papers
 	$(BENCH)/papers/seer.py --quick --out build/papers
+	$(BENCH)/papers/cerebro_cluster.py --quick --out build/papers
+	$(BENCH)/papers/cerebro_faults.py --quick --out build/papers
+	$(BENCH)/papers/cerebro_training.py --quick --out build/papers
+	$(BENCH)/papers/hermes_cluster.py --quick --out build/papers
+	$(BENCH)/papers/seer_training.py --quick --out build/papers
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1
@@ -151,12 +156,18 @@ bench-smoke: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BENCH)/page.py $(if $(DATA),--data $(DATA)) $(if $(ONLY),--only $(ONLY)) $(OR_MISSED)
 
-# The experiments of four papers beside ours: half an hour; writes docs/papers/.
+# The experiments of four papers beside ours, three of them also in real training; writes docs/papers/.
+MNIST := $(if $(DATA),--data $(DATA))
 papers: $(VENV)/.dev
 	$(BENCH)/papers/cerebro.py
 	$(BENCH)/papers/hermes.py
 	$(BENCH)/papers/marble.py
 	$(BENCH)/papers/seer.py
+	$(BENCH)/papers/cerebro_cluster.py $(MNIST)
+	$(BENCH)/papers/cerebro_faults.py
+	$(BENCH)/papers/cerebro_training.py $(MNIST)
+	$(BENCH)/papers/hermes_cluster.py $(MNIST)
+	$(BENCH)/papers/seer_training.py $(MNIST)
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest

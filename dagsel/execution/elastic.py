@@ -102,7 +102,8 @@ class _ByName(ClusterDriver):
             return limit_of_gpus(len(self.cluster.cuda_visible_devices))
         if not isinstance(self.cluster, LocalCluster):
             return WorkerLimit()  # the provider's own, which it does not tell
-        return limit_here(self.cluster.new_spec["options"], at_least=self.wanted)
+        there = len(workers_of(self.client))  # some may have come from outside: they stay
+        return limit_here(self.cluster.new_spec["options"], at_least=max(self.wanted, there))
 
     @property
     def startup_s(self) -> float:

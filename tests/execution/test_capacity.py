@@ -20,6 +20,7 @@ from dagsel.execution.cluster import (
     LOCAL_STARTUP_S,
     WorkerLimit,
     capacity_here,
+    close,
     connect,
     limit_of_gpus,
     local_cluster,
@@ -342,3 +343,24 @@ def test_where_nobody_knows_how_many_workers_come_any_number_of_copies_may_be(
     with client_of(2) as client, caplog.at_level(logging.WARNING, "dagsel"):
         optimize(client=client, replicas=500)
     assert "replicas" not in caplog.text
+
+
+async def started(address: str) -> Worker:
+    return await Worker(address, nthreads=1, name="outside", host="127.0.0.1")
+
+
+def test_workers_that_came_from_outside_stay_though_there_are_fewer_cores(
+    monkeypatch: pytest.MonkeyPatch, optimize: Optimize
+) -> None:
+    monkeypatch.setattr(dask.system, "CPU_COUNT", 1)
+    cluster = local_cluster(1)
+    try:
+        with Client(cluster, set_as_default=False) as client:
+            outside = cluster.sync(started, cluster.scheduler_address)
+            before = there(client)
+            assert len(before) == elastic_for(client).limit.most == 2
+            optimize(workload=SyntheticWorkload(seconds=0.02), client=client)
+            assert there(client) == before
+            cluster.sync(outside.close)
+    finally:
+        close(cluster)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,8 @@ def cnn() -> nn.Module:
 MODELS = {"cnn": cnn, "mlp": mlp}
 
 
-def optimizer(model: nn.Module, config: dict[str, Any]) -> torch.optim.Optimizer:
+def optimizer(parameters: Any, config: Mapping[str, Any]) -> torch.optim.Optimizer:
     name, lr, weight_decay = config["optimizer"], config["lr"], config["weight_decay"]
-    parameters = model.parameters()
     if name == "rmsprop":
         return torch.optim.RMSprop(parameters, lr=lr, weight_decay=weight_decay)
     if name == "adam":
@@ -81,7 +80,7 @@ def record(
     rng = np.random.default_rng(seed)
     torch.manual_seed(int(rng.integers(2**31)))
     model = MODELS[name]()
-    stepper = optimizer(model, config)
+    stepper = optimizer(model.parameters(), config)
     held_x, held_y = images[:N_HELD_OUT], labels[:N_HELD_OUT]
     x, y = images[N_HELD_OUT:], labels[N_HELD_OUT:]
     trace = np.zeros((), TRACE)

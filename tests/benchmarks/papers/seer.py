@@ -32,6 +32,7 @@ from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, RandomTrial
 from dagsel.planning.brackets import seer_plan, solve_brackets
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import SimulatedCluster, SimulatedRun, simulate
+from tests.benchmarks import grids
 from tests.benchmarks.papers import pages
 from tests.benchmarks.seer_traces.load import N_EPOCHS, GridTraces, curves
 
@@ -49,8 +50,8 @@ class Setting:
     """A deadline in minutes, and the workers that the budget pays for until then."""
 
     n_workers: int
-    minutes: int
-    t_min: int = 1  # minutes; an epoch on one worker
+    minutes: float
+    t_min: float = 1  # minutes; an epoch on one worker
     p_max: int = 4
 
     @property
@@ -83,34 +84,39 @@ PAPER: dict[str, tuple[Setting, tuple[float, ...], tuple[float, ...]]] = {
 }  # fmt: skip
 
 
-def flow_of(method: str, at: Setting, eta: int = 4) -> Flow:
+def flow_of(
+    method: str,
+    at: Setting,
+    eta: int = 4,
+    *,
+    scaling: Scaling = SCALING,
+    max_epochs: int | None = N_EPOCHS,
+) -> Flow:
     deadline_s, epoch_s, n = 60.0 * at.minutes, 60.0 * at.t_min, at.n_workers
     limits: tuple[float, float] = (deadline_s, deadline_s * n)
-    epochs = at.minutes // at.t_min  # that one worker can train
+    epochs = round(at.minutes / at.t_min)  # that one worker can train
+    rest: dict[str, Any] = {"max_epochs": max_epochs}
     seer: dict[str, Any] = {
         "max_workers_per_trial": at.p_max,
         "min_stage": epoch_s,
-        "max_epochs": N_EPOCHS,
+        **rest,
     }
     match method:
         case "Random":
-            return RandomTrial(*limits, max_epochs=N_EPOCHS)
+            return RandomTrial(*limits, **rest)
         case "ASHA":
-            return ASHA(epochs, n * epochs, reduction_factor=eta, n_concurrent=n)
+            most = max(n * epochs, len(grids.points(grids.SEER)))
+            return ASHA(epochs, most, reduction_factor=eta, n_concurrent=n)
         case "HyperSched":
-            return HyperSched(*limits, reduction_factor=eta, scaling=SCALING, max_epochs=N_EPOCHS)
+            return HyperSched(*limits, reduction_factor=eta, scaling=scaling, **rest)
         case "BOHB":
             brackets = Hyperband(epochs, reduction_factor=eta).brackets
-            most = min(n, sum(rungs[0].n_trials for rungs in brackets))
-            return Hyperband(epochs, reduction_factor=eta, n_concurrent=most)
+            at_once = min(n, sum(rungs[0].n_trials for rungs in brackets))
+            return Hyperband(epochs, reduction_factor=eta, n_concurrent=at_once)
         case "E-Hyperband":
-            return ElasticHyperband(
-                *limits, reduction_factor=eta, min_stage=epoch_s, max_epochs=N_EPOCHS
-            )
+            return ElasticHyperband(*limits, reduction_factor=eta, min_stage=epoch_s, **rest)
         case "E-Grid":
-            return ElasticGrid(
-                *limits, sampling="study", max_workers_per_trial=at.p_max, max_epochs=N_EPOCHS
-            )
+            return ElasticGrid(*limits, sampling="study", max_workers_per_trial=at.p_max, **rest)
         case _:
             mode: Any = "fill" if method == "SEER, fill" else "paper"
             seer["min_stage"] *= 2 if method == "SEER, 2 t_min" else 1
@@ -126,6 +132,12 @@ def space_of(traces: GridTraces) -> Callable[[optuna.Trial], dict[str, Any]]:
     }
 
 
+def sampler_of(method: str, seed: int) -> optuna.samplers.BaseSampler:
+    if method == "BOHB":
+        return optuna.samplers.TPESampler(seed=seed)
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
 def search(method: str, at: Setting, traces: GridTraces, seed: int, eta: int = 4) -> SimulatedRun:
     is_fixed = method in ("ASHA", "BOHB")
     cluster = SimulatedCluster(
@@ -133,12 +145,10 @@ def search(method: str, at: Setting, traces: GridTraces, seed: int, eta: int = 4
         n_shards=1,
         max_workers=None if is_fixed else MOST_WORKERS,
     )
-    sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=seed)
-    if method == "BOHB":
-        sampler = optuna.samplers.TPESampler(seed=seed)
     return simulate(
         flow_of(method, at, eta), traces, cluster, seed=seed, space=space_of(traces),
-        sampler=sampler, direction="maximize", metric="accuracy", deadline=60.0 * at.minutes,
+        sampler=sampler_of(method, seed), direction="maximize", metric="accuracy",
+        deadline=60.0 * at.minutes,
     )  # fmt: skip
 
 
