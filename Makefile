@@ -145,6 +145,7 @@ bench-smoke: $(VENV)/.dev
 	$(BENCH)/papers/cerebro_training.py --quick --out build/papers
 	$(BENCH)/papers/hermes_cluster.py --quick --out build/papers
 	$(BENCH)/papers/seer_training.py --quick --out build/papers
+	$(BENCH)/papers/lookahead.py --quick --only comparison --out build/papers
 	$(BENCH)/seer_cluster.py --seeds 1 --quiet
 	$(BENCH)/flows_on_digits.py --seeds 1
 	$(BENCH)/deadlines.py --runs 1
@@ -168,6 +169,7 @@ papers: $(VENV)/.dev
 	$(BENCH)/papers/cerebro_training.py $(MNIST)
 	$(BENCH)/papers/hermes_cluster.py $(MNIST)
 	$(BENCH)/papers/seer_training.py $(MNIST)
+	$(BENCH)/papers/lookahead.py --only comparison
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest

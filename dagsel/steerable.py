@@ -141,7 +141,7 @@ class Steerable(ABC):
         ------
         SearchError
             If the cluster cannot be scaled or cannot have so many, or the search procedure plans
-            its workers itself (`SEER`, `HyperSched`).
+            its workers itself (`SEER`, `HyperSched`, `Lookahead`).
         """
         self._command(ScaleCluster(whole("n_workers", n_workers, least=1)))
 

@@ -8,6 +8,7 @@ from dagsel.flows.hermes import Hermes
 from dagsel.flows.hyperband import Hyperband
 from dagsel.flows.hypersched import HyperSched
 from dagsel.flows.job_queue import JobQueue
+from dagsel.flows.lookahead import Lookahead
 from dagsel.flows.marble import Marble
 from dagsel.flows.median_stopping import MedianStopping
 from dagsel.flows.mo_asha import MOASHA
@@ -31,6 +32,7 @@ __all__ = [
     "HyperSched",
     "Hyperband",
     "JobQueue",
+    "Lookahead",
     "Marble",
     "MedianStopping",
     "OptunaPruner",

@@ -24,7 +24,7 @@ from dagsel.driver.runner import Runner
 from dagsel.driver.steered import BY_USER, Steered
 from dagsel.errors import CheckpointNotFoundError, SearchCancelledError, SearchError
 from dagsel.flow import Clone, Commanded, Flow
-from dagsel.flows import ASHA, HyperSched, RandomSearch
+from dagsel.flows import ASHA, HyperSched, Lookahead, RandomSearch
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Entry, SessionEnded, Turn
 from dagsel.reopening import adopt
@@ -52,6 +52,7 @@ FLOWS: dict[str, Flow] = {
     "asha": ASHA(max_epochs=4, n_trials=6, reduction_factor=2, n_concurrent=3),
     "long": RandomSearch(max_epochs=8, n_trials=5, n_concurrent=3),
     "hypersched": HyperSched(deadline="30 s", budget="60 worker-seconds", max_epochs=4),
+    "lookahead": Lookahead(deadline="30 s", budget="60 worker-seconds", max_epochs=4),
 }
 N_SHARDS = 2
 #: After so many looks for messages the search is told to finish: one that is paused would not.

@@ -27,7 +27,7 @@ TASK = """\
 import json, time
 import dagsel, optuna, torch
 from dagsel import optimize  # its import is no part of the search
-from dagsel.flows import SEER
+from dagsel.flows import SEER, Lookahead
 from sklearn.datasets import make_classification
 
 def space(trial):
@@ -43,7 +43,7 @@ workload = dagsel.TorchWorkload(
 SEARCH = """\
 study, began = optuna.create_study(direction="maximize"), time.monotonic()
 run = optimize(study, workload, (x.astype("float32"), y), space=space, metric="accuracy",
-               flow=SEER(deadline="{deadline} s", budget="{budget} worker-seconds"))
+               flow={flow}(deadline="{deadline} s", budget="{budget} worker-seconds"))
 told = {{"wall_s": time.monotonic() - began, "value": run.best_value, "bill": run.worker_seconds,
         "workers": max(moment.n_workers for moment in run.record.course),
         "classes": run.best_model()(torch.zeros(1, 16)).shape[1]}}
@@ -56,8 +56,9 @@ def slow() -> float:
     return slowness()
 
 
-def search(slow: float, share: float = 1.0) -> str:
-    return SEARCH.format(deadline=DEADLINE_S * share * slow, budget=BUDGET_S * share * slow)
+def search(slow: float, share: float = 1.0, flow: str = "SEER") -> str:
+    limits = {"deadline": DEADLINE_S * share * slow, "budget": BUDGET_S * share * slow}
+    return SEARCH.format(flow=flow, **limits)
 
 
 def check(printed: str, slow: float, share: float = 1.0) -> None:
@@ -85,8 +86,9 @@ def run(folder: Path, slow: float, *command: str, program: str | None = None) ->
     return done.stdout
 
 
-def test_a_script_names_both_and_nothing_else(tmp_path: Path, slow: float) -> None:
-    body = "".join(f"    {line}\n" for line in search(slow).splitlines())
+@pytest.mark.parametrize("flow", ["SEER", "Lookahead"])
+def test_a_script_names_both_and_nothing_else(tmp_path: Path, slow: float, flow: str) -> None:
+    body = "".join(f"    {line}\n" for line in search(slow, flow=flow).splitlines())
     (tmp_path / "search.py").write_text(f'{TASK}\nif __name__ == "__main__":\n{body}')
     check(run(tmp_path, slow, "search.py"), slow)
 

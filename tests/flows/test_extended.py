@@ -35,6 +35,7 @@ from dagsel.flows import (
     Hyperband,
     HyperSched,
     JobQueue,
+    Lookahead,
     MedianStopping,
     OptunaPruner,
     RandomSearch,
@@ -233,6 +234,7 @@ CANNOT: list[Flow] = [
     JobQueue(3),
     SEER("10 min", "60 worker-minutes"),
     HyperSched("10 min", "60 worker-minutes"),
+    Lookahead("10 min", "60 worker-minutes"),
 ]
 
 

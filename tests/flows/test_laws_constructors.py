@@ -13,7 +13,7 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.errors import SearchError
 from dagsel.flow import Asked, Context, DeadlineReached, Finish, Flow, Tick, WorkersChanged
-from dagsel.flows import ASHA, SEER, HyperSched, Marble, Range
+from dagsel.flows import ASHA, SEER, HyperSched, Lookahead, Marble, Range
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, MarginalGain, Optimus
 from dagsel.planning.scaling import Scaling
 
@@ -98,7 +98,7 @@ def test_what_may_be_given_without_its_name_is_what_comes_first(flow: type[Flow]
         assert is_by_name or one.name not in by_name
 
 
-@pytest.mark.parametrize("flow", [SEER, HyperSched, ElasticHyperband, ElasticGrid])
+@pytest.mark.parametrize("flow", [SEER, HyperSched, Lookahead, ElasticHyperband, ElasticGrid])
 def test_a_search_that_is_over_decides_nothing_any_more(flow: type[Flow]) -> None:
     over = made(flow)
     over.start(Context(n_workers=2))

@@ -30,7 +30,7 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows import HyperSched
+from dagsel.flows import HyperSched, Lookahead
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
 from dagsel.flows.seer import SEER
 from dagsel.planning.capacity import ClusterCapacity, Plan
@@ -403,6 +403,7 @@ def test_more_workers_for_a_trial_than_there_can_be_are_refused() -> None:
             ElasticHyperband(60, 600),
             ElasticGrid(60, 600, sampling="random"),
             HyperSched(60, 600),
+            Lookahead(60, 600),
         ]
     ),
     most=st.integers(1, 20),

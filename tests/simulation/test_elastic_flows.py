@@ -21,7 +21,7 @@ from dagsel.flow import (
     Train,
     Wake,
 )
-from dagsel.flows import SEER, HyperSched, RandomSearch
+from dagsel.flows import SEER, HyperSched, Lookahead, RandomSearch
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband, RandomTrial
 from dagsel.planning.scaling import Scaling
 from dagsel.simulation import PowerLaw, SimulatedCluster, simulate
@@ -32,6 +32,7 @@ FLOWS: dict[str, Flow] = {
     "SEER": SEER(DEADLINE_S, BUDGET, max_workers_per_trial=8),
     "SEER, paper": SEER(DEADLINE_S, BUDGET, max_workers_per_trial=8, mode="paper"),
     "HyperSched": HyperSched(DEADLINE_S, BUDGET, max_workers_per_trial=8),
+    "Lookahead": Lookahead(DEADLINE_S, BUDGET, max_workers_per_trial=8),
     "E-Hyperband": ElasticHyperband(DEADLINE_S, BUDGET),
     "E-Grid": ElasticGrid(DEADLINE_S, BUDGET, sampling="study"),
     "Random": RandomTrial(DEADLINE_S, BUDGET),
@@ -110,6 +111,7 @@ def test_hypersched_is_never_idle_while_it_is_billed(
     [
         ElasticGrid(DEADLINE_S, 2400, sampling="study"),
         HyperSched(DEADLINE_S, 2400),
+        Lookahead(DEADLINE_S, 2400),
         SEER(DEADLINE_S, 2400, min_stage=DEADLINE_S),
         SEER(DEADLINE_S, 2400, min_stage=60),
     ],
@@ -130,7 +132,7 @@ def test_a_search_in_which_no_epoch_ends_is_scored_before_the_deadline(
     assert run.cost <= 2400 + 1e-6
 
 
-@pytest.mark.parametrize("flow", [HyperSched(DEADLINE_S, 2400), SEER(DEADLINE_S, 2400)])
+@pytest.mark.parametrize("flow", [one(DEADLINE_S, 2400) for one in (HyperSched, Lookahead, SEER)])
 def test_units_longer_than_what_is_left_train_until_the_last_pause(flow: Flow) -> None:
     run = simulate(
         flow,

@@ -19,7 +19,7 @@ OTHER = SimulatedCluster(
 
 
 #: Those that pause trials, or go by the clock.
-TIMED = {"robin", "slaq", "hermes", "optimus", "marginal gain", "seer", "hypersched",
+TIMED = {"robin", "slaq", "hermes", "optimus", "marginal gain", "seer", "hypersched", "lookahead",
          "elastic hyperband", "elastic grid", "random trial"}  # fmt: skip
 ORDERED = [name for name in FLOWS if name not in TIMED]
 

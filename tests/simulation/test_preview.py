@@ -21,6 +21,7 @@ from dagsel.flows import (
     ByConvergence,
     Grid,
     HyperSched,
+    Lookahead,
     Marble,
     RandomSearch,
     Range,
@@ -51,6 +52,7 @@ SIMULATED: dict[str, tuple[Flow, SimulatedCluster]] = {
     "ASHA": (ASHA(max_epochs=9, n_trials=32), SimulatedCluster(n_workers=3)),
     "SEER, simulated": (SMALL, ELASTIC),
     "HyperSched": (HyperSched("10 min", "40 worker-minutes"), ELASTIC),
+    "Lookahead": (Lookahead("10 min", "40 worker-minutes"), ELASTIC),
 }
 
 

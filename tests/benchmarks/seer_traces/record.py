@@ -1,6 +1,6 @@
-"""Records the learning curves of this folder: the 144 points of SEER's Table 1, for one network.
+"""Records the learning curves of this folder: the 144 points of SEER's Table 1, for a network.
 
-    python tests/benchmarks/seer_traces/record.py [--data ../shared/data] [--epochs 210]
+    python tests/benchmarks/seer_traces/record.py [--network cnn] [--data ../shared/data]
 
 A recording that was killed goes on where it stopped. README.md says what is in the file, and how
 the paper's hyper-parameters were mapped onto this network.
@@ -47,7 +47,23 @@ def load(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
     return avg_pool2d(torch.from_numpy(x), 2).flatten(1), torch.from_numpy(y)
 
 
+def network(name: str) -> nn.Module:
+    """Return a network that takes images of 14 × 14, flattened, with new weights."""
+    if name == "mlp":
+        return nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 14, 14)),
+        nn.Conv2d(1, 4, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 8, 3, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
 def record(
+    name: str,
     config: dict[str, float],
     images: torch.Tensor,
     labels: torch.Tensor,
@@ -57,7 +73,7 @@ def record(
     """Train one configuration; give its trace."""
     rng = np.random.default_rng(seed)
     torch.manual_seed(int(rng.integers(2**31)))
-    model = nn.Sequential(nn.Linear(196, 64), nn.ReLU(), nn.Linear(64, 10))
+    model = network(name)
     stepper = torch.optim.SGD(
         model.parameters(),
         lr=config["lr"],
@@ -103,7 +119,8 @@ def record(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=HERE.parents[3] / "shared/data")
-    parser.add_argument("--out", type=Path, default=HERE / "mlp.npz")
+    parser.add_argument("--network", choices=("mlp", "cnn"), default="mlp")
+    parser.add_argument("--out", type=Path, help="file; that of the network in this folder")
     parser.add_argument("--epochs", type=int, default=210)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
@@ -117,10 +134,10 @@ def main() -> None:
         return counts | {"loss": losses, "n_held_out": len(images) - N_TRAIN, "experiment": NAME}
 
     grids.record_all(
-        args.out,
+        args.out or HERE / f"{args.network}.npz",
         grids.SEER,
         trace_type(args.epochs),
-        lambda number, config: record(config, images, labels, args.epochs, [args.seed, number]),
+        lambda n, config: record(args.network, config, images, labels, args.epochs, [args.seed, n]),
         lambda trace: f"{1000 * trace['epoch_s']:.1f} ms an epoch",
         keep,
     )

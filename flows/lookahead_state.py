@@ -1,0 +1,66 @@
+"""What a search that looks ahead holds: its live trials, its stage, and what it has spent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from dagsel.flows.drawing import Drawing
+
+
+@dataclass(slots=True)
+class LookaheadTrial:
+    """A live trial."""
+
+    curve: list[tuple[float, float]] = field(default_factory=list)  # epochs, best loss until then
+    epochs: int = 0
+    trained: float = 0.0  # epochs, with a part of one
+    n_given: int = 0
+    gang: int = 0  # 0 while it has nothing to train
+    is_paused: bool = False
+    is_scored: bool = False
+    since: float = 0.0  # when its present epoch began, or it was resumed
+    n_looks: int = 0  # looks before it was drawn
+
+    @property
+    def loss(self) -> float:
+        """The best loss so far."""
+        return self.curve[-1][1] if self.curve else math.inf
+
+    def score(self, epochs: float, loss: float) -> None:
+        """Note a loss."""
+        self.trained, self.is_scored = max(self.trained, epochs), True
+        best = min(loss, self.loss)
+        if math.isfinite(best):
+            self.curve = [*(point for point in self.curve if point[0] < epochs), (epochs, best)]
+
+
+@dataclass(slots=True)
+class LookaheadState(Drawing):
+    """The state of a search that looks ahead."""
+
+    n_workers: int = 0  # that are there
+    n_wanted: int = 0  # that were asked for
+    n_billed: int = 0  # the most that were asked for since the last event that has a time
+    seconds: float = 0.0
+    spent: float = 0.0  # worker-seconds
+    trials: dict[int, LookaheadTrial] = field(default_factory=dict)
+    target: int = 1  # epochs of the present stage
+    draws: bool = True  # new trials train to the target, all others wait
+    looks_at: float = 0.0  # when the stage is over, at the latest
+    n_looks: int = 0
+    is_last: bool = False
+    halts: bool = False  # all pause
+    evaluates: bool = False  # and are scored
+    ends_stage: bool = False  # and the stage is over
+    pausing: set[int] = field(default_factory=set)
+    paused_at: float = 0.0
+    pause_s: float | None = None  # how long a pause of all and its evaluation took
+    epoch_s: float | None = None  # worker-seconds of an epoch
+    stage_at: float = 0.0  # when the stage began
+    n_timed: float = 0.0  # epochs of the stage whose time was taken, and what they took
+    timed_s: float = 0.0
+    n_stage: int = 0  # epochs that ended in the stage
+    is_crowded: bool = False  # more trials train in the stage than there are workers
+    best: tuple[float, int] | None = None  # loss and trial, of those that are complete
+    floor: float = math.inf  # the best loss of trials that were stopped
