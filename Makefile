@@ -169,7 +169,7 @@ papers: $(VENV)/.dev
 	$(BENCH)/papers/cerebro_training.py $(MNIST)
 	$(BENCH)/papers/hermes_cluster.py $(MNIST)
 	$(BENCH)/papers/seer_training.py $(MNIST)
-	$(BENCH)/papers/lookahead.py --only comparison
+	$(BENCH)/papers/lookahead.py
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest

@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 from dagsel.flows.drawing import Drawing
 
+#: So large a loss counts as one that is not finite: gains and errors are shared by all trials, and
+#: one such value would be all that is in them.
+DIVERGED = 1e29
+
 
 @dataclass(slots=True)
 class LookaheadTrial:
@@ -30,7 +34,7 @@ class LookaheadTrial:
     def score(self, epochs: float, loss: float) -> None:
         """Note a loss."""
         self.trained, self.is_scored = max(self.trained, epochs), True
-        best = min(loss, self.loss)
+        best = min(loss if loss < DIVERGED else math.inf, self.loss)
         if math.isfinite(best):
             self.curve = [*(point for point in self.curve if point[0] < epochs), (epochs, best)]
 
