@@ -167,8 +167,10 @@ def figure_8b(folder: Path, size: Size) -> str:
         run, done = rough(size, fails=fails)
         epochs = epochs_of(run)
         is_whole = "yes" if done_once(run, p, size) else "**no**"
-        n_again = int((trained_by(run).attempts > 1).sum())
-        rows.append([label, *(f"{took:.1f}" for took in epochs), is_whole, n_again])
+        units = trained_by(run)
+        is_lost, is_repeated = units.lost_seconds > 0, units.attempts > 1
+        n_again, n_found = int(is_lost.sum()), int((is_repeated & ~is_lost).sum())
+        rows.append([label, *(f"{took:.1f}" for took in epochs), is_whole, n_again, n_found])
         figures.append(epochs)
         told += [f"{what} after {at:.1f} s" for at, what in done]
         print(f"figure 8B, {label}: {rows[-1]}, {done}", file=sys.stderr, flush=True)
@@ -180,12 +182,14 @@ def figure_8b(folder: Path, size: Size) -> str:
     alt = "Figure 8B, measured: seconds of each epoch when two of the worker processes are killed"
     shown = pages.picture(figure, folder / "cerebro-real-figure-8b.svg", alt)
     plt.close(figure)
-    head = ["killed", *(f"epoch {e}" for e in range(1, size.n_epochs + 1)), "all once", "again"]
+    epochs_head = (f"epoch {e}" for e in range(1, size.n_epochs + 1))
+    head = ["killed", *epochs_head, "all once", "trained again", "found in the store"]
     return (
         f"### Figure 8B, measured: two of {p} worker processes are killed and come back\n\n"
         f"{min(3, p)} copies; units sleep {size.failing_unit_s:g} s. Seconds from the end of an "
         "epoch of all configurations to that of the next one; whether each configuration has "
-        "trained each batch once an epoch, as its own state says; units that were begun again.\n\n"
+        "trained each batch once an epoch, as its own state says; units that trained again "
+        "after they were lost with a worker, and units whose lost result was in the store.\n\n"
         f"{pages.table(head, rows)}\n\n{'; '.join(told)}.\n\n{shown}"
     )
 
