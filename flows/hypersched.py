@@ -7,14 +7,12 @@ import sys
 from dataclasses import KW_ONLY, dataclass, field
 
 from dagsel.codec import LATER
-from dagsel.errors import SearchError
 from dagsel.flow import (
     Asked,
     Context,
     DeadlineReached,
     Decision,
     Event,
-    Flow,
     Pause,
     Paused,
     Reported,
@@ -22,21 +20,25 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
-    Traits,
     TrialFailed,
     Wake,
     WorkersChanged,
 )
-from dagsel.flows.drawing import Drawing
-from dagsel.flows.stages import EPOCHS_AHEAD, LAST_PAUSE, check_staged, end_all
+from dagsel.flows.budgeted import (
+    EPOCHS_AHEAD,
+    LAST_PAUSE,
+    BudgetedFlow,
+    BudgetedState,
+    check_scaling,
+    check_staged,
+)
 from dagsel.planning.brackets import n_workers_of
-from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.capacity import fewer
-from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from dagsel.planning.scaling import ScalingModel
 
 #: Trials in flight for each worker where an epoch has several shards. If there were one, a worker
 #: would often wait for a trial that needs its shard and trains elsewhere.
-TRIALS_PER_WORKER = 2
+IN_FLIGHT = 2
 
 
 @dataclass(slots=True)
@@ -54,18 +56,12 @@ class HyperSchedTrial:
 
 
 @dataclass(slots=True)
-class HyperSchedState(Drawing):
+class HyperSchedState(BudgetedState):
     """The state of HyperSched."""
 
-    n_workers: int = 0
-    seconds: float = 0.0
     explores: bool = True
     trials: dict[int, HyperSchedTrial] = field(default_factory=dict)
     rungs: list[list[tuple[float, int]]] = field(default_factory=list)  # loss and trial, sorted
-    best: tuple[float, int] | None = None  # loss and trial, of those that are complete
-    pausing: set[int] = field(default_factory=set)
-    paused_at: float = 0.0  # when they were told to
-    pause_s: float | None = None  # how long a pause and its evaluation took
     n_timed: int = 0  # epochs on one worker, and what they took
     timed_s: float = 0.0
     # Workers that the trials that are left can use; the others were released.
@@ -73,7 +69,7 @@ class HyperSchedState(Drawing):
 
 
 @dataclass
-class HyperSched(Flow):
+class HyperSched(BudgetedFlow):
     """Explore as ASHA does as long as there is time; then reallocate the workers to the best.
 
     Liaw et al., HyperSched: Dynamic Resource Reallocation for Model Development on a Deadline, SoCC
@@ -125,20 +121,14 @@ class HyperSched(Flow):
     Train(trial=0, epochs=1)
     """
 
-    deadline: float | str
-    budget: float | str
     _: KW_ONLY
     min_epochs: int = 1
     reduction_factor: int = 4
     max_workers_per_trial: int | None = None
-    max_epochs: int | None = None
-    price_per_worker_hour: str | float | None = None
     scaling: ScalingModel | None = None
     state: HyperSchedState = field(
         default_factory=HyperSchedState, init=False, repr=False, compare=False
     )
-    deadline_s: float = field(init=False, repr=False, compare=False)
-    cost: Budget = field(init=False, repr=False, compare=False)
     #: Workers that the budget pays for until the deadline.
     n_workers: int = field(init=False, repr=False, compare=False)
 
@@ -147,23 +137,10 @@ class HyperSched(Flow):
             min_epochs=self.min_epochs,
             reduction_factor=self.reduction_factor,
             max_workers_per_trial=self.max_workers_per_trial,
-            max_epochs=self.max_epochs,
         )
-        if not isinstance(self.scaling, Scaling | UniversalScaling | None):
-            raise SearchError(
-                f"scaling must be a Scaling or a UniversalScaling, got {self.scaling!r}; write "
-                "Scaling({2: 1.8, 4: 3.1})"
-            )
-        self.deadline_s = to_seconds("deadline", self.deadline)
-        self.cost = read_budget(self.budget, self.price_per_worker_hour)
+        check_scaling(self.scaling)
+        super().__post_init__()
         self.n_workers = n_workers_of(self.deadline_s, self.cost.worker_seconds)
-
-    @property
-    def traits(self) -> Traits:
-        """What the search says of itself."""
-        return Traits(
-            self.max_epochs, deadline_s=self.deadline_s, budget=self.cost, scores_parts=True
-        )
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers, and for a trial for each that is there."""
@@ -230,10 +207,8 @@ class HyperSched(Flow):
             state.timed_s += event.seconds - one.since
         one.since = event.seconds
         if event.epoch == self.max_epochs:
-            result = (one.loss, event.trial)
-            state.best = result if state.best is None else min(state.best, result)
             del state.trials[event.trial]
-            stop = Stop(event.trial, f"trained to the end, {event.epoch} epochs", "complete")
+            stop = state.complete(event.trial, one.loss, event.epoch)
             return [stop, *self._go_on_without(event.trial)]
         if event.trial in state.pausing:
             return []
@@ -278,7 +253,7 @@ class HyperSched(Flow):
 
     @property
     def _per_worker(self) -> int:
-        return TRIALS_PER_WORKER if self.state.context.n_shards > 1 else 1
+        return IN_FLIGHT if self.state.context.n_shards > 1 else 1
 
     # ---- exploring
 
@@ -400,9 +375,6 @@ class HyperSched(Flow):
         return [*decisions, *self._go_on()]
 
     def _finish(self, reason: str) -> list[Decision]:
-        state = self.state
-        state.finished = True
-        trials = state.trials.items()
-        scored = [(one.loss, trial) for trial, one in trials if one.epochs or one.is_scored]
-        _, best = min([*scored, *([state.best] if state.best else [])], default=(0.0, None))
-        return end_all(state.trials, best, reason)
+        trials = self.state.trials
+        is_scored = (item for item in trials.items() if item[1].epochs or item[1].is_scored)
+        return self.state.end(trials, ((one.loss, trial) for trial, one in is_scored), reason)

@@ -6,14 +6,12 @@ import math
 import sys
 from dataclasses import KW_ONLY, dataclass, field
 
-from dagsel.errors import SearchError
 from dagsel.flow import (
     Asked,
     Context,
     DeadlineReached,
     Decision,
     Event,
-    Flow,
     Pause,
     Paused,
     Reported,
@@ -21,17 +19,21 @@ from dagsel.flow import (
     Stop,
     Tick,
     Train,
-    Traits,
     TrialFailed,
     Wake,
     WorkersChanged,
 )
+from dagsel.flows.budgeted import (
+    EPOCHS_AHEAD,
+    LAST_PAUSE,
+    BudgetedFlow,
+    check_scaling,
+    check_staged,
+)
 from dagsel.flows.lookahead_state import LookaheadState, LookaheadTrial
-from dagsel.flows.stages import EPOCHS_AHEAD, LAST_PAUSE, check_staged, end_all
-from dagsel.planning.budget import Budget, read_budget, to_seconds
-from dagsel.planning.learning_curves import Prospect, choose, forecast
+from dagsel.planning.learning_curves import choose, forecast
 from dagsel.planning.remainder import Remainder, share
-from dagsel.planning.scaling import Scaling, ScalingModel, UniversalScaling
+from dagsel.planning.scaling import ScalingModel, UniversalScaling
 
 #: Trials that begin, for each worker that the budget pays for until the deadline.
 FIRST_TRIALS = 4
@@ -55,7 +57,7 @@ MOST_LIVE = 512
 
 
 @dataclass
-class Lookahead(Flow):
+class Lookahead(BudgetedFlow):
     """Search until a deadline, within a budget, for the best model at the end of the time.
 
     It begins with many trials at once, a worker each. After their first epoch, and then whenever
@@ -97,35 +99,17 @@ class Lookahead(Flow):
     Train(trial=0, epochs=2)
     """
 
-    deadline: float | str
-    budget: float | str
     _: KW_ONLY
     max_workers_per_trial: int | None = None
-    max_epochs: int | None = None
-    price_per_worker_hour: str | float | None = None
     scaling: ScalingModel | None = None
     state: LookaheadState = field(
         default_factory=LookaheadState, init=False, repr=False, compare=False
     )
-    deadline_s: float = field(init=False, repr=False, compare=False)
-    cost: Budget = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        check_staged(max_workers_per_trial=self.max_workers_per_trial, max_epochs=self.max_epochs)
-        if not isinstance(self.scaling, Scaling | UniversalScaling | None):
-            raise SearchError(
-                f"scaling must be a Scaling or a UniversalScaling, got {self.scaling!r}; write "
-                "Scaling({2: 1.8, 4: 3.1})"
-            )
-        self.deadline_s = to_seconds("deadline", self.deadline)
-        self.cost = read_budget(self.budget, self.price_per_worker_hour)
-
-    @property
-    def traits(self) -> Traits:
-        """What the search says of itself."""
-        return Traits(
-            self.max_epochs, deadline_s=self.deadline_s, budget=self.cost, scores_parts=True
-        )
+        check_staged(max_workers_per_trial=self.max_workers_per_trial)
+        check_scaling(self.scaling)
+        super().__post_init__()
 
     # ---- what is left
 
@@ -227,10 +211,8 @@ class Lookahead(Flow):
         one.epochs = event.epoch
         one.score(float(event.epoch), state.context.loss(event.value))
         if event.epoch == self.max_epochs:
-            result = (one.loss, event.trial)
-            state.best = result if state.best is None else min(state.best, result)
             del state.trials[event.trial]
-            stop = Stop(event.trial, f"trained to the end, {event.epoch} epochs", "complete")
+            stop = state.complete(event.trial, one.loss, event.epoch)
             return [stop, *self._go_on_without(event.trial)]
         if state.halts or event.trial in state.pausing:
             return []
@@ -297,12 +279,9 @@ class Lookahead(Flow):
         state.is_crowded |= len(trains) > state.n_wanted
         gangs = share(n, len(trains), 1 if state.draws else self._now().best_gang)
         for (trial, one), gang in zip(trains.items(), gangs, strict=True):
-            # Trials that take turns train an epoch each, and wait where the stage ends.
-            until = one.epochs + (1 if state.is_crowded else EPOCHS_AHEAD)
-            until = min(until, self.max_epochs or sys.maxsize)
-            until = (
-                min(until, max(self._target_of(one), one.n_given)) if state.is_crowded else until
-            )
+            until = min(one.epochs + EPOCHS_AHEAD, self.max_epochs or sys.maxsize)
+            if state.is_crowded:  # they take turns: an epoch each, and wait where the stage ends
+                until = min(one.epochs + 1, max(self._target_of(one), one.n_given))
             decisions += self._train_until(trial, until, gang)
         return decisions
 
@@ -377,7 +356,6 @@ class Lookahead(Flow):
         state = self.state
         found = forecast([state.trials[trial].curve for trial in known])
         floor = min(state.floor, state.best[0] if state.best else math.inf)
-        best = Prospect((), math.inf)
         max_epochs = self.max_epochs or math.inf
         stays = choose(found, left.epochs, floor=floor, max_epochs=max_epochs)
         n_new, best = 0, stays
@@ -489,8 +467,6 @@ class Lookahead(Flow):
         return [*self._train(), self._wake()]
 
     def _finish(self, reason: str) -> list[Decision]:
-        state = self.state
-        state.finished = True
-        scored = [(one.loss, trial) for trial, one in state.trials.items() if one.is_scored]
-        _, best = min([*scored, *([state.best] if state.best else [])], default=(0.0, None))
-        return end_all(state.trials, best, reason)
+        trials = self.state.trials
+        scored = ((one.loss, trial) for trial, one in trials.items() if one.is_scored)
+        return self.state.end(trials, scored, reason)

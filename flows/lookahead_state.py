@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from dagsel.flows.drawing import Drawing
+from dagsel.flows.budgeted import BudgetedState
 
 #: So large a loss counts as one that is not finite: gains and errors are shared by all trials, and
 #: one such value would be all that is in them.
@@ -40,13 +40,11 @@ class LookaheadTrial:
 
 
 @dataclass(slots=True)
-class LookaheadState(Drawing):
+class LookaheadState(BudgetedState):
     """The state of a search that looks ahead."""
 
-    n_workers: int = 0  # that are there
     n_wanted: int = 0  # that were asked for
     n_billed: int = 0  # the most that were asked for since the last event that has a time
-    seconds: float = 0.0
     spent: float = 0.0  # worker-seconds
     trials: dict[int, LookaheadTrial] = field(default_factory=dict)
     target: int = 1  # epochs of the present stage
@@ -57,14 +55,10 @@ class LookaheadState(Drawing):
     halts: bool = False  # all pause
     evaluates: bool = False  # and are scored
     ends_stage: bool = False  # and the stage is over
-    pausing: set[int] = field(default_factory=set)
-    paused_at: float = 0.0
-    pause_s: float | None = None  # how long a pause of all and its evaluation took
     epoch_s: float | None = None  # worker-seconds of an epoch
     stage_at: float = 0.0  # when the stage began
     n_timed: float = 0.0  # epochs of the stage whose time was taken, and what they took
     timed_s: float = 0.0
     n_stage: int = 0  # epochs that ended in the stage
     is_crowded: bool = False  # more trials train in the stage than there are workers
-    best: tuple[float, int] | None = None  # loss and trial, of those that are complete
     floor: float = math.inf  # the best loss of trials that were stopped

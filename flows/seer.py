@@ -6,7 +6,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import get_args
 
 from dagsel.checks import choice
-from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.flows.budgeted import check_staged
+from dagsel.flows.stages import StagedSearch
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
 from dagsel.planning.capacity import Limits

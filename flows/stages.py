@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
-from dagsel.errors import SearchError, TooLittleTimeError
+from dagsel.errors import TooLittleTimeError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -17,8 +15,6 @@ from dagsel.flow import (
     DeadlineReached,
     Decision,
     Event,
-    Finish,
-    Flow,
     Pause,
     Paused,
     Reported,
@@ -32,16 +28,10 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.flows.drawing import check_counts
+from dagsel.flows.budgeted import EPOCHS_AHEAD, LAST_PAUSE, BudgetedFlow, end_all
 from dagsel.planning.brackets import StagePlan
-from dagsel.planning.budget import Budget, read_budget, to_seconds
 from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
 
-#: Epochs that a trial is given ahead, so that none waits for the answer to its last report.
-EPOCHS_AHEAD = 2
-#: Share of the deadline that is kept free for the last pause; without it the deadline would come
-#: before the last evaluation.
-LAST_PAUSE = 0.001
 #: Share of the time after which a search first pauses if it is to measure what an epoch takes. So
 #: its first scores come well within a quarter of the deadline.
 FIRST_PAUSE = 1 / 16
@@ -89,7 +79,7 @@ class StagedState:
 
 
 @dataclass
-class StagedSearch(Flow):
+class StagedSearch(BudgetedFlow):
     """A search whose trials are ranked at fixed times.
 
     A subclass makes the plan: for any cluster when the search is made, and again for the cluster
@@ -104,35 +94,19 @@ class StagedSearch(Flow):
     complete; it stays in the rankings.
     """
 
-    deadline: float | str
-    budget: float | str
-    _: KW_ONLY
-    max_epochs: int | None = None
-    price_per_worker_hour: str | float | None = None
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
-    deadline_s: float = field(init=False, repr=False, compare=False)
-    cost: Budget = field(init=False, repr=False, compare=False)
     #: What is done if nothing fails and every worker comes at once, however many they are.
     plan: StagePlan = field(init=False, repr=False, compare=False)
     sampling: Sampling = field(default="study", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_staged(max_epochs=self.max_epochs)
-        self.deadline_s = to_seconds("deadline", self.deadline)
-        self.cost = read_budget(self.budget, self.price_per_worker_hour)
+        super().__post_init__()
         self.plan = self.make_plan(Limits(self.deadline_s, self.cost.worker_seconds))
 
     @property
     def traits(self) -> Traits:
         """What the search says of itself."""
-        return Traits(
-            self.max_epochs,
-            self.sampling,
-            deadline_s=self.deadline_s,
-            budget=self.cost,
-            plan=self.plan,
-            scores_parts=True,
-        )
+        return replace(super().traits, sampling=self.sampling, plan=self.plan)
 
     @abstractmethod
     def make_plan(self, limits: Limits) -> StagePlan:
@@ -465,35 +439,3 @@ class StagedSearch(Flow):
         scored = [(one.loss, trial) for trial, one in self.state.trials.items() if one.has_value]
         _, best = min(scored, default=(math.inf, None))
         return end_all(self._training(), best, reason)
-
-
-def end_all(trials: Iterable[int], best: int | None, reason: str) -> list[Decision]:
-    """End a search; what its best trial has trained counts as complete.
-
-    Examples
-    --------
-    >>> end_all([4, 2], 2, "the time is over")[1:]
-    [Stop(trial=2, reason='the time is over; it is the best', outcome='complete'), Finish()]
-    """
-    stops = [
-        Stop(trial, f"{reason}; it is the best", "complete")
-        if trial == best
-        else Stop(trial, reason)
-        for trial in trials
-    ]
-    return [*stops, Finish()]
-
-
-def check_staged(**counts: Any) -> None:
-    """Check counts of 1 or more, and factors of 2 or more; None is a default.
-
-    Raises
-    ------
-    SearchError
-        Naming the wrong value.
-    """
-    counts = {name: count for name, count in counts.items() if count is not None}
-    check_counts(**counts)
-    for name in counts.keys() & {"reduction_factor", "parallelism_factor"}:
-        if counts[name] < 2:
-            raise SearchError(f"{name} must be 2 or more, got {counts[name]!r}")

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from dagsel.errors import SearchError
 from dagsel.flow import Sampling
-from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.flows.budgeted import check_staged
+from dagsel.flows.stages import StagedSearch
 from dagsel.planning.brackets import Stage, StagePlan, exactly, n_workers_of
 from dagsel.planning.capacity import Limits, PlannedStage
 from dagsel.planning.nodes import nodes_for, nodes_within

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dagsel.flows.budgeted import check_staged
 from dagsel.flows.seer import min_stage_of
-from dagsel.flows.stages import StagedSearch, check_staged
+from dagsel.flows.stages import StagedSearch
 from dagsel.planning.brackets import StagePlan, hyperband_plan
 from dagsel.planning.capacity import Limits
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import optuna
 from matplotlib import pyplot as plt
 
@@ -170,19 +169,8 @@ def allocations(folder: Path) -> str:
     at = Setting(16, 30)
     drawn, axes = plt.subplots(1, 3, figsize=(10, 2.8), layout="constrained")
     for axis, name in zip(axes, SETS, strict=True):
-        edges, rows = seer.allocation(search(OURS, at, traces_of(name), 0))
-        minutes = {
-            trial: sum(n * (b - a) for n, a, b in zip(row, edges, edges[1:], strict=False))
-            for trial, row in rows.items()
-        }
-        longest = sorted(rows, key=lambda trial: (-minutes[trial], trial))
-        moments = np.linspace(0, edges[-1], 120, endpoint=False)
-        then = np.searchsorted(edges, moments, "right") - 1
-        shares = np.array([rows[trial] for trial in longest])[:, then]
-        stacked = [*shares[:6], shares[6:].sum(axis=0)]
-        colours = [*(f"C{n}" for n in range(6)), "0.8"]
-        axis.stackplot(moments, stacked, colors=colours, step="post", linewidth=0)
-        axis.set(title=f"{TITLES[name]}: {len(rows)} trials", xlabel="minutes", xlim=(0, 30))
+        run = search(OURS, at, traces_of(name), 0)
+        seer.draw_workers(axis, run, TITLES[name], at.minutes)
     axes[0].set_ylabel("workers")
     alt = "Workers over thirty minutes, stacked by trial, on three sets of curves"
     return pages.picture(drawn, folder / "lookahead-workers.svg", alt)

@@ -248,18 +248,26 @@ def allocation(run: SimulatedRun) -> tuple[list[float], dict[int, list[int]]]:
     return [edge / 60 for edge in edges], rows
 
 
+def draw_workers(axis: Any, run: SimulatedRun, name: str, minutes: float) -> None:
+    """Draw who has the workers: the six trials that take most in colour, the others as one."""
+    edges, rows = allocation(run)
+    taken = {trial: float(np.dot(rows[trial], np.diff(edges))) for trial in rows}
+    longest = sorted(rows, key=lambda trial: (-taken[trial], trial))
+    moments = np.linspace(0, edges[-1], 120, endpoint=False)
+    then = np.searchsorted(edges, moments, "right") - 1
+    shares = np.array([rows[trial] for trial in longest])[:, then]
+    stacked = [*shares[:6], shares[6:].sum(axis=0)]
+    colours = [*(f"C{n}" for n in range(6)), "0.8"][: len(stacked)]
+    axis.stackplot(moments, stacked, colors=colours, step="post", linewidth=0)
+    axis.set(title=f"{name}: {len(rows)} trials", xlabel="minutes", xlim=(0, minutes))
+
+
 def figure_1(folder: Path, traces: GridTraces) -> tuple[str, str]:
     """Draw who has the workers; return the line that shows it, and how many trials there are."""
     at = Setting(8, 10)
     figure, axes = plt.subplots(1, 3, figsize=(10, 2.8), sharey=True, layout="constrained")
     for axis, method in zip(axes, ("ASHA", "HyperSched", "SEER"), strict=True):
-        edges, rows = allocation(search(method, at, traces, 0, eta=2))
-        minutes = {trial: float(np.dot(rows[trial], np.diff(edges))) for trial in rows}
-        longest = sorted(rows, key=lambda trial: (-minutes[trial], trial))
-        colours = [f"C{n}" if n < 6 else "0.8" for n in range(len(longest))]
-        stacked = [[*rows[trial], rows[trial][-1]] for trial in longest]
-        axis.stackplot(edges, stacked, colors=colours, step="post", linewidth=0)
-        axis.set(title=f"{method}: {len(rows)} trials", xlabel="minutes", xlim=(0, 10))
+        draw_workers(axis, search(method, at, traces, 0, eta=2), method, at.minutes)
     axes[0].set_ylabel("workers")
     alt = "Workers over ten minutes, stacked by trial, for ASHA, HyperSched and SEER"
     shown = pages.picture(figure, folder / "seer-figure-1.svg", alt)
