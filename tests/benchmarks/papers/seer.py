@@ -253,8 +253,8 @@ def draw_workers(axis: Any, run: SimulatedRun, name: str, minutes: float) -> Non
     edges, rows = allocation(run)
     taken = {trial: float(np.dot(rows[trial], np.diff(edges))) for trial in rows}
     longest = sorted(rows, key=lambda trial: (-taken[trial], trial))
-    moments = np.linspace(0, edges[-1], 120, endpoint=False)
-    then = np.searchsorted(edges, moments, "right") - 1
+    moments = edges if len(edges) <= 120 else np.linspace(0, edges[-1], 120)
+    then = np.minimum(np.searchsorted(edges, moments, "right"), len(edges) - 1) - 1
     shares = np.array([rows[trial] for trial in longest])[:, then]
     stacked = [*shares[:6], shares[6:].sum(axis=0)]
     colours = [*(f"C{n}" for n in range(6)), "0.8"][: len(stacked)]
