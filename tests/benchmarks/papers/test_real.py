@@ -58,7 +58,7 @@ def test_workers_hold_as_many_copies_as_were_asked_for(
 
 
 def test_all_is_done_once_though_two_of_three_workers_are_killed() -> None:
-    size = replace(TINY, n_epochs=3)
+    size = replace(TINY, n_epochs=3, failing_unit_s=0.4)  # it is not over before the second kill
     run, done = cerebro_faults.rough(size, fails=True)
     assert [told.rpartition(" ")[0] for _, told in sorted(done)][:2] == ["killed-0", "killed-1"]
     assert cerebro_faults.done_once(run, 3, size)
