@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke papers newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -19,7 +19,7 @@ help:
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
 	@echo "make bench           the benchmarks, an hour and a half; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
-	@echo "make papers          the experiments of four papers beside ours, an hour; writes docs/papers/; DATA=PATH of the MNIST files"
+	@echo "make papers          the experiments of four papers beside ours, 50 minutes; writes docs/papers/ or OUT; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
@@ -157,19 +157,26 @@ bench-smoke: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BENCH)/page.py $(if $(DATA),--data $(DATA)) $(if $(ONLY),--only $(ONLY)) $(OR_MISSED)
 
-# The experiments of four papers beside ours, three of them also in real training; writes docs/papers/.
-MNIST := $(if $(DATA),--data $(DATA))
+# The experiments of four papers beside ours: in virtual time, two at once, and then in real training, one
+# after the other; writes docs/papers/, or the folder OUT.
+WHERE := $(if $(OUT),--out $(OUT))
+MNIST := $(WHERE) $(if $(DATA),--data $(DATA))
 papers: $(VENV)/.dev
-	$(BENCH)/papers/cerebro.py
-	$(BENCH)/papers/hermes.py
-	$(BENCH)/papers/marble.py
-	$(BENCH)/papers/seer.py
+	$(MAKE) -j2 papers-lookahead papers-virtual
+	$(BENCH)/papers/cerebro.py $(WHERE)
 	$(BENCH)/papers/cerebro_cluster.py $(MNIST)
-	$(BENCH)/papers/cerebro_faults.py
+	$(BENCH)/papers/cerebro_faults.py $(WHERE)
 	$(BENCH)/papers/cerebro_training.py $(MNIST)
 	$(BENCH)/papers/hermes_cluster.py $(MNIST)
 	$(BENCH)/papers/seer_training.py $(MNIST)
-	$(BENCH)/papers/lookahead.py
+
+papers-lookahead:
+	$(BENCH)/papers/lookahead.py $(WHERE)
+
+papers-virtual:
+	$(BENCH)/papers/hermes.py $(WHERE)
+	$(BENCH)/papers/marble.py $(WHERE)
+	$(BENCH)/papers/seer.py $(WHERE)
 
 # The newest supported Dask lies over the tested one, in a folder that comes first on the path.
 NEWEST := $(VENV)/newest
