@@ -46,7 +46,7 @@ BEST = "best.json"
 
 
 class RunDir:
-    """A run's folder at any fsspec URL.
+    """A run's folder at any fsspec URL; it may be given wherever a ``run_dir`` is asked for.
 
     Parameters
     ----------
@@ -89,6 +89,10 @@ class RunDir:
     def url(self) -> str:
         """Its URL, without credentials."""
         return self._folder.url
+
+    def __fspath__(self) -> str:
+        """Return the URL, so that ``dagsel.replay(run.run_dir)`` finds the run."""
+        return self.url
 
     @short_traceback
     def claim(self, run: str, about: Mapping[str, Any]) -> None:

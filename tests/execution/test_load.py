@@ -48,6 +48,7 @@ def test_a_run_that_has_ended_is_opened_as_it_was(
     assert seen.leaderboard().equals(run.leaderboard())
     assert seen.metrics.equals(run.metrics)
     assert seen.timeline().equals(run.timeline())
+    assert dagsel.load(run.run_dir).best == dagsel.load(Path(run.run_dir.url)).best == run.best
     assert repr(seen) == repr(run)
     assert len(seen.study.trials) == 3
     with pytest.raises(WorkloadError, match=r"models need the workload: write dagsel.load\(.*run"):

@@ -243,7 +243,7 @@ def files(folder: str | Path) -> dict[str, bytes]:
 def test_a_run_that_has_ended_is_only_read(begin: Optimize, client: Client, run_dir: str) -> None:
     run = begin()
     before = files(run_dir)
-    again = go_on(client, run_dir)
+    again = dagsel.resume(run.run_dir, client, workload=workload(), space=space)
     assert files(run_dir) == before
     assert (again.best, again.best_params) == (run.best, run.best_params)
     assert again.metrics.equals(run.metrics)
