@@ -13,9 +13,10 @@ from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Wor
 
 if TYPE_CHECKING:
     from dagsel.workloads.sklearn import SklearnWorkload
-    from dagsel.workloads.torch import TorchWorkload
+    from dagsel.workloads.torch import Base, TorchWorkload
 
 __all__ = [
+    "Base",
     "Evaluated",
     "Reconfigurable",
     "SklearnWorkload",
@@ -25,7 +26,11 @@ __all__ = [
     "Workload",
 ]
 
-_LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
+_LAZY = {
+    "Base": "dagsel.workloads.torch",
+    "SklearnWorkload": "dagsel.workloads.sklearn",
+    "TorchWorkload": "dagsel.workloads.torch",
+}
 
 
 def __getattr__(name: str) -> Any:
