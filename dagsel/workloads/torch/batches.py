@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from dagsel.collate import Images
 from dagsel.errors import WorkloadError
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.torch.augment import Augment, Augmentation
@@ -19,14 +21,18 @@ from dagsel.workloads.torch.ddp import GangBatches
 from dagsel.workloads.torch.device import (
     Accelerator,
     Shard,
+    accelerator,
     copy_rows,
     gather_rows,
     pin,
+    place_shard,
     send_ahead,
     transfer_device,
 )
+from dagsel.workloads.torch.fit import is_mapped
 from dagsel.workloads.torch.loop import ShardBatches
 from dagsel.workloads.torch.ragged import RaggedTensor, by_size
+from dagsel.workloads.torch.state import as_torch
 
 InputFn: TypeAlias = Callable[[dict[str, Any], Any], tuple[Any, Any]]
 Collate: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -76,6 +82,20 @@ class Making:
             return self.input_fn(batch, config)
         first, last = next(iter(batch.values())), next(reversed(batch.values()))
         return first, last if last is not first else last.clone()
+
+
+def shard_of(arrays: Mapping[str, Any], device_memory: int | float) -> Shard:
+    """Copy a shard's arrays as tensors to the worker's device, or to where they are sent from."""
+    try:
+        shard: Shard = {
+            name: RaggedTensor.of(array, as_torch)
+            if isinstance(array, RaggedArray)
+            else as_torch(np.asarray(array))
+            for name, array in arrays.items()
+        }
+    except TypeError as error:
+        raise WorkloadError(f"the data cannot become tensors: {error}") from error
+    return place_shard(shard, accelerator(), device_memory, stays=is_mapped(arrays))
 
 
 def training_batches(
