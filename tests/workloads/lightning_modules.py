@@ -219,7 +219,9 @@ class Hooks(Plain):
         optimizer.step(closure=optimizer_closure)
 
     def on_train_epoch_end(self) -> None:
-        self.last.weight.data.mul_(0.99 - 0.01 * float(self.trainer.callback_metrics["norm"] > 1))
+        is_steep = bool(self.trainer.callback_metrics["norm"] > 0.5)
+        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+            group["weight_decay"] = 0.1 if is_steep else 0.2
 
 
 class Draws(Plain):
@@ -259,8 +261,9 @@ class Rivals(Plain):
         mine.step()
         mine.zero_grad(set_to_none=False)
         self.untoggle_optimizer(mine)
-        for schedule in self.lr_schedulers():  # type: ignore[union-attr]
-            schedule.step()
+        if batch_idx % 3 == 2:
+            for schedule in self.lr_schedulers():  # type: ignore[union-attr]
+                schedule.step()
         return {"loss": loss}
 
     def configure_optimizers(self) -> Any:
@@ -291,7 +294,8 @@ class Remembers(Plain):
     def on_train_epoch_end(self) -> None:
         known = self.trainer.callback_metrics
         assert known["samples"] == self.n
-        self.last.bias.data.add_(known["train_acc_epoch"] - known["train_acc_step"])
+        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+            group["weight_decay"] = float(known["train_acc_epoch"] + known["train_acc_step"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["n"] = self.n

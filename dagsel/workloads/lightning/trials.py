@@ -6,11 +6,13 @@ that come before the first batch. What the state holds is loaded over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import AttributeDict
 from lightning.pytorch import LightningModule
 
 from dagsel.errors import WorkloadError
@@ -23,6 +25,7 @@ from dagsel.workloads.random_streams import seed_streams
 from dagsel.workloads.torch.build import check_module as check_parameters
 from dagsel.workloads.torch.device import Shard, accelerator, device_of
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
+from dagsel.workloads.torch.outline import CONTAINERS
 from dagsel.workloads.torch.state import (
     Captured,
     StateReader,
@@ -31,6 +34,8 @@ from dagsel.workloads.torch.state import (
     load_module,
     read_optimizer,
 )
+
+CONTAINERS.add(AttributeDict)  # in which `save_hyperparameters` keeps them
 
 
 class SeveralOptimizers:
@@ -143,24 +148,34 @@ class MakesLightningTrials:
                 )
         return ShardTrainer(module, options, device, scores)
 
-    def _trial(self, state: State, config: Config, shard: Shard, *, trains: bool) -> LightningTrial:
-        """Return what is trained or scored: the live trial, or one that is built of the state."""
-        device = device_of(shard)
-        about = self._about(config, shard)
-        live = None
-        if about is not None and trains:
-            live = self._live.take(state, about)
+    def _trial(self, state: State, config: Config, shard: Shard) -> LightningTrial:
+        """Return what is trained: the live trial, or else one that is built from the state."""
+        device, about = device_of(shard), self._about(config, shard)
         reader = StateReader(state)
-        if live is not None:
-            assert isinstance(live, LightningTrial)
-            self._open(live, reader, config, device)
-            return live
-        trial = self._loaded(reader, config, device)
-        if about is not None and trains:
+        trial: Any = None if about is None else self._live.take(state, about)
+        if trial is None:
+            trial = self._loaded(reader, config, device)
+            if about is None:
+                return trial  # type: ignore[no-any-return]
             trial.close()
             self._live.built(trial, about)
-            self._open(trial, reader, config, device)
-        return trial
+        self._open(trial, reader, config, device)
+        return trial  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _scored(self, state: State, config: Config, shard: Shard) -> Iterator[LightningTrial]:
+        """Make the trial that is scored, in which nothing of training is accumulated."""
+        device, reader = device_of(shard), StateReader(state)
+        with self._live.lend(state, self._about(config, shard)) as live:
+            trial: Any = live
+            if trial is None:
+                trial = self._loaded(reader, config, device)
+            else:
+                self._open(trial, reader, config, device)
+            for metric in travel.metrics_of(trial.module).values():
+                metric.reset()
+            yield trial
+            trial.close()
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""

@@ -253,7 +253,7 @@ which epoch of a trial is its last; do it with run.best_model()
         """Train on one shard, or on the rest of it; at least one batch, if one is left."""
         device = device_of(shard)
         with preserved_streams(torch=True):
-            trial = self._trial(state, config, shard, trains=True)
+            trial = self._trial(state, config, shard)
             batches = training_batches(
                 shard,
                 config,
@@ -289,21 +289,15 @@ which epoch of a trial is its last; do it with run.best_model()
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
         device = device_of(shard)
-        with preserved_streams(torch=True):
-            trial = self._trial(state, config, shard, trains=False)
-            for metric in travel.metrics_of(trial.trainer.lightning_module).values():
-                metric.reset()  # of what training has accumulated
+        with preserved_streams(torch=True), self._scored(state, config, shard) as trial:
             parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
             trial.set_streams(device)
             with multiplying(self.precision, device):
                 n_samples, logged = score_shard(trial.trainer, parts)
-            module = trial.trainer.lightning_module
-            kept = (
-                scores.keep(module, self.pooled_metrics, logged, config)
-                if n_samples
-                else scores.keep_nothing()
-            )
-            trial.close()
+            kept = scores.keep_nothing()
+            if n_samples:
+                module = trial.trainer.lightning_module
+                kept = scores.keep(module, self.pooled_metrics, logged, config)
         return Evaluated(n_samples, {}, kept)
 
     def pool(self, kept: Sequence[State]) -> dict[str, float]:
