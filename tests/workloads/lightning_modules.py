@@ -342,3 +342,55 @@ HABITS = {
     "remembers": Habit(Remembers),
     "bf16": Habit(Clips, {"precision": "bf16"}),
 }  # fmt: skip
+
+
+class Everything(Plateau):
+    """Much of the above at once."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.acc = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+        self.register_buffer("ema", self.last.weight.detach().clone())
+
+    def on_train_epoch_start(self) -> None:
+        self.first.requires_grad_(self.current_epoch % 2 == 0)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.acc(self(batch[0]), batch[1])
+        self.log("train_acc", self.acc, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.ema.lerp_(self.last.weight.detach(), 0.1)  # type: ignore[operator, union-attr]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        self.acc(self(batch[0]), batch[1])
+        self.log("val_acc", self.acc)
+        self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.sgd(self.hparams["config"]["lr"])
+        schedule = schedules.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.2)
+        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
+
+
+class DigitsNet(Plain):
+    """A network for scikit-learn's digits whose rate follows the search's metric."""
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self.first, self.norm = torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32)
+        self.last = torch.nn.Linear(32, 10)
+        self.acc = torchmetrics.classification.MulticlassAccuracy(10, average="micro")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        logits = self(x)
+        self.acc(logits, y)
+        self.log("val_acc", self.acc)
+        self.log("val_loss", F.cross_entropy(logits, y))
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.sgd(self.hparams["config"]["lr"])
+        schedule = schedules.ReduceLROnPlateau(optimizer, "max", factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_acc"}

@@ -17,7 +17,6 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from dagsel.checks import shown
 from dagsel.errors import WorkloadError
 
 #: Called each time a module is built: its attributes are there in every unit.
@@ -71,11 +70,12 @@ def check_module(module: Any) -> LightningModule:
 Trainer; a flow stops trials, an observer logs them
     """
     if not isinstance(module, LightningModule):
-        kinds = [kind.__module__.partition(".")[0] for kind in type(module).__mro__]
+        kind = type(module).__name__
+        packages = {base.__module__.partition(".")[0] for base in type(module).__mro__}
         cure = "return one"
-        if "pytorch_lightning" in kinds:
+        if "pytorch_lightning" in packages:
             cure = "derive it from lightning.pytorch, not from pytorch_lightning"
-        raise WorkloadError(f"module gave {shown(module)}, not a LightningModule; {cure}")
+        raise WorkloadError(f"module gave a {kind}, not a LightningModule; {cure}")
     name = type(module).__name__
     for hook, reason in REFUSED.items():
         if is_overridden(hook, module):
@@ -143,7 +143,7 @@ def asked_of_trainer(module: LightningModule) -> Iterator[tuple[str, str]]:
 def _of_trainer(code: CodeType) -> Iterator[str]:
     steps = list(dis.get_instructions(code))
     for step, after in zip(steps, steps[1:], strict=False):
-        of_trainer = step.argval == "trainer" and step.opname.startswith("LOAD_")
+        of_trainer = step.argval == "trainer" and step.opname.startswith(("LOAD_ATTR", "LOAD_FAST"))
         if of_trainer and after.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             yield str(after.argval)
     for constant in code.co_consts:

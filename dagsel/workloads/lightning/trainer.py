@@ -7,6 +7,7 @@ optimization, its connector of loggers. Those without a promise to stay are impo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers, _MockOptimizer
 from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.plugins.precision import MixedPrecision
@@ -310,14 +311,18 @@ class ShardTrainer:
 
     def configure_optimizers(self) -> None:
         """Let the module make its optimizers and schedules."""
+        name = type(self.lightning_module).__name__
         try:
-            made = _init_optimizers_and_lr_schedulers(self.lightning_module)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*configure_optimizers. returned .None.")
+                optimizers, configs = _init_optimizers_and_lr_schedulers(self.lightning_module)
         except Exception as error:
             if _is_lightnings(error):
-                name = type(self.lightning_module).__name__
                 raise WorkloadError(f"{name}.configure_optimizers: {error}") from error
             raise
-        self.strategy.optimizers, self.strategy.lr_scheduler_configs = made
+        if any(isinstance(optimizer, _MockOptimizer) for optimizer in optimizers):
+            raise WorkloadError(f"{name}.configure_optimizers returns None; return an optimizer")
+        self.strategy.optimizers, self.strategy.lr_scheduler_configs = optimizers, configs
 
     def begin(self, progress: Progress) -> None:
         """Set how far the trial is."""
