@@ -7,21 +7,24 @@ rate follows the metric of the search and gradients wait over the ends of shards
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
 
 import optuna
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, LocalCluster
 
 import dagsel
+from dagsel.execution.cluster import close
 from dagsel.flows import ASHA
-from dagsel.storage import ShardedDataset
+from dagsel.storage import Journal, ShardedDataset
 from tests.conftest import Optimize
 
+from . import interrupted
 from .helpers import validation_of
-from .interrupted import interrupt, stopping_after
 
 pytestmark = pytest.mark.skipif(not find_spec("lightning"), reason="needs the extra lightning")
 
@@ -44,6 +47,21 @@ def workload() -> dagsel.LightningWorkload:
         accumulate_grad_batches=2,
         gradient_clip_val=1.0,
     )
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    """Two workers that are threads of this process: Lightning is imported once."""
+    cluster = LocalCluster(
+        n_workers=2,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=logging.CRITICAL,
+    )
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+    close(cluster)
 
 
 @pytest.fixture
@@ -71,7 +89,11 @@ def numbers(run: dagsel.Run) -> dict[tuple[int, int], Any]:
 
 
 def test_a_search_is_exact_and_a_replay_and_a_resumed_run_equal_it(
-    search: Optimize, client: Client, digits: ShardedDataset, run_dir: str
+    search: Optimize,
+    client: Client,
+    digits: ShardedDataset,
+    run_dir: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = search(run_dir=run_dir)
     found = numbers(run)
@@ -89,7 +111,9 @@ def test_a_search_is_exact_and_a_replay_and_a_resumed_run_equal_it(
     parts: dict[str, Any] = {"workload": workload(), "space": space}
     again = dagsel.replay(run_dir, client, **parts, into=f"{run_dir}-again")
     assert numbers(again) == found
-    with pytest.raises(KeyboardInterrupt), stopping_after(20, interrupt):
+    # Not where a state is saved, which a worker does, and here it is of this process.
+    monkeypatch.setattr(interrupted, "STEPS", [(Journal, "append")])
+    with pytest.raises(KeyboardInterrupt), interrupted.stopping_after(50, interrupted.interrupt):
         search(run_dir=f"{run_dir}-stopped", name="stopped")
     resumed = dagsel.resume(f"{run_dir}-stopped", client, **parts)
     assert len(resumed.record.sessions) == 2
