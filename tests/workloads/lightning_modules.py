@@ -117,7 +117,9 @@ class Ema(Plain):
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.ema.lerp_(self.last.weight.detach(), 0.1)
 
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_validation_batch_start(
+        self, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         self.log("norm", self.ema.norm(), batch_size=1)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:

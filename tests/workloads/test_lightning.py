@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dagsel.state import State
 from dagsel.workloads import Visit
-from dagsel.workloads.torch.state import StateReader
+from dagsel.workloads.torch.state import StateReader, read_optimizer
 
 pytestmark = pytest.mark.skipif(not find_spec("lightning"), reason="needs the extra lightning")
 
@@ -51,9 +51,7 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     def __init__(self, shards: list[dict[str, Any]], *, named: bool) -> None:
         self.named = named
-        self.held = {
-            name: np.concatenate([shard[name] for shard in shards]) for name in ("x", "y")
-        }
+        self.held = {name: np.concatenate([shard[name] for shard in shards]) for name in ("x", "y")}
 
     def __getitem__(self, at: int) -> Any:
         x, y = torch.from_numpy(self.held["x"])[at], torch.from_numpy(self.held["y"])[at]
@@ -174,8 +172,7 @@ def test_units_equal_lightnings_trainer(name: str) -> None:
             dict(module.state_dict())
         )
         reader = StateReader(state)
-        held = reader.decode("optimizer", lambda at: reader.view(
-            at) if not at.startswith("model.") else module.state_dict()[at[6:]])  # fmt: skip
+        held = read_optimizer(reader, module)
         parts = held.get("_optimizers", [held])
         wanted = [optimizer.state_dict() for optimizer in trainer.optimizers]
         if it.follows:  # of the last epoch, the Trainer has stepped the schedule already
@@ -186,8 +183,8 @@ def test_units_equal_lightnings_trainer(name: str) -> None:
         assert state.tensors["random.torch"].data.tobytes() == streams[0]
         assert tuple(state.tensors["random.python.words"].numpy().tolist()) == streams[1]
         if not it.follows:
-            held = reader.decode("schedule", reader.view) or {"_schedulers": []}
-            several = len(trainer.lr_scheduler_configs) > 1
+            held = reader.decode("schedule", reader.view)
             wanted = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-            assert leaves(held["_schedulers"] if several else [held][: len(wanted)]) == leaves(wanted)
+            found = held["_schedulers"] if len(wanted) > 1 else [held][: len(wanted)]
+            assert leaves(found) == leaves(wanted)
         assert scores == expected

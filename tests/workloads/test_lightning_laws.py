@@ -1,4 +1,4 @@
-"""LightningWorkload keeps the laws of a workload, and says before anything trains what it cannot do.
+"""LightningWorkload keeps the laws of a workload, and says first of all what it cannot do.
 
 A hook that is not called is refused by name, and so is what a module asks of its Trainer that is
 not known; what is answered is true. A trial goes on with another configuration, and metrics that
@@ -71,7 +71,7 @@ class Suite(WorkloadSuite):
 
 class TestEverything(Suite):
     habit = "Everything"
-    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
+    options: Mapping[str, Any] = {"accumulate_grad_batches": 3, "gradient_clip_val": 0.5}
 
 
 class TestManual(Suite):
@@ -149,7 +149,7 @@ def test_what_is_not_known_of_a_trainer_is_refused_before_anything_trains(
 
 def test_code_that_cannot_be_seen_beforehand_is_told_when_it_asks() -> None:
     def indirectly(self: Any) -> None:
-        setattr(getattr(self, "train" + "er"), "should_stop", True)
+        getattr(self, "train" + "er").should_stop = True
 
     kind = type("Mine", (modules().Plain,), {"on_train_epoch_start": indirectly})
     with pytest.raises(WorkloadError, match="sets self.trainer.should_stop = True, and dagsel"):
@@ -210,7 +210,7 @@ def test_what_is_answered_is_true() -> None:
          'must have the key "scheduler"'),
         ({"configure_optimizers": lambda self: None}, "Mine.configure_optimizers returns None"),
         ({"training_step": lambda self, dataloader_iter: None}, "takes a dataloader_iter"),
-        ({"training_step": lambda self, batch, batch_idx, more: None}, "give other arguments a def"),
+        ({"training_step": lambda self, batch, batch_idx, more: None}, "give other argu"),
         ({"on_save_checkpoint": lambda self, checkpoint: checkpoint.update(epoch=7)},
          "changes 'epoch' of the checkpoint"),
     ],
@@ -265,7 +265,9 @@ def test_a_factory_must_give_a_lightning_module() -> None:
 
 def test_options_that_a_module_without_automatic_optimization_cannot_have() -> None:
     for options in ({"accumulate_grad_batches": 2}, {"gradient_clip_val": 1.0}):
-        with pytest.raises(WorkloadError, match=f"{next(iter(options))} has no effect; do it in tr"):
+        with pytest.raises(
+            WorkloadError, match=f"{next(iter(options))} has no effect; do it in tr"
+        ):
             workload(modules().Rivals, **options).validate({})
 
 
@@ -306,9 +308,10 @@ def test_another_configuration_goes_on_where_the_trial_is() -> None:
     several = workload(modules().ByEpochs)
     state = trained(several, {}, 3)
     assert several.reconfigure(state, {}, {"more": 1}) == state
+    held = workload(modules().PlateauOfTraining)
+    lowered = trained(held, {})
     with pytest.raises(WorkloadError, match="several schedules, one of which follows a metric"):
-        work = workload(modules().PlateauOfTraining)
-        work.reconfigure(trained(work, {}), {}, {"more": 1})
+        held.reconfigure(lowered, {}, {"more": 1})
 
 
 def test_ragged_samples_and_chances_are_made_as_a_torch_workload_makes_them() -> None:
@@ -327,8 +330,8 @@ def test_ragged_samples_and_chances_are_made_as_a_torch_workload_makes_them() ->
                "bucket_by": "ids", "eval_batch_size": 3}  # fmt: skip
     ids = RaggedArray.of([np.ones(n % 5 + 1, "f4") for n in range(22)])
     data = {"ids": ids, "y": arrays(0, 22)["y"]}
-    outline = DataOutline((22,), {"ids": (np.dtype("f4"), ()), **dict([*OUTLINE.arrays.items()][1:])},
-                          frozenset({"ids"}))  # fmt: skip
+    y = OUTLINE.arrays["y"]
+    outline = DataOutline((22,), {"ids": (np.dtype("f4"), ()), "y": y}, frozenset({"ids"}))
     found = []
     for augment in (None, double):
         work = workload(kind, augment=augment, **options)
@@ -338,7 +341,9 @@ def test_ragged_samples_and_chances_are_made_as_a_torch_workload_makes_them() ->
     assert found[0].loss != found[1].loss
     with pytest.raises(WorkloadError, match="collate=dagsel.collate.pad"):
         workload().validate_data({}, outline)
-    with pytest.raises(WorkloadError, match="batch_size is 5 with drop_last=True, and the smallest"):
+    with pytest.raises(
+        WorkloadError, match="batch_size is 5 with drop_last=True, and the smallest"
+    ):
         workload(drop_last=True).validate_data({}, DataOutline((4, 22), OUTLINE.arrays))
 
 

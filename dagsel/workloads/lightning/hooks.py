@@ -10,6 +10,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Iterator
+from itertools import pairwise
 from types import CodeType
 from typing import Any
 
@@ -142,7 +143,7 @@ def asked_of_trainer(module: LightningModule) -> Iterator[tuple[str, str]]:
 
 def _of_trainer(code: CodeType) -> Iterator[str]:
     steps = list(dis.get_instructions(code))
-    for step, after in zip(steps, steps[1:], strict=False):
+    for step, after in pairwise(steps):
         of_trainer = step.argval == "trainer" and step.opname.startswith(("LOAD_ATTR", "LOAD_FAST"))
         if of_trainer and after.opname in ("LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"):
             yield str(after.argval)

@@ -136,7 +136,7 @@ def score_shard(trainer: ShardTrainer, parts: Iterable[tuple[int, Any, Any]]) ->
         trainer.hook("on_validation_epoch_start")
         for number, (size, batch, _) in enumerate(parts):
             n_samples += size
-            batch = _sent(trainer, batch)  # noqa: PLW2901
+            batch = _sent(trainer, batch)
             logs.on_batch_start(batch)
             trainer.hook("on_validation_batch_start", batch, number)
             arguments = step_arguments(module.validation_step, batch, number)

@@ -129,7 +129,9 @@ def _load_accumulated(module: LightningModule, saved: Mapping[str, Any]) -> None
             continue
         for key, value in entry["state"].items():
             is_list = isinstance(value, list)
-            here = [part.to(metric.device) for part in value] if is_list else value.to(metric.device)
+            here = (
+                [part.to(metric.device) for part in value] if is_list else value.to(metric.device)
+            )
             setattr(metric, key, here)
         metric._update_count, metric._computed = entry["n"], None
 
@@ -168,5 +170,3 @@ def _checkpoint(trainer: ShardTrainer) -> dict[str, Any]:
             "which dagsel keeps itself; add keys of your own"
         )
     return {name: value for name, value in checkpoint.items() if name not in own}
-
-

@@ -1,7 +1,7 @@
 """What a unit trains or scores: module, optimizers and schedules, built from a trial's state.
 
-A module is built as Lightning's `fit` does it: from the trial's first random numbers, with the hooks
-that come before the first batch. What the state holds is loaded over it.
+A module is built as Lightning's `fit` does it: from the trial's first random numbers, with the
+hooks that come before the first batch. What the state holds is loaded over it.
 """
 
 from __future__ import annotations

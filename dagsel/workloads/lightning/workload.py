@@ -25,11 +25,11 @@ from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch.batches import (
     Making,
     evaluation_batches,
-    shard_of,
+    tensors_of,
     training_batches,
 )
-from dagsel.workloads.torch.device import Shard, device_of
-from dagsel.workloads.torch.fit import check_batches, check_dtypes
+from dagsel.workloads.torch.device import Shard, accelerator, device_of, place_shard
+from dagsel.workloads.torch.fit import check_batches, check_dtypes, is_mapped
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import Cursor
 from dagsel.workloads.torch.models import GivesModules
@@ -231,7 +231,8 @@ which epoch of a trial is its last; do it with run.best_model()
 
     def prepare(self, arrays: Mapping[str, Any]) -> Shard:
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
-        return shard_of(arrays, self.device_memory)
+        shard = tensors_of(arrays)
+        return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the module, fit it."""
@@ -370,8 +371,10 @@ which epoch of a trial is its last; do it with run.best_model()
             scores.check_names(trial.trainer.lightning_module, self.pooled_metrics, logged)
         for held in trial.configs:
             name = held.monitor
-            if held.reduce_on_plateau and name in scores.names_of(logged) and (
-                name not in self._metrics
+            if (
+                held.reduce_on_plateau
+                and name in scores.names_of(logged)
+                and (name not in self._metrics)
             ):
                 raise WorkloadError(
                     f"{type(held.scheduler).__name__} monitors {name!r} of validation, which is "

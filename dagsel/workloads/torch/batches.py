@@ -21,15 +21,12 @@ from dagsel.workloads.torch.ddp import GangBatches
 from dagsel.workloads.torch.device import (
     Accelerator,
     Shard,
-    accelerator,
     copy_rows,
     gather_rows,
     pin,
-    place_shard,
     send_ahead,
     transfer_device,
 )
-from dagsel.workloads.torch.fit import is_mapped
 from dagsel.workloads.torch.loop import ShardBatches
 from dagsel.workloads.torch.ragged import RaggedTensor, by_size
 from dagsel.workloads.torch.state import as_torch
@@ -84,10 +81,10 @@ class Making:
         return first, last if last is not first else last.clone()
 
 
-def shard_of(arrays: Mapping[str, Any], device_memory: int | float) -> Shard:
-    """Copy a shard's arrays as tensors to the worker's device, or to where they are sent from."""
+def tensors_of(arrays: Mapping[str, Any]) -> Shard:
+    """View a shard's arrays as tensors."""
     try:
-        shard: Shard = {
+        return {
             name: RaggedTensor.of(array, as_torch)
             if isinstance(array, RaggedArray)
             else as_torch(np.asarray(array))
@@ -95,7 +92,6 @@ def shard_of(arrays: Mapping[str, Any], device_memory: int | float) -> Shard:
         }
     except TypeError as error:
         raise WorkloadError(f"the data cannot become tensors: {error}") from error
-    return place_shard(shard, accelerator(), device_memory, stays=is_mapped(arrays))
 
 
 def training_batches(

@@ -233,7 +233,7 @@ def load_optimizer(
 
 
 def read_optimizer(reader: StateReader, module: torch.nn.Module) -> Any:
-    """Return the state dict of an optimizer in a state, copied; what is a weight is the module's."""
+    """Return an optimizer's state dict, copied of a state; what is a weight is the module's."""
     alive: dict[str, Any] = {}
 
     def leaf(name: str) -> Any:

@@ -32,12 +32,12 @@ from dagsel.workloads.torch import factories
 from dagsel.workloads.torch.batches import (
     Making,
     evaluation_batches,
-    shard_of,
+    tensors_of,
     training_batches,
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
-from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of
-from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes
+from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
+from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
     Cursor,
@@ -294,7 +294,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         if self.input_fn is None:
             arrays = self._casting.cast(arrays)
-        return shard_of(arrays, self.device_memory)
+        shard = tensors_of(arrays)
+        return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial as a script does: seed all streams, build the model, the optimizer."""
