@@ -64,7 +64,7 @@ class DigitsCNN(LightningModule):
         return images + 0.05 * torch.randn_like(images), digits
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=1)
         return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_acc"}
 

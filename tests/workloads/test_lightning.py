@@ -89,7 +89,9 @@ def by_trainer(it: Any) -> tuple[Any, Any, list[dict[str, float]]]:
     score = Samples([arrays(10 + at, n) for at, n in enumerate(SCORED)], named=named)
     # A DataLoader draws a number for its workers in each epoch: from a stream of its own.
     of_its_own: dict[str, Any] = {"generator": torch.Generator()}
-    parts = [range(sum(SCORED[:at]), sum(SCORED[: at + 1])) for at in range(len(SCORED))]
+    ends = np.cumsum(SCORED)
+    parts = [list(part) for end, n in zip(ends, SCORED, strict=True)
+             for part in np.split(np.arange(end - n, end), range(4, n, 4))]  # fmt: skip
     options = {**it.options}
     if options.get("precision") == "bf16":
         options["precision"] = "bf16-mixed"
@@ -114,8 +116,8 @@ def workload_of(it: Any, **more: Any) -> Any:
     from dagsel.workloads import LightningWorkload
 
     return LightningWorkload(
-        it.module, metrics=list(it.scores), batch_size=BATCH, batch_fn=it.batch_fn,
-        max_epochs=N_EPOCHS, shard_sizes=SIZES, **it.options, **more,
+        it.module, metrics=list(it.scores), batch_size=BATCH, eval_batch_size=4,
+        batch_fn=it.batch_fn,        max_epochs=N_EPOCHS, shard_sizes=SIZES, **it.options, **more,
     )  # fmt: skip
 
 

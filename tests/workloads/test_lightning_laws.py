@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import dagsel.collate
 from dagsel.errors import WorkloadError
 from dagsel.flow import Goal
+from dagsel.storage.datasets.dataset import ShardSize
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline
@@ -45,7 +46,7 @@ def modules() -> Any:
 def workload(module: Any = None, **options: Any) -> Any:
     from dagsel.workloads import LightningWorkload
 
-    given = {"metrics": SCORES, "batch_size": 5} | options
+    given: dict[str, Any] = {"metrics": SCORES, "batch_size": 5} | options
     return LightningWorkload(module or modules().Plain, **given)
 
 
@@ -134,7 +135,7 @@ def asks(name: str) -> Callable[[Any], Any]:
         ("datamodule", "let batch_fn make the batches of dagsel's shards"),
         ("should_stop", "let a flow stop trials"),
         ("estimated_stepping_batches", "give LightningWorkload max_epochs= and shard_sizes="),
-        ("num_training_batches", "shard_sizes=data.manifest.sizes"),
+        ("num_training_batches", "shard_sizes=data.shard_sizes"),
         ("max_epochs", "max_epochs="),
         ("save_checkpoint('a')", "states are kept in the run's folder"),
         ("num_val_batches", "leave it out of on_train_epoch_end"),
@@ -187,7 +188,8 @@ def test_what_is_answered_is_true() -> None:
             getattr(trainer, names[-1])
 
     kind = type("Mine", (modules().Plain,), {"on_train_batch_start": note})
-    work = workload(kind, max_epochs=4, shard_sizes=[22, 11], accumulate_grad_batches=2)
+    sizes = [ShardSize(22, 5, 100), ShardSize(11, 5, 100)]  # as a data set has them
+    work = workload(kind, max_epochs=4, shard_sizes=sizes, accumulate_grad_batches=2)
     trained(work, {}, 2)
     steps = [(at["current_epoch"], at["global_step"], at["is_last_batch"]) for at in told]
     first = [(0, number // 2, number == 4) for number in range(5)]
@@ -242,6 +244,7 @@ def test_errors_of_the_module_itself_stay_what_they_are() -> None:
         ({"gradient_clip_algorithm": "l1"}, "must be one of 'value', 'norm'"),
         ({"max_epochs": 0}, "max_epochs must be"),
         ({"shard_sizes": [0.5]}, "shard_sizes must be"),
+        ({"shard_sizes": 3}, "shard_sizes must be the samples of each shard, got 3"),
         ({"precision": "fp16"}, "precision is 'fp16', not"),
         ({"device_memory": 2.0}, "device_memory is 2.0"),
         ({"drop_last": 1}, "drop_last is 1"),
@@ -296,6 +299,18 @@ def test_a_plateau_follows_the_metric_of_the_search_alone() -> None:
                  .training_step, "log": lambda self, *a, **k: None})  # fmt: skip
     with pytest.raises(WorkloadError, match="monitors 'train_loss_epoch', and training logs noth"):
         trained(workload(wrong), {})
+
+
+def test_a_plateau_of_every_second_epoch_has_its_turn_then() -> None:
+    def rarely(self: Any) -> Any:
+        made = modules().Plateau.configure_optimizers(self)
+        held = {"scheduler": made["lr_scheduler"], "monitor": "val_loss", "frequency": 2}
+        return {"optimizer": made["optimizer"], "lr_scheduler": held}
+
+    work = workload(type("Mine", (modules().Plain,), {"configure_optimizers": rarely}))
+    for n_epochs, rate in ((4, 0.4), (5, 0.2), (6, 0.2), (7, 0.1)):  # the first one is the best
+        (group,) = trained(work, {}, n_epochs, 0.5).meta["tree"]["optimizer"]["param_groups"]
+        assert group["lr"] == rate
 
 
 def test_another_configuration_goes_on_where_the_trial_is() -> None:
@@ -353,6 +368,21 @@ def test_objects_of_torchmetrics_need_a_configuration_that_can_be_kept() -> None
     shard = work.prepare(arrays(1, 8))
     with pytest.raises(WorkloadError, match="'activation' there has no form in JSON; suggest a na"):
         work.evaluate(work.init(config, 0), shard, config)
+
+
+def test_what_training_has_accumulated_is_not_scored() -> None:
+    work, config = workload(modules().Everything), {"lr": 0.1}
+    shard = work.prepare(arrays(0, 22))
+    stops = iter([False, False, True])
+    half = work.train(
+        work.init(config, 0), shard, config, visit=Visit(0, 0, 1, 0, True),
+        should_stop=lambda: next(stops),
+    )  # fmt: skip
+    assert not half.finished
+    score = arrays(5, 12)
+    found = work.pool([work.evaluate(half.state, work.prepare(score), config).kept])
+    guess = work.restore(half.state, config)(torch.from_numpy(score["x"])).argmax(1).numpy()
+    assert found["val_acc"] == pytest.approx((guess == score["y"]).mean())
 
 
 def test_a_model_that_was_restored_needs_no_dagsel() -> None:

@@ -32,7 +32,7 @@ _MAKES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 def names_of(results: Logged) -> dict[str, str]:
     """Return the names by which a search can ask for what was logged, each with its key."""
-    found = {}
+    found: dict[str, str] = {}
     for key, result in results.items():
         if result.meta.on_epoch:
             found |= {result.meta.name: key, result.meta.forked_name(on_step=False): key}

@@ -36,7 +36,7 @@ from dagsel.errors import WorkloadError
 from dagsel.workloads.lightning.hooks import asked_of_trainer, call_hook, step_arguments
 from dagsel.workloads.torch.speed import Precision
 
-_SIZES = "give LightningWorkload max_epochs= and shard_sizes=data.manifest.sizes('train')"
+_SIZES = "give LightningWorkload max_epochs= and shard_sizes=data.shard_sizes"
 #: What to do where a module asks for something that there is not.
 _CURES = {
     "datamodule": "let batch_fn make the batches of dagsel's shards",
@@ -271,8 +271,10 @@ class ShardTrainer:
     @property
     def estimated_stepping_batches(self) -> int:
         """Steps of a whole training, if the workload was told both."""
-        name, options = "estimated_stepping_batches", self._options
-        n_steps = math.ceil(self._told(name, options.n_batches) / self.accumulate_grad_batches)
+        name = "estimated_stepping_batches"
+        options: TrainerOptions = self._options
+        n_batches = self._told(name, options.n_batches)
+        n_steps = math.ceil(n_batches / options.accumulate_grad_batches)
         return n_steps * self._told(name, options.max_epochs)
 
     def _told(self, name: str, value: int | None) -> int:

@@ -76,8 +76,9 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
         ``"bf16"`` is Lightning's ``"bf16-mixed"``. With ``"tf32"`` a GPU multiplies float32 in
         TF32. ``"fp32"`` changes nothing.
     max_epochs, shard_sizes
-        Epochs of a whole training, and the samples of each training shard, for a module that asks
-        ``self.trainer`` for `max_epochs`, `num_training_batches` or `estimated_stepping_batches`.
+        Epochs of a whole training, and ``data.shard_sizes`` or the samples of each training shard,
+        for a module that asks ``self.trainer`` for ``max_epochs``, ``num_training_batches`` or
+        ``estimated_stepping_batches``.
 
     Notes
     -----
@@ -138,7 +139,7 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
         accumulate_grad_batches: int = 1,
         precision: Precision = "fp32",
         max_epochs: int | None = None,
-        shard_sizes: Sequence[int] | None = None,
+        shard_sizes: Sequence[Any] | None = None,
         device_memory: int | float = 0.5,
     ) -> None:
         _check_function("module", module, 1, "module(config)", "lambda config: Net(config['lr'])")
@@ -167,8 +168,6 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
         if gradient_clip_algorithm is not None:
             known = tuple(GradClipAlgorithmType.supported_types())
             choice("gradient_clip_algorithm", gradient_clip_algorithm, known, error=WorkloadError)
-        if shard_sizes is not None:
-            shard_sizes = tuple(whole("shard_sizes", n, error=WorkloadError) for n in shard_sizes)
         check_options(
             precision=precision, compile=False, fused=False, device_memory=device_memory,
             flags={"drop_last": drop_last},
@@ -178,7 +177,7 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
         self.gradient_clip_val = gradient_clip_val
         self.gradient_clip_algorithm = gradient_clip_algorithm
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
-        self.max_epochs, self.shard_sizes = max_epochs, shard_sizes
+        self.max_epochs, self.shard_sizes = max_epochs, _sizes(shard_sizes)
         self.device_memory = device_memory
         self._live, self._has_tried = LiveTrials(), False
 
@@ -423,6 +422,18 @@ def _check_function(name: str, function: Any, n: int, call: str, write: str) -> 
             f"{name} must be a function, called as {call}, got {shown(function)}; write "
             f"{name}={write}"
         )
+
+
+def _sizes(shards: Any) -> tuple[int, ...] | None:
+    if shards is not None and not isinstance(shards, list | tuple):
+        raise WorkloadError(
+            f"shard_sizes must be the samples of each shard, got {shown(shards)}; write "
+            "shard_sizes=data.shard_sizes"
+        )
+    return shards and tuple(
+        whole("shard_sizes", getattr(shard, "n_train", shard), error=WorkloadError)
+        for shard in shards
+    )
 
 
 def _named(metrics: Any) -> dict[str, Direction | None]:
