@@ -106,8 +106,8 @@ def by_trainer(it: Any) -> tuple[Any, Any, list[dict[str, float]]]:
     module = it.module({"lr": 0.1})
     trainer.fit(
         module,
-        torch.utils.data.DataLoader(train, batch_sampler=Batches(), **of_its_own),  # type: ignore[arg-type]
-        torch.utils.data.DataLoader(score, batch_sampler=parts, **of_its_own),  # type: ignore[arg-type]
+        torch.utils.data.DataLoader(train, batch_sampler=Batches(), **of_its_own),
+        torch.utils.data.DataLoader(score, batch_sampler=parts, **of_its_own),
     )
     return module, trainer, scores
 

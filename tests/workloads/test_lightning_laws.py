@@ -165,6 +165,33 @@ def test_code_that_cannot_be_seen_beforehand_is_told_when_it_asks() -> None:
             trained(workload(type("Mine", (modules().Plain,), parts)), {})
 
 
+def test_a_trainer_is_that_of_one_unit() -> None:
+    kept: list[Any] = []
+    kind = type("Mine", (modules().Plain,), {"on_fit_start": lambda self: kept.append(self.trainer),
+                "on_train_epoch_end": lambda self: kept[0].current_epoch})  # fmt: skip
+    with pytest.raises(
+        WorkloadError, match="the trainer of an earlier unit; ask self.trainer each"
+    ):
+        trained(workload(kind), {})
+
+
+def test_a_module_may_say_late_that_it_optimizes_by_itself() -> None:
+    def late(self: Any, stage: str) -> None:
+        assert stage == "fit"
+        self.automatic_optimization = False
+
+    def early(self: Any, config: Any) -> None:
+        modules().Rivals.__init__(self, config)
+        self.automatic_optimization = True
+
+    kind = type("Mine", (modules().Rivals,), {"setup": late, "__init__": early})
+    found = [trained(workload(module), {}) for module in (kind, modules().Rivals)]
+    assert found[0].tensors["model.rival.weight"].data.tobytes() == (
+        found[1].tensors["model.rival.weight"].data.tobytes()
+    )
+    assert found[0].meta["tree"]["loop"] == found[1].meta["tree"]["loop"]
+
+
 def test_what_is_answered_is_true() -> None:
     told: list[dict[str, Any]] = []
     names = (

@@ -173,14 +173,18 @@ class ShardTrainer:
             _accelerator_connector=SimpleNamespace(is_distributed=False),
         )
         put(_logger_connector=_LoggerConnector(self))  # type: ignore[arg-type]
-        loop = _AutomaticOptimization if module.automatic_optimization else _ManualOptimization
-        put(_optimization=loop(self))  # type: ignore[arg-type]
+        put(_automatic=_AutomaticOptimization(self))  # type: ignore[arg-type]
+        put(_manual=_ManualOptimization(self))  # type: ignore[arg-type]
         module.trainer = self  # type: ignore[assignment]
         strategy.connect(module)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if not vars(self):
+            raise WorkloadError(
+                f"{name} is asked of the trainer of an earlier unit; ask self.trainer each time"
+            )
         raise self._refused(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -225,8 +229,8 @@ class ShardTrainer:
     def global_step(self) -> int:
         """Steps of optimizers so far."""
         if self.lightning_module.automatic_optimization:
-            return self._optimization.optim_progress.optimizer_steps  # type: ignore[no-any-return]
-        return self._optimization.optim_step_progress.total.completed  # type: ignore[no-any-return]
+            return self._automatic.optim_progress.optimizer_steps  # type: ignore[no-any-return]
+        return self._manual.optim_step_progress.total.completed  # type: ignore[no-any-return]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -329,10 +333,8 @@ class ShardTrainer:
     def begin(self, progress: Progress) -> None:
         """Set how far the trial is."""
         vars(self).update(progress=progress)
-        if self.lightning_module.automatic_optimization:
-            self._optimization.optim_progress.optimizer.step.total.completed = progress.n_steps
-        else:
-            self._optimization.optim_step_progress.total.completed = progress.n_steps
+        self._automatic.optim_progress.optimizer.step.total.completed = progress.n_steps
+        self._manual.optim_step_progress.total.completed = progress.n_steps
         # Else the first batch of a unit would be taken for that of the epoch, and reset its sums.
         self._logger_connector._first_loop_iter = True if progress.n_batches else None
 
@@ -354,21 +356,17 @@ class ShardTrainer:
         step = self.lightning_module.training_step
         arguments: Any = dict(enumerate(step_arguments(step, batch, batch_idx)))
         if self.lightning_module.automatic_optimization:
-            output = self._optimization.run(self.optimizers[0], batch_idx, arguments)
+            output = self._automatic.run(self.optimizers[0], batch_idx, arguments)
         else:
-            output = self._optimization.run(arguments)
+            output = self._manual.run(arguments)
         self.progress.n_steps = self.global_step
         return output  # type: ignore[no-any-return]
-
-    def _should_accumulate(self) -> bool:
-        """Whether gradients wait for more batches."""
-        is_done = self.progress.n_batches % self.accumulate_grad_batches == 0
-        return not is_done and not self.is_last_batch
 
     @property
     def accumulates(self) -> bool:
         """Whether gradients wait for more batches."""
-        return self._should_accumulate()
+        is_done = self.progress.n_batches % self.accumulate_grad_batches == 0
+        return not is_done and not self.is_last_batch
 
     @property
     def logs(self) -> Any:
@@ -385,7 +383,9 @@ class _FitLoop:
     # All that Lightning's loops of optimization ask of the loop around them.
     def __init__(self, trainer: ShardTrainer) -> None:
         self._trainer = trainer
-        self._should_accumulate = trainer._should_accumulate
+
+    def _should_accumulate(self) -> bool:
+        return self._trainer.accumulates
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

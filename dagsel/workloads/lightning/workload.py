@@ -425,12 +425,14 @@ def _check_function(name: str, function: Any, n: int, call: str, write: str) -> 
 
 
 def _sizes(shards: Any) -> tuple[int, ...] | None:
-    if shards is not None and not isinstance(shards, list | tuple):
+    if shards is None:
+        return None
+    if not isinstance(shards, list | tuple):
         raise WorkloadError(
             f"shard_sizes must be the samples of each shard, got {shown(shards)}; write "
             "shard_sizes=data.shard_sizes"
         )
-    return shards and tuple(
+    return tuple(
         whole("shard_sizes", getattr(shard, "n_train", shard), error=WorkloadError)
         for shard in shards
     )
