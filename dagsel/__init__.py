@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dagsel.simulation.preview import preview as preview
     from dagsel.verbosity import set_verbosity as set_verbosity
     from dagsel.workloads import Base as Base
+    from dagsel.workloads import LightningWorkload as LightningWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attached": "dagsel.attaching",
     "Base": "dagsel.workloads",
+    "LightningWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
     "Search": "dagsel.searching",
@@ -75,6 +77,7 @@ _MODULES = (
 __all__ = [
     "Attached",
     "Base",
+    "LightningWorkload",
     "Profile",
     "Run",
     "Search",

@@ -1,7 +1,7 @@
-"""What to train: the `Workload` protocol and the two workloads that dagsel brings.
+"""What to train: the `Workload` protocol and the workloads that dagsel brings.
 
-Importing this package imports neither PyTorch nor scikit-learn: `TorchWorkload` and
-`SklearnWorkload` are loaded when they are first named.
+Importing this package imports no library that trains: each workload is loaded when it is first
+named.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Workload
 
 if TYPE_CHECKING:
+    from dagsel.workloads.lightning import LightningWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import Base, TorchWorkload
 
 __all__ = [
     "Base",
     "Evaluated",
+    "LightningWorkload",
     "Reconfigurable",
     "SklearnWorkload",
     "TorchWorkload",
@@ -28,6 +30,7 @@ __all__ = [
 
 _LAZY = {
     "Base": "dagsel.workloads.torch",
+    "LightningWorkload": "dagsel.workloads.lightning",
     "SklearnWorkload": "dagsel.workloads.sklearn",
     "TorchWorkload": "dagsel.workloads.torch",
 }
