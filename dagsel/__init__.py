@@ -30,12 +30,16 @@ if TYPE_CHECKING:
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
     from dagsel.verbosity import set_verbosity as set_verbosity
+    from dagsel.workloads import FlaxWorkload as FlaxWorkload
+    from dagsel.workloads import KerasWorkload as KerasWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
     "Attached": "dagsel.attaching",
+    "FlaxWorkload": "dagsel.workloads",
+    "KerasWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
     "Search": "dagsel.searching",
@@ -72,6 +76,8 @@ _MODULES = (
 
 __all__ = [
     "Attached",
+    "FlaxWorkload",
+    "KerasWorkload",
     "Profile",
     "Run",
     "Search",

@@ -45,6 +45,8 @@ def test_what_is_exported() -> None:
 
     assert dagsel.__all__ == [
         "Attached",
+        "FlaxWorkload",
+        "KerasWorkload",
         "Profile",
         "Run",
         "Search",

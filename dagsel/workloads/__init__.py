@@ -1,7 +1,7 @@
-"""What to train: the `Workload` protocol and the two workloads that dagsel brings.
+"""What to train: the `Workload` protocol and the workloads that dagsel brings.
 
-Importing this package imports neither PyTorch nor scikit-learn: `TorchWorkload` and
-`SklearnWorkload` are loaded when they are first named.
+Importing this package imports neither PyTorch nor another library that trains: a workload is loaded
+when it is first named.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any
 from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Workload
 
 if TYPE_CHECKING:
+    from dagsel.workloads.flax import FlaxWorkload
+    from dagsel.workloads.keras import KerasWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import TorchWorkload
 
 __all__ = [
     "Evaluated",
+    "FlaxWorkload",
+    "KerasWorkload",
     "Reconfigurable",
     "SklearnWorkload",
     "TorchWorkload",
@@ -25,7 +29,12 @@ __all__ = [
     "Workload",
 ]
 
-_LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
+_LAZY = {
+    "FlaxWorkload": "dagsel.workloads.flax",
+    "KerasWorkload": "dagsel.workloads.keras",
+    "SklearnWorkload": "dagsel.workloads.sklearn",
+    "TorchWorkload": "dagsel.workloads.torch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from dagsel.errors import CheckpointCorruptError, NothingTrainedError, WorkloadE
 from dagsel.state import NUMPY, Tensor
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
-from dagsel.workloads.batches import Batches, Cursor, check_batches, sizes_of
+from dagsel.workloads.batches import Cursor, ShardPass, check_batches, sizes_of
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 
 Shard: TypeAlias = dict[str, Any]
@@ -155,6 +155,8 @@ class Kept(Generic[T]):
     ----------
     most
         How many are kept.
+    most_bytes
+        And how large they are together, as far as they say so in ``nbytes``.
 
     Examples
     --------
@@ -166,8 +168,8 @@ class Kept(Generic[T]):
     'anew'
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int, most_bytes: int = 256 << 20) -> None:
+        self._most, self._most_bytes = most, most_bytes
         self._made: OrderedDict[Hashable, T] = OrderedDict()
 
     def get(self, config: Config, seed: int, make: Callable[[], T]) -> T:
@@ -175,13 +177,17 @@ class Kept(Generic[T]):
         key = json.dumps(dict(config), sort_keys=True, default=repr), seed
         if key not in self._made:
             self._made[key] = make()
-            if len(self._made) > self._most:
+            while len(self._made) > 1 and self._is_full():
                 self._made.popitem(last=False)
         self._made.move_to_end(key)
         return self._made[key]
 
+    def _is_full(self) -> bool:
+        n_bytes = sum(getattr(made, "nbytes", 0) for made in self._made.values())
+        return len(self._made) > self._most or n_bytes > self._most_bytes
+
     def __reduce__(self) -> tuple[Any, ...]:  # a worker compiles for itself
-        return Kept, (self._most,)
+        return Kept, (self._most, self._most_bytes)
 
 
 class TakesArrays:
@@ -241,7 +247,7 @@ class TakesArrays:
         visit: Visit,
         saved: dict[str, Any] | None,
         should_stop: Callable[[], bool],
-    ) -> Batches:
+    ) -> ShardPass:
         """Return the batches of a visit, each as inputs and targets."""
         n_samples, size = _length(shard), self._batch_size(config)
         order, sizes = visit.order(n_samples), sizes_of(n_samples, size, drop_last=self.drop_last)
@@ -252,7 +258,7 @@ class TakesArrays:
             return self._pair(_rows(shard, part[1]), config, [*key, part[0]])
 
         cursor = Cursor.begin(saved, visit)
-        return Batches(parts, sizes, make=make, cursor=cursor, should_stop=should_stop)
+        return ShardPass(parts, sizes, make=make, cursor=cursor, should_stop=should_stop)
 
     def _evaluation_batches(
         self, shard: Shard, config: Config

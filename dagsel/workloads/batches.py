@@ -50,7 +50,7 @@ class Cursor:
         return cursor
 
 
-class Batches:
+class ShardPass:
     """The batches of one pass over a shard.
 
     One pass only. It ends early, at a batch boundary, when the unit is told to stop.
@@ -71,7 +71,7 @@ class Batches:
     Examples
     --------
     >>> visit = Visit(seed=0, trial=0, epoch=1, shard=0)
-    >>> batches = Batches(
+    >>> batches = ShardPass(
     ...     [[3, 1], [0, 2], [4]], [2, 2, 1], make=list, cursor=Cursor.begin(None, visit),
     ...     should_stop=lambda: False,
     ... )

@@ -2,15 +2,11 @@
 
 - `workload`: the workload.
 - `programs`: what is compiled for a configuration, and the arrays that go through it.
+
+Importing this package imports neither JAX nor Flax.
 """
 
-from dagsel.workloads.arrays import imported, settle_jax
-
-settle_jax()
-for _module in ("jax", "flax", "optax"):
-    imported(_module, "jax")
-
-from dagsel.workloads.flax.workload import FlaxWorkload  # noqa: E402
+from dagsel.workloads.flax.workload import FlaxWorkload
 
 __all__ = ["FlaxWorkload"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +24,12 @@ from dagsel.workloads.base import Config
 from dagsel.workloads.compiled import Program
 from dagsel.workloads.random_streams import seed_streams
 
+#: Name, shape and dtype of an array.
+Outline: TypeAlias = tuple[str, tuple[int, ...], Any]
+
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class FlaxParts:
     """The functions that a `FlaxWorkload` is made of."""
 
     model: Callable[..., Any]
@@ -70,7 +73,7 @@ def apply(model: Any, inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
-class Programs:
+class FlaxPrograms:
     """What is compiled for a configuration and a seed; nothing in it is of a trial's state.
 
     Parameters
@@ -89,7 +92,7 @@ class Programs:
         ``score(leaves, inputs, targets)`` returns the loss and the output of a batch.
     """
 
-    def __init__(self, parts: Parts, config: Config, seed: int) -> None:
+    def __init__(self, parts: FlaxParts, config: Config, seed: int) -> None:
         self._parts, self._config = parts, config
         self._transform = parts.transform(config)  # one for all: descriptions name its functions
         self._make = lambda: parts.make(config, seed, self._transform)
@@ -150,6 +153,29 @@ class Programs:
         model.eval()
         output = apply(model, inputs)
         return _scalar(self._parts.loss(output, targets), "loss"), output
+
+    def check(self, inputs: Outline, targets: Outline) -> None:
+        """Raise a `WorkloadError` if a training step fails for arrays of such shapes and dtypes."""
+        batch = [
+            jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+            for _, shape, dtype in (inputs, targets)
+        ]
+        try:
+            self.train.trace(self.shapes, *batch)
+        except WorkloadError:
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split())[:300]
+            raise WorkloadError(
+                f"a training step fails for inputs {inputs[0]!r} of shape {inputs[1]} and targets "
+                f"{targets[0]!r} of shape {targets[1]}: {type(error).__name__}: {text}; compare "
+                "model and loss with the shape of a batch, or reshape it in input_fn"
+            ) from error
+
+    def scored(self, leaves: list[Any], inputs: Any, targets: Any) -> tuple[float, Any, Any]:
+        """Return the loss of a batch, its output and its targets, as metrics take them."""
+        loss, output = self.score(leaves, inputs, targets)
+        return float(loss), *(jax.tree.map(_wide, value) for value in (output, targets))
 
     # ---- arrays and states
 
@@ -218,6 +244,12 @@ def _plain(leaf: Any, key: Any) -> Any:
 
 def _typed(leaf: Any, key: Any) -> Any:
     return leaf if key is None else jax.random.wrap_key_data(leaf, impl=key)
+
+
+def _wide(value: Any) -> Any:
+    """Return an array as NumPy has it; half precision becomes float32."""
+    array = np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
 def _scalar(loss: Any, what: str) -> Any:

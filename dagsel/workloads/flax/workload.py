@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
-
-import jax
-import numpy as np
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from dagsel.checks import shown, takes
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State, reading_state
-from dagsel.workloads.arrays import InputFn, Kept, Shard, TakesArrays, new_beginning, settle_jax
+from dagsel.workloads.arrays import (
+    InputFn,
+    Kept,
+    Shard,
+    TakesArrays,
+    imported,
+    new_beginning,
+    settle_jax,
+)
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -27,9 +33,11 @@ from dagsel.workloads.base import (
     never,
 )
 from dagsel.workloads.batches import weighted_means
-from dagsel.workloads.flax.programs import Parts, Programs
 from dagsel.workloads.pooled import PoolsMetrics, accumulates
 from dagsel.workloads.random_streams import preserved_streams
+
+if TYPE_CHECKING:
+    from dagsel.workloads.flax.programs import FlaxPrograms
 
 _CALLS = {
     "model": ("config, rngs", "lambda config, rngs: flax.nnx.Linear(4, 2, rngs=rngs)"),
@@ -116,6 +124,7 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
         drop_last: bool = False,
         eval_batch_size: int = 256,
     ) -> None:
+        _library()
         functions = {"model": model, "loss": loss, "optimizer": optimizer, "train_step": train_step}
         for name, function in functions.items():
             arguments, write = _CALLS[name]
@@ -137,7 +146,7 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
                     "and outputs are NumPy arrays: write a function and mark it by "
                     "dagsel.metrics.over_set"
                 )
-        self._programs: Kept[Programs] = Kept(_MOST_KEPT)
+        self._programs: Kept[FlaxPrograms] = Kept(_MOST_KEPT)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Arrive in a worker, before anything of JAX is used there."""
@@ -173,23 +182,9 @@ nnx.Param
         if self.input_fn is not None:
             return  # what it makes of the arrays is seen when there are some
         size = min(self._batch_size(config), *data.n_train)
-        batch = [
-            jax.ShapeDtypeStruct((size, *shape), jax.dtypes.canonicalize_dtype(dtype))
-            for dtype, shape in data.arrays.values()
-        ]
+        batch = [(name, (size, *shape), kind) for name, (kind, shape) in data.arrays.items()]
         with preserved_streams():
-            try:
-                programs = self._programs_of(config, 0)
-                programs.train.trace(programs.shapes, batch[0], batch[-1])
-            except WorkloadError:
-                raise
-            except Exception as error:
-                names = [*data.arrays]
-                raise WorkloadError(
-                    f"a training step fails for inputs {names[0]!r} of shape {batch[0].shape} and "
-                    f"targets {names[-1]!r} of shape {batch[-1].shape}: {_in_a_line(error)}; "
-                    "compare model and loss with the shape of a batch, or reshape it in input_fn"
-                ) from error
+            self._programs_of(config, 0).check(batch[0], batch[-1])
 
     def init(self, config: Config, seed: int) -> State:
         """Begin a trial: build the model with the generators of the seed, and the optimizer."""
@@ -238,10 +233,9 @@ nnx.Param
         with preserved_streams():
             programs, leaves = self._read(state, config)
             for size, (inputs, targets) in self._evaluation_batches(shard, config):
-                loss, made = programs.score(leaves, inputs, targets)
-                output, target = (jax.tree.map(_wide, value) for value in (made, targets))
+                loss, output, target = programs.scored(leaves, inputs, targets)
                 sizes.append(size)
-                columns["loss"].append(float(loss))
+                columns["loss"].append(loss)
                 for name, metric in means.items():
                     columns[name].append(float(metric(output, target)))
                 if pool is not None:
@@ -273,23 +267,20 @@ nnx.Param
                 begun = after.tensors(after.begin())  # the error names the array
             return State.pack(new_beginning(state.tensors, before, begun), state.meta)
 
-    def _programs_of(self, config: Config, seed: int) -> Programs:
-        parts = Parts(self.model, self.loss, self.optimizer, self.train_step)
-        return self._programs.get(config, seed, lambda: Programs(parts, config, seed))
+    def _programs_of(self, config: Config, seed: int) -> FlaxPrograms:
+        library = _library()
+        parts = library.FlaxParts(self.model, self.loss, self.optimizer, self.train_step)
+        return self._programs.get(config, seed, lambda: library.FlaxPrograms(parts, config, seed))
 
-    def _read(self, state: State, config: Config) -> tuple[Programs, list[Any]]:
+    def _read(self, state: State, config: Config) -> tuple[FlaxPrograms, list[Any]]:
         with reading_state():
             seed: int = from_json(int, state.meta["seed"])
         programs = self._programs_of(config, seed)
         return programs, programs.read(state)
 
 
-def _wide(value: Any) -> Any:
-    """Return an output as NumPy has it; half precision becomes float32."""
-    array = np.asarray(value)
-    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
-
-
-def _in_a_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+def _library() -> Any:
+    settle_jax()
+    for module in ("jax", "flax", "optax"):
+        imported(module, "jax")
+    return import_module("dagsel.workloads.flax.programs")

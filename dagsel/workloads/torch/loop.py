@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dagsel.workloads.batches import Batches, sizes_of, weighted_means
+from dagsel.workloads.batches import ShardPass, sizes_of, weighted_means
 from dagsel.workloads.pooled import Pool
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
@@ -26,7 +26,7 @@ class Piece(NamedTuple):
     targets: Any
 
 
-class ShardBatches(Batches):
+class ShardBatches(ShardPass):
     """The batches of one pass over a shard, as a user's own training loop sees them.
 
     One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
@@ -42,7 +42,7 @@ class ShardBatches(Batches):
         batch_size: int,
         drop_last: bool,
         max_batch: int | None = None,  # if given, each batch is a list of `Piece` of similar sizes
-        **options: Any,  # those of `Batches`
+        **options: Any,  # those of `ShardPass`
     ) -> None:
         sizes = sizes_of(order.numel(), batch_size, drop_last=drop_last)
         parts = torch.split(order[: sum(sizes)], batch_size) if sizes else ()
