@@ -96,7 +96,7 @@ class FlaxPrograms:
         self._parts, self._config = parts, config
         self._transform = parts.transform(config)  # one for all: descriptions name its functions
         self._make = lambda: parts.make(config, seed, self._transform)
-        self._graph, arrays = nnx.split(_outlined(self._make))
+        self._graph, arrays = _outlined(self._make)
         paths, self._tree = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = _names([path for path, _ in paths])
         leaves = [leaf for _, leaf in paths]
@@ -202,18 +202,28 @@ class FlaxPrograms:
         return self.leaves({"model": model, "optimizer": optimizer})
 
 
-def _outlined(make: Callable[[], Any]) -> Any:
-    """Build model and optimizer without numbers, if their code does not look at any.
+def _outlined(make: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the description of a model and its optimizer, and shapes and dtypes of their arrays.
 
-    So the driver, which checks configurations, does not start JAX's threads: it could not be
-    copied with them.
+    No number is computed, if their code does not look at any. So the driver, which checks
+    configurations, does not start JAX's threads: with them it could not be copied for workers.
     """
+    graphs: list[Any] = []
+
+    def outlined() -> Any:
+        graph, arrays = nnx.split(make())
+        graphs.append(graph)
+        return arrays
+
     try:
-        made = nnx.eval_shape(make)
-        hash(nnx.split(made)[0])  # an attribute may have kept what stands for a number
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError, TypeError):
-        return make()
-    return made
+        arrays = jax.eval_shape(outlined)
+        hash(graphs[0])  # an attribute may have kept what stands for a number
+    except WorkloadError:
+        raise
+    except Exception:  # noqa: BLE001 - if the user's code is at fault, it raises again
+        graph, arrays = nnx.split(make())
+        return graph, jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), arrays)
+    return graphs[0], arrays
 
 
 def _names(paths: list[Any]) -> list[str]:

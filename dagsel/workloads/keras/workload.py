@@ -405,13 +405,12 @@ def _parted(given: Any) -> tuple[dict[str, Direction], dict[str, Callable[[Any, 
         if _is_metric(metric):
             known = name if named else metric.name
             computes = _Computes(type(metric), metric.get_config())
-            own[known] = over_set(direction=_direction(known))(computes)
+            direction = getattr(metric, "direction", None) or _direction(known)
+            own[known] = over_set(direction=direction)(computes)
         elif isinstance(metric, str):
             compiled[name] = metric if named and metric in _DIRECTIONS else _direction(name)
-        elif named:
-            own |= metric_functions({name: metric})
         else:
-            own |= metric_functions([metric])
+            own |= metric_functions({name: metric} if named else [metric])
     for name in {"loss"} & {*compiled, *own}:
         compiled.pop(name, None)
     return compiled, own
@@ -423,7 +422,8 @@ def _direction(name: str) -> Direction:
             return direction  # type: ignore[return-value]
     raise WorkloadError(
         f"whether a larger {name!r} is better is not known: write "
-        f'metrics={{{name!r}: "maximize"}} or metrics={{{name!r}: "minimize"}}'
+        f'metrics={{{name!r}: "maximize"}} or metrics={{{name!r}: "minimize"}}; give an object of '
+        "your own the attribute direction"
     )
 
 
