@@ -89,7 +89,8 @@ def to_array(tensor: Tensor) -> NDArray[Any]:
         dtype = np.dtype(getattr(importlib.import_module("ml_dtypes"), name))
     else:
         dtype = np.dtype(name)
-    return tensor.data.view(dtype).reshape(tensor.shape)
+    array: NDArray[Any] = tensor.data.view(dtype).reshape(tensor.shape)
+    return array
 
 
 def check_shapes(

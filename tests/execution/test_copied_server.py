@@ -129,7 +129,9 @@ import dagsel, flax.nnx, jax, optax
         lambda config, rngs: flax.nnx.Linear(4, 1, rngs=rngs), lambda o, t: (o - t).mean(),
         lambda config: optax.adam(0.1), batch_size=2)
     from dagsel.workloads.base import DataOutline
-    outline = {"x": ("float32", (4,)), "y": ("float32", (1,))}
+    import numpy
+    kind = numpy.dtype("float32")
+    outline = {"x": (kind, (4,)), "y": (kind, (1,))}
     workload.validate({}); workload.validate_data({}, DataOutline((8,), outline))"""
 
 

@@ -233,9 +233,12 @@ def test_what_is_compiled_for_other_constants_is_another_program(
 
     from dagsel.workloads.compiled import Program
 
+    def adding(n: float) -> Callable[[Any, Any, Any], Any]:
+        return lambda arrays, inputs, targets: inputs + jnp.full(3, n)
+
     monkeypatch.setattr("dagsel.workloads.compiled._MOST_KEPT", 1)
     for n in (1.0, 2.0, 1.0):
-        program = Program(lambda arrays, inputs, targets, n=n: inputs + jnp.full(3, n))
+        program = Program(adding(n))
         assert program([], np.zeros(3, "float32"), ()).tolist() == [n] * 3
         assert program([], np.zeros(1, "float32"), ()).tolist() == [n] * 3
 
@@ -334,6 +337,10 @@ DATA = DataOutline(
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a module": (lambda: small(model=net()), "model must be a function, called as model"),
     "an optimizer": (lambda: small(optimizer=adam(CONFIG)), "optimizer must be a function"),
+    "a function of optax": (
+        lambda: small(optimizer=__import__("optax").adam),
+        r"as optimizer\(config\), got the function adam; write optimizer=lambda config: optax.adam",
+    ),
     "no batches": (lambda: small(batch_size=0), "batch_size must be a whole number"),
     "no input_fn": (lambda: small(input_fn=3), "input_fn must be a function"),
     "an unknown metric": (lambda: small(metrics=["f2"]), "dagsel has no metric 'f2'"),

@@ -62,7 +62,7 @@ class FlaxParts:
                 f"the {type(model).__name__} has no parameters to train: keep its weights as "
                 "nnx.Param"
             )
-        model.train()
+        model.train()  # type: ignore[no-untyped-call]
         return {"model": model, "optimizer": nnx.Optimizer(model, transform, wrt=nnx.Param)}
 
 
@@ -156,8 +156,9 @@ class FlaxPrograms:
 
     def check(self, inputs: Outline, targets: Outline) -> None:
         """Raise a `WorkloadError` if a training step fails for arrays of such shapes and dtypes."""
+        outlined: Any = jax.ShapeDtypeStruct
         batch = [
-            jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(dtype))
+            outlined(shape, jax.dtypes.canonicalize_dtype(dtype))
             for _, shape, dtype in (inputs, targets)
         ]
         try:

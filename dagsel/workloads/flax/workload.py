@@ -130,7 +130,8 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
             arguments, write = _CALLS[name]
             if name == "train_step" and function is None:
                 continue
-            if isinstance(function, type) or not takes(function, arguments.count(",") + 1):
+            is_optax = str(getattr(function, "__module__", "")).startswith("optax")
+            if is_optax or not takes(function, arguments.count(",") + 1):
                 raise WorkloadError(
                     f"{name} must be a function, called as {name}({arguments}), got "
                     f"{shown(function)}; write {name}={write}"

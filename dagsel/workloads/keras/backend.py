@@ -96,6 +96,6 @@ class Backend:
 
 def arrived(_: object, kind: type, attributes: dict[str, Any]) -> Any:
     """Make a workload that was pickled after its `Backend`."""
-    made = object.__new__(kind)
+    made: Any = object.__new__(kind)
     made.__dict__.update(attributes)
     return made

@@ -64,7 +64,7 @@ def _has_loss(model: Any) -> bool:
     return is_own or model.loss is not None or bool(model.losses)
 
 
-class _Step(keras.Operation):  # type: ignore[misc]
+class _Step(keras.Operation):  # type: ignore[misc, name-defined]
     """An evaluation, to be gone through without numbers: it makes losses and metrics."""
 
     def __init__(self, model: Any) -> None:

@@ -360,7 +360,7 @@ def _engine(backend: str) -> Any:
 def _cuda_is_used() -> bool:
     import torch
 
-    return bool(torch.cuda.is_initialized())
+    return torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _host(stream: Any) -> Any:
