@@ -35,8 +35,10 @@ class Program:
     ----------
     function
         ``function(arrays, inputs, targets)``. It must not draw from Python's or NumPy's streams.
-    uses_up
-        Whether the arrays may be overwritten. They must be JAX's own then.
+    trains
+        Whether it returns a loss and the arrays after a batch. It may overwrite those that it is
+        given then, which must be JAX's own, and computes one batch ahead at most: JAX would put a
+        whole shard in its queue, and a unit that is told to stop could not.
 
     Examples
     --------
@@ -45,13 +47,14 @@ class Program:
     [2.0, 2.0]
     """
 
-    def __init__(self, function: Callable[[Any, Any, Any], Any], *, uses_up: bool = False) -> None:
+    def __init__(self, function: Callable[[Any, Any, Any], Any], *, trains: bool = False) -> None:
         def traced(arrays: Any, inputs: Any, targets: Any) -> Any:
             return no_draws(lambda: function(arrays, inputs, targets))
 
         self._traced = traced
-        self._jit = jax.jit(traced, donate_argnums=0 if uses_up else ())
+        self._jit = jax.jit(traced, donate_argnums=0 if trains else ())
         self._digests: dict[Hashable, str] = {}
+        self._trains, self._last_loss = trains, None
 
     def __call__(self, arrays: Any, inputs: Any, targets: Any) -> Any:
         """Call the function; compile it if inputs and targets have shapes that are new."""
@@ -67,7 +70,11 @@ class Program:
         _kept.move_to_end(self._digests[key])
         if len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
-        return found(arrays, *batch)
+        made = found(arrays, *batch)
+        if self._trains:
+            jax.block_until_ready(self._last_loss)
+            self._last_loss = made[0]
+        return made
 
     def trace(self, arrays: Any, inputs: Any, targets: Any) -> Any:
         """Go through the function without numbers: shapes and dtypes in, and the result's out."""

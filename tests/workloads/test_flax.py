@@ -60,10 +60,10 @@ def cross_entropy(output: Any, target: Any) -> Any:
     return optax.softmax_cross_entropy_with_integer_labels(output, target).mean()
 
 
-def adam(config: Any) -> Any:
+def momentum(config: Any) -> Any:
     import optax
 
-    return optax.adam(optax.exponential_decay(config["lr"], 3, 0.9))
+    return optax.sgd(optax.exponential_decay(config["lr"], 3, 0.9), momentum=0.9)
 
 
 def injected(config: Any) -> Any:
@@ -80,7 +80,7 @@ def linear(config: Any, rngs: Any) -> Any:
 
 def deep(**options: Any) -> FlaxWorkload:
     made = {"batch_size": 8, "metrics": ["accuracy"], **options}
-    return FlaxWorkload(lambda config, rngs: net()(rngs), cross_entropy, adam, **made)
+    return FlaxWorkload(lambda config, rngs: net()(rngs), cross_entropy, momentum, **made)
 
 
 def small(**options: Any) -> FlaxWorkload:
@@ -112,7 +112,7 @@ def plain(n_epochs: int = 2) -> tuple[Any, list[float]]:
 
     model = net()(nnx.Rngs(7))
     model.train()
-    optimizer = nnx.Optimizer(model, adam(CONFIG), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, momentum(CONFIG), wrt=nnx.Param)
 
     @nnx.jit
     def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
@@ -336,7 +336,7 @@ DATA = DataOutline(
 )  # fmt: skip
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a module": (lambda: small(model=net()), "model must be a function, called as model"),
-    "an optimizer": (lambda: small(optimizer=adam(CONFIG)), "optimizer must be a function"),
+    "an optimizer": (lambda: small(optimizer=momentum(CONFIG)), "optimizer must be a function"),
     "a function of optax": (
         lambda: small(optimizer=__import__("optax").adam),
         r"as optimizer\(config\), got the function adam; write optimizer=lambda config: optax.adam",

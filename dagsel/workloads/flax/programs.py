@@ -95,7 +95,7 @@ class FlaxPrograms:
     def __init__(self, parts: FlaxParts, config: Config, seed: int) -> None:
         self._parts, self._config = parts, config
         self._transform = parts.transform(config)  # one for all: descriptions name its functions
-        self._make = lambda: parts.make(config, seed, self._transform)
+        self._make: Callable[[], Any] = lambda: parts.make(config, seed, self._transform)
         self._graph, arrays = _outlined(self._make)
         paths, self._tree = jax.tree_util.tree_flatten_with_path(arrays)
         self.names = _names([path for path, _ in paths])
@@ -106,7 +106,7 @@ class FlaxPrograms:
             name: (code_of(leaf.dtype, name), tuple(leaf.shape))
             for name, leaf in zip(self.names, self.shapes, strict=True)
         }
-        self.train = Program(self._train, uses_up=True)
+        self.train = Program(self._train, trains=True)
         self.score = Program(self._score)
 
     def objects(self, leaves: list[Any]) -> Any:

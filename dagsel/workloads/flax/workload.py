@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,10 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
             if name == "train_step" and function is None:
                 continue
             is_optax = str(getattr(function, "__module__", "")).startswith("optax")
-            if is_optax or not takes(function, arguments.count(",") + 1):
+            called: Any = function
+            if isinstance(function, type):  # a class of Flax itself takes whatever there is
+                called = partial(function.__init__, None)
+            if is_optax or not takes(called, arguments.count(",") + 1):
                 raise WorkloadError(
                     f"{name} must be a function, called as {name}({arguments}), got "
                     f"{shown(function)}; write {name}={write}"

@@ -28,7 +28,7 @@ class JaxPrograms:
         self.nbytes = sum(array.nbytes for array in models.read(self.model).values())
         self._n_trainable = len(self.model.trainable_variables)
         self._n_other = len(self.model.non_trainable_variables)
-        self._train, self._test = Program(self._training, uses_up=True), Program(self._testing)
+        self._train, self._test = Program(self._training, trains=True), Program(self._testing)
         self._predict = Program(self._predicting)
         self._metrics: list[Any] | None = None  # as they are before the first batch
 
@@ -117,6 +117,6 @@ class JaxTrial:
 
 
 def _like(before: list[Any], after: list[Any]) -> list[Any]:
-    """Return arrays with the dtypes of those before, so that the next batch needs no new program."""
+    """Return arrays with the dtypes of those before: the next batch needs no new program."""
     pairs = zip(before, after, strict=True)
     return [jax.lax.convert_element_type(new, old.dtype) for old, new in pairs]
