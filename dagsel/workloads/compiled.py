@@ -72,7 +72,7 @@ class Program:
             _kept.popitem(last=False)
         made = found(arrays, *batch)
         if self._trains:
-            jax.block_until_ready(self._last_loss)
+            jax.block_until_ready(self._last_loss)  # type: ignore[no-untyped-call]
             self._last_loss = made[0]
         return made
 

@@ -249,8 +249,10 @@ def test_inputs_may_be_named_and_samples_differ_in_length() -> None:
     def pad(batch: Any, config: Any) -> Any:
         rows = np.stack([np.pad(row, (0, 6 - len(row))) for row in batch["x"]])
         drawn = np.random.normal(size=rows.shape) * config["noise"]
+        first.append(drawn[0, 0])
         return {"inputs": (rows + drawn).astype("float32")}, batch["y"]
 
+    first: list[float] = []
     config = {**CONFIG, "noise": 0.1}
     rows = [np.ones(1 + i % 6, "float32") * i for i in range(22)]
     data = {"x": RaggedArray.of(rows), "y": np.arange(22) % 3}
@@ -259,9 +261,12 @@ def test_inputs_may_be_named_and_samples_differ_in_length() -> None:
     state = workload.init(config, 0)
     whole = train(workload, state, data, config=config)
     assert whole.n_samples == 16
+    np.random.random()  # of somebody else
     pieces = train(workload, state, data, config=config, should_stop=lambda: True)
     assert not pieces.finished
     assert train(workload, pieces.state, data, config=config).state == whole.state
+    assert first[:2] == first[2:]
+    assert first[0] != first[1]
     quiet = train(workload, state, data, config={**config, "noise": 0})
     assert quiet.state != whole.state
     shard = workload.prepare(data)

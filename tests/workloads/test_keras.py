@@ -60,7 +60,8 @@ def net(config: Any) -> Any:
     parts = [
         layers.Dense(8, activation="relu"),
         layers.BatchNormalization(),
-        layers.Dropout(0.3),
+        layers.Dropout(0.3),  # draws from PyTorch's stream there
+        layers.GaussianNoise(0.1),  # from a seed generator
         layers.Dense(3, dtype="bfloat16"),
         layers.Activation("linear", dtype="float32"),
     ]

@@ -133,8 +133,8 @@ class FlaxWorkload(TakesArrays, PoolsMetrics):
                 continue
             is_optax = str(getattr(function, "__module__", "")).startswith("optax")
             called: Any = function
-            if isinstance(function, type):  # a class of Flax itself takes whatever there is
-                called = partial(function.__init__, None)
+            if isinstance(function, type):  # the class of a module takes whatever there is
+                called = partial(getattr(function, "__init__"), None)  # noqa: B009
             if is_optax or not takes(called, arguments.count(",") + 1):
                 raise WorkloadError(
                     f"{name} must be a function, called as {name}({arguments}), got "
