@@ -196,7 +196,8 @@ chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
 
 replay: $(VENV)/.dev
-	REPLAY_SEEDS=10 $(BIN)/python -m pytest -q tests/laws/test_replay.py
+	REPLAY_SEEDS=10 LIBRARIES=all $(BIN)/python -m pytest -q tests/laws/test_replay.py \
+		tests/execution/test_jax_and_keras.py tests/workloads/test_keras.py
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dagsel.simulation.preview import preview as preview
     from dagsel.verbosity import set_verbosity as set_verbosity
     from dagsel.workloads import Base as Base
+    from dagsel.workloads import FlaxWorkload as FlaxWorkload
+    from dagsel.workloads import KerasWorkload as KerasWorkload
     from dagsel.workloads import LightningWorkload as LightningWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Attached": "dagsel.attaching",
     "Base": "dagsel.workloads",
+    "FlaxWorkload": "dagsel.workloads",
+    "KerasWorkload": "dagsel.workloads",
     "LightningWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
@@ -55,8 +59,8 @@ _HOMES = {
     "profile": "dagsel.profiling",
     "replay": "dagsel.going_on",
     "resume": "dagsel.going_on",
-    "simulate": "dagsel.simulation",
     "set_verbosity": "dagsel.verbosity",
+    "simulate": "dagsel.simulation",
     "start": "dagsel.run",
 }
 _MODULES = (
@@ -77,6 +81,8 @@ _MODULES = (
 __all__ = [
     "Attached",
     "Base",
+    "FlaxWorkload",
+    "KerasWorkload",
     "LightningWorkload",
     "Profile",
     "Run",

@@ -45,6 +45,9 @@ def test_what_is_exported() -> None:
 
     assert dagsel.__all__ == [
         "Attached",
+        "Base",
+        "FlaxWorkload",
+        "KerasWorkload",
         "LightningWorkload",
         "Profile",
         "Run",

@@ -50,8 +50,16 @@ def is_possible() -> bool:
         and all(_AWARE.fullmatch(thread.name) for thread in _others())
         and psutil.Process().memory_info().rss < _most_bytes()
         and (torch is None or not torch.cuda.is_initialized())
+        and not _jax_has_begun()
         and _has_no_native_threads()
     )
+
+
+def _jax_has_begun() -> bool:
+    """Whether JAX has looked for its devices. It has threads then, and warns of each fork."""
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    begun = getattr(bridge, "backends_are_initialized", lambda: True)
+    return bridge is not None and bool(begun())
 
 
 def _most_bytes() -> float:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Workload
 
 if TYPE_CHECKING:
+    from dagsel.workloads.flax import FlaxWorkload
+    from dagsel.workloads.keras import KerasWorkload
     from dagsel.workloads.lightning import LightningWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import Base, TorchWorkload
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Base",
     "Evaluated",
+    "FlaxWorkload",
+    "KerasWorkload",
     "LightningWorkload",
     "Reconfigurable",
     "SklearnWorkload",
@@ -30,6 +34,8 @@ __all__ = [
 
 _LAZY = {
     "Base": "dagsel.workloads.torch",
+    "FlaxWorkload": "dagsel.workloads.flax",
+    "KerasWorkload": "dagsel.workloads.keras",
     "LightningWorkload": "dagsel.workloads.lightning",
     "SklearnWorkload": "dagsel.workloads.sklearn",
     "TorchWorkload": "dagsel.workloads.torch",

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from dagsel.metrics import OverSet
 
 #: What a workload learns or keeps by itself. A ``run.json`` of dagsel 0.1 holds the first.
-_LEARNT = {"_unfilled", "_casting", "_live", "_has_tried"}
+_LEARNT = {"_unfilled", "_casting", "_live", "_has_tried", "_programs"}
 
 
 def describe(workload: Any) -> dict[str, str]:

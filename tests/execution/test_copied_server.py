@@ -122,6 +122,23 @@ def test_threads_that_are_begun_anew_in_a_copy_do_no_harm(tmp_path: Path) -> Non
     assert not any("zarr_io" in one["python_threads"] for one in found)
 
 
+#: What is imported computes nothing yet, nor does a check of a configuration.
+FLAX = """\
+import dagsel, flax.nnx, jax, optax
+    workload = dagsel.FlaxWorkload(
+        lambda config, rngs: flax.nnx.Linear(4, 1, rngs=rngs), lambda o, t: (o - t).mean(),
+        lambda config: optax.adam(0.1), batch_size=2)
+    from dagsel.workloads.base import DataOutline
+    import numpy
+    kind = numpy.dtype("float32")
+    outline = {"x": (kind, (4,)), "y": (kind, (1,))}
+    workload.validate({}); workload.validate_data({}, DataOutline((8,), outline))"""
+
+
+def test_a_driver_that_has_checked_a_flax_model_is_copied(tmp_path: Path) -> None:
+    assert all(one["is_copy"] for one in looked(tmp_path, FLAX))
+
+
 THREAD = "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()"
 #: A thread that Python does not know of.
 NATIVE = (
@@ -135,11 +152,12 @@ NATIVE = (
     [
         (THREAD, "true"),
         (NATIVE, "true"),
+        ("import jax; jax.numpy.ones(3).sum()", "true"),
         ("copied_server._IMPORTS_BYTES, copied_server._SHARE = 0, 1e-6", "true"),
         ("torch.cuda.is_initialized = lambda: True", "true"),
         ("pass", "new"),
     ],
-    ids=["a thread", "a native thread", "too large", "CUDA", "unwanted"],
+    ids=["a thread", "a native thread", "JAX at work", "too large", "CUDA", "unwanted"],
 )
 def test_where_a_copy_could_do_harm_the_server_is_a_new_process(
     tmp_path: Path, setup: str, kind: str

@@ -370,9 +370,9 @@ def test_a_state_of_any_size_arrives_as_it_was() -> None:
 
 
 def test_a_rank_draws_other_numbers_than_rank_0() -> None:
+    from dagsel.workloads.batches import Cursor
     from dagsel.workloads.random_streams import preserved_streams
     from dagsel.workloads.torch.ddp import seed_rank
-    from dagsel.workloads.torch.loop import Cursor
 
     def draw(rank: int, n_batches: int) -> float:
         with preserved_streams(torch=True):

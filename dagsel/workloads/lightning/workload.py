@@ -17,6 +17,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal
 from dagsel.state import State
 from dagsel.workloads.base import Config, DataOutline, Evaluated, Trained, Visit, never
+from dagsel.workloads.batches import Cursor, check_batches
 from dagsel.workloads.lightning import scores, travel
 from dagsel.workloads.lightning.loop import score_shard, train_shard
 from dagsel.workloads.lightning.trainer import TrainerOptions
@@ -29,9 +30,8 @@ from dagsel.workloads.torch.batches import (
     training_batches,
 )
 from dagsel.workloads.torch.device import Shard, accelerator, device_of, place_shard
-from dagsel.workloads.torch.fit import check_batches, check_dtypes, is_mapped
+from dagsel.workloads.torch.fit import check_dtypes, is_mapped
 from dagsel.workloads.torch.live import LiveTrials
-from dagsel.workloads.torch.loop import Cursor
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.reconfigure import Outline, Reconfigures, outline
 from dagsel.workloads.torch.speed import Precision, check_options, multiplying

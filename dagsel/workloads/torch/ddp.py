@@ -13,9 +13,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dagsel.errors import WorkloadError
+from dagsel.workloads.batches import FOLD, Cursor
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.random_streams import seed_streams
-from dagsel.workloads.torch.loop import _FOLD, Cursor, MakeBatch, ShardBatches
+from dagsel.workloads.torch.loop import MakeBatch, ShardBatches
 
 
 def share(part: torch.Tensor, rank: int, size: int) -> torch.Tensor:
@@ -92,7 +93,7 @@ class GangBatches(ShardBatches):
 
     def _is_to_stop(self) -> bool:
         self.check()
-        if self._done - self._n_collected >= _FOLD:
+        if self._done - self._n_collected >= FOLD:
             self._fold()
         return self.gang.agree(self.gang.rank == 0 and self._should_stop())
 

@@ -131,28 +131,6 @@ def _refuses_float64(loss: Any) -> bool:
     return False
 
 
-def check_batches(batch_size: int, data: DataOutline) -> None:
-    """Raise a `WorkloadError` if some shard has no whole batch; the others are left out.
-
-    Examples
-    --------
-    >>> check_batches(512, DataOutline((301, 300), {}))
-    Traceback (most recent call last):
-    ...
-    dagsel.errors.WorkloadError: batch_size is 512 with drop_last=True, and the smallest of the 2 \
-training shards has 300 samples: nothing of it would be trained on; take a batch_size of at most \
-300, leave drop_last out, or write the data set with fewer shards
-    """
-    least = min(data.n_train)
-    if batch_size > least:
-        raise WorkloadError(
-            f"batch_size is {batch_size} with drop_last=True, and the smallest of the "
-            f"{len(data.n_train)} training shards has {least} samples: nothing of it would be "
-            f"trained on; take a batch_size of at most {least}, leave drop_last out, or write the "
-            "data set with fewer shards"
-        )
-
-
 def check_dtypes(data: DataOutline) -> None:
     """Raise a `WorkloadError` if an array cannot become a tensor.
 

@@ -4,54 +4,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from dagsel.codec import from_json
-from dagsel.errors import WorkloadError
-from dagsel.flow import Losses
-from dagsel.state import reading_state
-from dagsel.workloads.base import Visit
+from dagsel.workloads.batches import ShardPass, sizes_of, weighted_means
 from dagsel.workloads.pooled import Pool
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
-_FOLD = 4096  # losses kept as tensors before they are added up
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """The place inside a shard at which a unit stopped, and the losses so far."""
-
-    trial: int
-    epoch: int
-    shard: int
-    n_batches: int = 0
-    n_samples: int = 0
-    loss_sum: float = 0.0
-    n_logged: int = 0
-
-    @classmethod
-    def begin(cls, saved: dict[str, Any] | None, visit: Visit) -> Cursor:
-        """Return the place where a visit begins: its start, or the saved place in its shard."""
-        here = cls(visit.trial, visit.epoch, visit.shard)
-        with reading_state():
-            cursor: Cursor = here if saved is None else from_json(cls, saved)
-            if min(cursor.n_batches, cursor.n_samples, cursor.n_logged) < 0:
-                raise ValueError(f"a place inside a shard is {cursor}")
-        if (cursor.trial, cursor.epoch, cursor.shard) != (here.trial, here.epoch, here.shard):
-            raise WorkloadError(
-                f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of "
-                f"trial {cursor.trial}; it cannot go on with shard {visit.shard} of epoch "
-                f"{visit.epoch} of trial {visit.trial}"
-            )
-        return cursor
 
 
 class Piece(NamedTuple):
@@ -62,7 +26,7 @@ class Piece(NamedTuple):
     targets: Any
 
 
-class ShardBatches:
+class ShardBatches(ShardPass):
     """The batches of one pass over a shard, as a user's own training loop sees them.
 
     One pass only: ``for inputs, targets in batches:``. It ends early, at a batch boundary, when
@@ -77,58 +41,24 @@ class ShardBatches:
         *,
         batch_size: int,
         drop_last: bool,
-        cursor: Cursor,
-        should_stop: Callable[[], bool],  # called after every batch but the last
         max_batch: int | None = None,  # if given, each batch is a list of `Piece` of similar sizes
+        **options: Any,  # those of `ShardPass`
     ) -> None:
-        n_kept = order.numel() - order.numel() % batch_size if drop_last else order.numel()
-        self._parts = torch.split(order[:n_kept], batch_size) if n_kept else ()
-        self._sizes = [batch_size] * len(self._parts)
-        if n_kept % batch_size:
-            self._sizes[-1] = n_kept % batch_size
-        self._make, self._should_stop, self._cursor = make, should_stop, cursor
-        self._done, self.max_batch = cursor.n_batches, max_batch
-        self._taken = self._done  # batches that were handed out, also one that a loop broke off at
-        self._losses: dict[int, Any] = {}
-        self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
-        self._low, self._high = math.inf, -math.inf
-        self.stopped = False
+        sizes = sizes_of(order.numel(), batch_size, drop_last=drop_last)
+        parts = torch.split(order[: sum(sizes)], batch_size) if sizes else ()
+        super().__init__(parts, sizes, make=make, **options)
+        self.max_batch = max_batch
         self.is_empty = False  # whether `input_fn` has given no sample of any batch so far
-        self.after_batch: Callable[[], object] | None = None
-        self.may_stop: Callable[[], bool] = lambda: True
         # Makes the batches of some indices instead of `make`: ahead of time, where they travel.
         self.feed: Callable[[Sequence[torch.Tensor]], Iterable[tuple[Any, Any]]] | None = None
 
-    def __len__(self) -> int:
-        """Count the batches of the whole shard."""
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        n_batches = len(self._parts)
-        wanted = False
-        for batch in self._batches(self._parts[self._done :]):
-            self._taken = self._done + 1
-            yield batch
-            self._done += 1
-            if self.after_batch is not None:
-                self.after_batch()
-            wanted = wanted or self._is_to_stop()
-            if wanted and self._done < n_batches and self.may_stop():
-                self.stopped = True
-                return
-
     def log(self, loss: torch.Tensor | float) -> None:
         """Report the mean loss of the present batch; costs no synchronization with a GPU."""
-        self._losses[self._done] = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        if len(self._losses) >= _FOLD:
-            self._fold()
+        super().log(loss.detach() if isinstance(loss, torch.Tensor) else loss)
 
     def agreed(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the whole batch's loss, given this worker's share of it."""
         return loss
-
-    def _is_to_stop(self) -> bool:
-        return self._should_stop()
 
     def _batches(self, parts: Sequence[torch.Tensor]) -> Iterable[Any]:
         if self.max_batch is None:
@@ -141,59 +71,13 @@ class ShardBatches:
     def _made(self, parts: Sequence[torch.Tensor]) -> Iterable[tuple[Any, Any]]:
         return map(self._make, parts) if self.feed is None else self.feed(parts)
 
-    def _fold(self) -> None:
-        indices, losses = self._collect()
-        if not losses:
-            return
-        self._low, self._high = min(self._low, *losses), max(self._high, *losses)
-        # One after the other in float64, so that a unit cut into pieces has the same sum.
-        for index, loss in zip(indices, losses, strict=True):
-            size = self._sizes[min(index, len(self._sizes) - 1)]
-            self._loss_sum += loss * size
-            self._n_logged += size
-
-    def _collect(self) -> tuple[list[int], list[float]]:
-        # The batches with a loss that is not yet counted, and these losses.
-        collected = [*self._losses], _numbers([*self._losses.values()])
-        self._losses.clear()
-        return collected
-
-    @property
-    def cursor(self) -> Cursor:
-        """The place that has been reached."""
-        self._fold()
-        start = self._cursor
-        return Cursor(
-            start.trial, start.epoch, start.shard, self._taken, sum(self._sizes[: self._taken]),
-            self._loss_sum, self._n_logged,
-        )  # fmt: skip
-
-    @property
-    def loss(self) -> float:
-        """Mean of the losses reported; NaN if none was, 0 if there was nothing to report on."""
-        self._fold()
-        if self._n_logged:
-            return self._loss_sum / self._n_logged
-        return math.nan if self._taken else 0.0
-
-    @property
-    def losses(self) -> Losses:
-        """Range of the losses reported since the beginning of this piece."""
-        self._fold()
-        n = self._taken - self._cursor.n_batches
-        known = self._low <= self._high and not math.isnan(self._loss_sum)
-        return Losses(n, self._low, self._high) if known else Losses(n)
+    def _numbers(self, values: list[Any]) -> list[float]:
+        return _numbers(values)
 
     def gave_nothing(self) -> bool:
         """Whether every batch of the shard was handed out, and none had a sample in it."""
         n = self._taken - self._cursor.n_batches
         return self.is_empty and 0 < len(self._parts) == n
-
-    @property
-    def diverged(self) -> bool:
-        """Whether a loss reported was NaN."""
-        self._fold()
-        return math.isnan(self._loss_sum)
 
 
 def _numbers(values: list[Any]) -> list[float]:
@@ -320,11 +204,4 @@ def mean_metrics(
             values[name].append(metric(output, targets))
         if pool is not None:
             pool.add(output, targets)
-    total = sum(sizes)
-    means = {
-        name: math.fsum(n * value for n, value in zip(sizes, _numbers(column), strict=True)) / total
-        if total
-        else 0.0
-        for name, column in values.items()
-    }
-    return total, means
+    return weighted_means(sizes, {name: _numbers(column) for name, column in values.items()})

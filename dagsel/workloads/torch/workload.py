@@ -25,6 +25,7 @@ from dagsel.workloads.base import (
     metric_functions,
     never,
 )
+from dagsel.workloads.batches import Cursor, check_batches
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
@@ -37,10 +38,9 @@ from dagsel.workloads.torch.batches import (
 )
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
-from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
+from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
-    Cursor,
     ShardBatches,
     mean_metrics,
     needs_closure,

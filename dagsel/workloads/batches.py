@@ -1,0 +1,238 @@
+"""One pass over the batches of a shard, of any library: where it is, when it ends, its losses.
+
+A unit may be told to stop. It then ends at a batch boundary, and its state keeps a `Cursor`: the
+trial's next unit goes on from there, and has the losses of the batches before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagsel.codec import from_json
+from dagsel.errors import WorkloadError
+from dagsel.flow import Losses
+from dagsel.state import reading_state
+from dagsel.workloads.base import DataOutline, Visit
+
+#: Losses kept as they were reported before they are added up.
+FOLD = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The place inside a shard at which a unit stopped, and the losses so far."""
+
+    trial: int
+    epoch: int
+    shard: int
+    n_batches: int = 0
+    n_samples: int = 0
+    loss_sum: float = 0.0
+    n_logged: int = 0
+
+    @classmethod
+    def begin(cls, saved: dict[str, Any] | None, visit: Visit) -> Cursor:
+        """Return the place where a visit begins: its start, or the saved place in its shard."""
+        here = cls(visit.trial, visit.epoch, visit.shard)
+        with reading_state():
+            cursor: Cursor = here if saved is None else from_json(cls, saved)
+            if min(cursor.n_batches, cursor.n_samples, cursor.n_logged) < 0:
+                raise ValueError(f"a place inside a shard is {cursor}")
+        if (cursor.trial, cursor.epoch, cursor.shard) != (here.trial, here.epoch, here.shard):
+            raise WorkloadError(
+                f"the state was stopped inside shard {cursor.shard} of epoch {cursor.epoch} of "
+                f"trial {cursor.trial}; it cannot go on with shard {visit.shard} of epoch "
+                f"{visit.epoch} of trial {visit.trial}"
+            )
+        return cursor
+
+
+class ShardPass:
+    """The batches of one pass over a shard.
+
+    One pass only. It ends early, at a batch boundary, when the unit is told to stop.
+
+    Parameters
+    ----------
+    parts
+        The samples of each batch of the whole shard.
+    sizes
+        How many these are.
+    make
+        Makes a batch of its samples.
+    cursor
+        Where the pass begins.
+    should_stop
+        Called after every batch but the last.
+
+    Examples
+    --------
+    >>> visit = Visit(seed=0, trial=0, epoch=1, shard=0)
+    >>> batches = ShardPass(
+    ...     [[3, 1], [0, 2], [4]], [2, 2, 1], make=list, cursor=Cursor.begin(None, visit),
+    ...     should_stop=lambda: False,
+    ... )
+    >>> for batch in batches:
+    ...     batches.log(float(sum(batch)))
+    >>> batches.loss, batches.cursor.n_samples, batches.stopped
+    (3.2, 5, False)
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Any],
+        sizes: Sequence[int],
+        *,
+        make: Callable[[Any], Any],
+        cursor: Cursor,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self._parts, self._sizes = parts, list(sizes)
+        self._make, self._should_stop, self._cursor = make, should_stop, cursor
+        self._done = cursor.n_batches
+        self._taken = self._done  # batches that were handed out, also one that a loop broke off at
+        self._losses: dict[int, Any] = {}
+        self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
+        self._low, self._high = math.inf, -math.inf
+        self.stopped = False
+        self.after_batch: Callable[[], object] | None = None
+        self.may_stop: Callable[[], bool] = lambda: True
+
+    def __len__(self) -> int:
+        """Count the batches of the whole shard."""
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        n_batches = len(self._parts)
+        wanted = False
+        for batch in self._batches(self._parts[self._done :]):
+            self._taken = self._done + 1
+            yield batch
+            self._done += 1
+            if self.after_batch is not None:
+                self.after_batch()
+            wanted = wanted or self._is_to_stop()
+            if wanted and self._done < n_batches and self.may_stop():
+                self.stopped = True
+                return
+
+    def log(self, loss: Any) -> None:
+        """Report the mean loss of the present batch; costs no synchronization with a GPU."""
+        self._losses[self._done] = loss
+        if len(self._losses) >= FOLD:
+            self._fold()
+
+    def _is_to_stop(self) -> bool:
+        return self._should_stop()
+
+    def _batches(self, parts: Sequence[Any]) -> Iterable[Any]:
+        return map(self._make, parts)
+
+    def _fold(self) -> None:
+        indices, losses = self._collect()
+        if not losses:
+            return
+        self._low, self._high = min(self._low, *losses), max(self._high, *losses)
+        # One after the other in float64, so that a unit cut into pieces has the same sum.
+        for index, loss in zip(indices, losses, strict=True):
+            size = self._sizes[min(index, len(self._sizes) - 1)]
+            self._loss_sum += loss * size
+            self._n_logged += size
+
+    def _collect(self) -> tuple[list[int], list[float]]:
+        # The batches with a loss that is not yet counted, and these losses.
+        collected = [*self._losses], self._numbers([*self._losses.values()])
+        self._losses.clear()
+        return collected
+
+    def _numbers(self, values: list[Any]) -> list[float]:
+        return [float(value) for value in values]
+
+    @property
+    def cursor(self) -> Cursor:
+        """The place that has been reached."""
+        self._fold()
+        start = self._cursor
+        return Cursor(
+            start.trial, start.epoch, start.shard, self._taken, sum(self._sizes[: self._taken]),
+            self._loss_sum, self._n_logged,
+        )  # fmt: skip
+
+    @property
+    def loss(self) -> float:
+        """Mean of the losses reported; NaN if none was, 0 if there was nothing to report on."""
+        self._fold()
+        if self._n_logged:
+            return self._loss_sum / self._n_logged
+        return math.nan if self._taken else 0.0
+
+    @property
+    def losses(self) -> Losses:
+        """Range of the losses reported since the beginning of this piece."""
+        self._fold()
+        n = self._taken - self._cursor.n_batches
+        known = self._low <= self._high and not math.isnan(self._loss_sum)
+        return Losses(n, self._low, self._high) if known else Losses(n)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss reported was NaN."""
+        self._fold()
+        return math.isnan(self._loss_sum)
+
+
+def sizes_of(n_samples: int, batch_size: int, *, drop_last: bool) -> list[int]:
+    """Return the sizes of a shard's batches.
+
+    Examples
+    --------
+    >>> sizes_of(10, 4, drop_last=False), sizes_of(10, 4, drop_last=True)
+    ([4, 4, 2], [4, 4])
+    """
+    n_whole, rest = divmod(n_samples, batch_size)
+    return [batch_size] * n_whole + ([rest] if rest and not drop_last else [])
+
+
+def weighted_means(
+    sizes: Sequence[int], columns: Mapping[str, Sequence[float]]
+) -> tuple[int, dict[str, float]]:
+    """Return the number of samples, and the mean over them of what batches have as means.
+
+    Examples
+    --------
+    >>> weighted_means([4, 1], {"loss": [1.0, 2.0]})
+    (5, {'loss': 1.2})
+    """
+    total = sum(sizes)
+    means = {
+        name: math.fsum(n * value for n, value in zip(sizes, column, strict=True)) / total
+        if total
+        else 0.0
+        for name, column in columns.items()
+    }
+    return total, means
+
+
+def check_batches(batch_size: int, data: DataOutline) -> None:
+    """Raise a `WorkloadError` if some shard has no whole batch; the others are left out.
+
+    Examples
+    --------
+    >>> check_batches(512, DataOutline((301, 300), {}))
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: batch_size is 512 with drop_last=True, and the smallest of the 2 \
+training shards has 300 samples: nothing of it would be trained on; take a batch_size of at most \
+300, leave drop_last out, or write the data set with fewer shards
+    """
+    least = min(data.n_train)
+    if batch_size > least:
+        raise WorkloadError(
+            f"batch_size is {batch_size} with drop_last=True, and the smallest of the "
+            f"{len(data.n_train)} training shards has {least} samples: nothing of it would be "
+            f"trained on; take a batch_size of at most {least}, leave drop_last out, or write the "
+            "data set with fewer shards"
+        )

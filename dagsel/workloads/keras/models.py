@@ -1,0 +1,212 @@
+"""Compiled models of Keras: whether they can be trained, their metrics, their arrays."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dagsel.checks import shown
+from dagsel.errors import WorkloadError
+from dagsel.workloads.arrays import code_of
+from dagsel.workloads.base import Config
+from dagsel.workloads.keras.backend import import_keras
+
+keras = import_keras()
+
+_CAUSE = re.compile(r"Error encountered:\s+(.*)", re.DOTALL)
+Shapes = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def make(function: Callable[[Any], Any], config: Config) -> Any:
+    """Build a model and its optimizer.
+
+    Raises
+    ------
+    WorkloadError
+        If it is no compiled model with weights to train.
+    """
+    model = function(config)
+    if not isinstance(model, keras.Model):
+        raise WorkloadError(
+            f"model must return a compiled keras.Model, got {shown(model)}; write model=build, "
+            "with a function build(config) that ends with  return model"
+        )
+    name = type(model).__name__
+    if not model.compiled or model.optimizer is None:
+        raise WorkloadError(
+            f"the {name} is not compiled: call model.compile(optimizer=..., loss=..., "
+            "metrics=[...]) before model(config) returns it"
+        )
+    if not model.built or not all(layer.built for layer in model.layers):
+        raise WorkloadError(
+            f"the {name} has no weights yet: begin it with keras.Input(shape), or call model.build "
+            "before model(config) returns it"
+        )
+    if not _has_loss(model):
+        raise WorkloadError(
+            f'the {name} is compiled without a loss: write model.compile(..., loss="mse")'
+        )
+    if not model.trainable_variables:
+        raise WorkloadError(f"the {name} has no weights to train: all of its layers are frozen")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _has_loss(model: Any) -> bool:
+    is_own = any(
+        getattr(type(model), method) is not getattr(keras.Model, method)
+        for method in ("compute_loss", "train_step")
+    )
+    return is_own or model.loss is not None or bool(model.losses)
+
+
+class _Step(keras.Operation):  # type: ignore[misc, name-defined]
+    """An evaluation, to be gone through without numbers: it makes losses and metrics."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(name="dagsel_step")
+        self.model = model
+
+    def call(self, inputs: Any, targets: Any) -> Any:
+        output = self.model(inputs)
+        self.model.compute_metrics(inputs, targets, output, sample_weight=None)
+        return self.model.compute_loss(x=inputs, y=targets, y_pred=output, sample_weight=None)
+
+
+def go_through(model: Any, inputs: Any, targets: Any) -> None:
+    """Make a model's losses and metrics, which depend on the shapes of a batch.
+
+    Raises
+    ------
+    WorkloadError
+        If model, loss or metrics do not take the batch.
+    """
+    given = keras.tree.map_structure(_outlined, (inputs, targets))
+    try:
+        _Step(model).compute_output_spec(*given)
+    except Exception as error:
+        said = _CAUSE.search(str(error))
+        reason = " ".join((said[1] if said else str(error)).split())[:300]
+        raise WorkloadError(
+            f"the {type(model).__name__} as it is compiled fails for {_shapes('inputs', given[0])} "
+            f"and {_shapes('targets', given[1])}: {reason}; compare its layers, loss and metrics "
+            "with the shape of a batch, or reshape it in input_fn"
+        ) from error
+
+
+def _outlined(array: Any) -> Any:
+    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(array.dtype))
+
+
+def _shapes(what: str, given: Any) -> str:
+    shapes = [str(tuple(tensor.shape)) for tensor in keras.tree.flatten(given)]
+    return f"{what} of shape {', '.join(shapes)}"
+
+
+def compiled_metrics(model: Any) -> dict[str, Any]:
+    """Return the metrics of a model by the names that Keras reports, ``"loss"`` among them."""
+    found: dict[str, Any] = {}
+    for metric in model.metrics:
+        inner = getattr(metric, "metrics", None)  # of all that compile() was given
+        if inner is None:
+            found[metric.name] = metric
+        elif inner:
+            found.update(zip(metric.result(), inner, strict=True))
+    return found
+
+
+def check_metrics(model: Any, wanted: Iterable[str]) -> None:
+    """Raise a `WorkloadError` if a model lacks a metric, or if it is no mean over samples."""
+    found = compiled_metrics(model)
+    for name in wanted:
+        if name not in found:
+            others = ", ".join(other for other in found if other != "loss") or "none"
+            raise WorkloadError(
+                f"the {type(model).__name__} is compiled without a metric {name!r}, its metrics: "
+                f"{others}; write  model.compile(..., metrics=[{name!r}]), or give the workload "
+                f"another name or a function: metrics={{{name!r}: function}}"
+            )
+        metric = found[name]
+        is_mean = isinstance(metric, keras.metrics.Mean)
+        if not is_mean or type(metric).result is not keras.metrics.Mean.result:
+            kind = type(metric).__name__
+            raise WorkloadError(
+                f"the metric {name!r}, {kind}, is no mean over samples, so that of a whole "
+                "validation set does not come of its shards': give it to the workload, as in  "
+                f"metrics=[keras.metrics.{kind}(name={name!r})]"
+            )
+
+
+def variables(model: Any) -> dict[str, Any]:
+    """Return what of a model training changes, by names that do not depend on the process."""
+    parts = {
+        "trainable": model.trainable_variables,
+        "other": model.non_trainable_variables,
+        "optimizer": model.optimizer.variables,
+    }
+    return {f"{part}.{at}": v for part, held in parts.items() for at, v in enumerate(held)}
+
+
+def shapes_of(model: Any) -> Shapes:
+    """Return dtype and shape of each of these variables."""
+    return {
+        name: (code_of(variable.dtype, f"{name} ({variable.path})"), tuple(variable.shape))
+        for name, variable in variables(model).items()
+    }
+
+
+def read(model: Any) -> dict[str, NDArray[Any]]:
+    """Return the numbers of these variables."""
+    return {
+        name: _as_dtype(to_numpy(variable.value), variable.dtype)
+        for name, variable in variables(model).items()
+    }
+
+
+def to_numpy(value: Any) -> NDArray[Any]:
+    """Return a tensor of either backend as an array; PyTorch's bfloat16 becomes float32."""
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    host = value.detach().cpu()
+    array: NDArray[Any] = (host.float() if "bfloat16" in str(host.dtype) else host).numpy()
+    return array
+
+
+def _as_dtype(array: NDArray[Any], name: str) -> NDArray[Any]:
+    if array.dtype.name == name:
+        return array
+    import ml_dtypes
+
+    return array.astype(np.dtype(getattr(ml_dtypes, name, name)))
+
+
+def write(model: Any, values: Mapping[str, NDArray[Any]]) -> None:
+    """Set these variables."""
+    for name, variable in variables(model).items():
+        value = np.array(values[name])
+        is_half = value.dtype.name.startswith(("bfloat16", "float8"))
+        variable.assign(value.astype(np.float32) if is_half else value)
+
+
+def narrowed(batch: Any) -> Any:
+    """Return a batch whose float64 arrays have the dtype of Keras, as ``fit`` has them."""
+
+    def narrow(array: Any) -> Any:
+        is_wide = isinstance(array, np.ndarray) and array.dtype == np.float64
+        return array.astype(keras.config.floatx()) if is_wide else array
+
+    return keras.tree.map_structure(narrow, batch)
+
+
+def loss_of(logs: Mapping[str, Any], model: Any) -> Any:
+    """Return the loss that a training step reports."""
+    if "loss" not in logs:
+        raise WorkloadError(
+            f"train_step of the {type(model).__name__} returns no 'loss': return what "
+            "self.get_metrics_result() returns"
+        )
+    return logs["loss"]
