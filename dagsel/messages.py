@@ -19,7 +19,7 @@ from dagsel.dispatch import description, events
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
-from dagsel.workloads.raised import Raised
+from dagsel.workloads.raised import Raised, RanOut
 
 # ---- a unit, from the worker to the journal
 
@@ -39,6 +39,7 @@ class Assignment:
     gang: int = 1  # workers that train it together, of which this one leads
     then: tuple[int, ...] = ()  # shards that the epoch's next units visit in the same task
     scores: tuple[int, ...] = ()  # validation shards to score in it, if nothing stops it
+    alone: bool = False  # it has run out of memory before: nothing else is to take any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,9 @@ class UnitWork:
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
     attempts: int = 1  # how often it was begun since its last record
+    halved: int = 0  # how often the samples were halved that it computed at once
     lost_seconds: float = 0.0  # of attempts that were lost with a worker
-    # What the run has taken until now; the driver writes it down.
-    seconds: float | None = None
+    seconds: float | None = None  # what the run has taken until now; the driver writes it down
     worker_seconds: float | None = None
     money: float | None = field(default=None, metadata={LATER: True})
 
@@ -133,8 +134,7 @@ class StoredState:
         return kept | {name: to_json(more) for name in _SELDOM if (more := getattr(self, name))}
 
 
-_SELDOM = ("share", "losses")
-_META = ("shard", "visits", "n_samples", "loss", "state_bytes")
+_SELDOM, _META = ("share", "losses"), ("shard", "visits", "n_samples", "loss", "state_bytes")
 
 # ---- driver to scheduler
 
@@ -470,6 +470,7 @@ Entry: TypeAlias = (
     | PartFound
     | BestLost
     | RoundSent
+    | RanOut
     | events.ShardLoaded
     | Note
 )
@@ -492,6 +493,7 @@ ENTRIES: Tagged[Entry] = Tagged(
     partial=PartFound,
     best_lost=BestLost,
     round=RoundSent,
+    ran_out=RanOut,
     load=events.ShardLoaded,
     note=Note,
     brief=True,

@@ -197,12 +197,13 @@ class DispatchState:
         gang = tuple(member.worker for member in members)
         seconds_left, scoring_s = None, 0.0
         then, scores = tuple[int, ...](), tuple[int, ...]()
+        alone = False
         if unit.kind == "train":
-            seconds = 0.0
+            seconds, alone = 0.0, trial.ran_out(unit)
             if not trial.is_repeat(unit):
                 seconds = self.unit_seconds(unit, worker, 1 + len(gang))
                 seconds_left = self.allowances.get(unit.trial, FREE).seconds_left
-                is_doubtful = unit in self.suspects or unit in self.strikes
+                is_doubtful = unit in self.suspects or unit in self.strikes or alone
                 if not (gang or is_doubtful) and seconds_left is None:
                     then = self._visits_with(unit, host, shard, start, seconds)
                     scores, scoring_s = self._scores_with(unit, host, {shard, *then})
@@ -221,6 +222,7 @@ class DispatchState:
             for visit in (shard, *then):
                 scheduler.demand[visit] = scheduler.demand.get(visit, 0.0) - cost
         else:
+            alone = unit.kind == "evaluate" and trial.ran_out(unit._replace(position=0))
             seconds = self.unit_seconds(unit, worker)
             self.drop_evaluation(unit)
             scheduler.load[worker] = max(0.0, scheduler.load[worker] - seconds)
@@ -230,7 +232,7 @@ class DispatchState:
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
-        ahead_s = 0.0 if gang else self._ahead_s(seconds)
+        ahead_s = 0.0 if gang or alone else self._ahead_s(seconds)
         self.bindings[unit] = Binding(
             unit, worker, shard, seconds, ahead_s, began, members=gang, then=then, scores=scores
         )
@@ -240,7 +242,8 @@ class DispatchState:
         if suspect is not None:
             suspect.gang, suspect.broke = set(), None
         is_suspect = suspect is not None
-        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect, scores, then))
+        about = (seconds_left, is_suspect, scores, then, alone)
+        self.out.append(Bind(unit, worker, shard, gang, *about))
 
     def _visits_with(
         self, unit: Unit, host: KnownWorker, shard: int, start: float, seconds: float
@@ -270,6 +273,8 @@ class DispatchState:
         that one scores.
         """
         epoch = self.trials[unit.trial].epochs[unit.epoch]
+        if any(it.kind != "train" for it in epoch.chain.ran_out):
+            return (), 0.0
         scores = epoch.unscored
         if epoch.left != sum(1 << shard for shard in visits) or not scores or scores & ~host.held:
             return (), 0.0

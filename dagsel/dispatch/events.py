@@ -258,6 +258,7 @@ class Bind:
     is_suspect: bool = False
     scores: tuple[int, ...] = ()
     then: tuple[int, ...] = ()
+    alone: bool = False  # it has run out of memory: nothing else is kept there for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -433,6 +433,7 @@ class DispatchPlugin(SchedulerPlugin):
             is_suspect=bind.is_suspect,
             then=bind.then,
             scores=bind.scores,
+            alone=bind.alone,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"

@@ -43,6 +43,7 @@ from dagsel.execution.process import (
     this_process,
     torch_threads,
 )
+from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -116,6 +117,7 @@ class TrainingPlugin(WorkerPlugin):
             tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
             shards=shards,
+            raising=self._raising(worker, workload),
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
@@ -202,6 +204,10 @@ class TrainingPlugin(WorkerPlugin):
             folder=self.spec.cache_dir or beside_it,
             tell=lambda text: self._tell(messages.Note(text)),
         )
+
+    def _raising(self, worker: Worker, workload: Any) -> Raising:
+        limit = worker.memory_manager.memory_limit
+        return Raising(workload, self._tell, worker=str(worker.name), memory_limit=limit)
 
     async def _load_workload(self) -> Any:
         try:
@@ -357,13 +363,14 @@ def train_unit(
     config: Mapping[str, Any],
     state: State | StoredResult | None,
     value: float | None,
+    halvings: int,
 ) -> State | StoredResult:
     """Task of a training unit, and of those that follow it on the same worker."""
     task = _this_task()
     plugin, units = _joined(run)  # it may leave the run meanwhile
     which, binding = Unit(*unit), _assignment(task)
-    with units.telling(which):
-        trained, work = units.train(which, binding, config, state, value)
+    with units.raising.telling(which, config, halvings):
+        trained, work = units.train(which, binding, config, state, value, halvings)
     done = [each.unit for each in work if isinstance(each, messages.UnitRecord)]
     last = [each for each in done if each.kind == "train"][-1]
     if last == which:
@@ -375,13 +382,17 @@ def train_unit(
 
 
 def evaluate_unit(
-    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | StoredResult
+    run: str,
+    unit: tuple[Any, ...],
+    config: Mapping[str, Any],
+    state: State | StoredResult,
+    halvings: int,
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()
     units, which = _units(run), Unit(*unit)
-    with units.telling(which):
-        done = units.evaluate(which, _assignment(task), config, state)
+    with units.raising.telling(which, config, halvings):
+        done = units.evaluate(which, _assignment(task), config, state, halvings)
     write_records(task.metadata, done)
     return dict(done.metrics or {})
 

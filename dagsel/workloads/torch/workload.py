@@ -44,6 +44,7 @@ from dagsel.workloads.torch.loop import (
     standard_loop,
     track_steps,
 )
+from dagsel.workloads.torch.memory import SparesMemory
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
@@ -66,7 +67,7 @@ from dagsel.workloads.torch.state import (
 from dagsel.workloads.torch.trials import MakesTrials
 
 
-class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics):
+class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics, SparesMemory):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -365,7 +366,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 drop_last=self.drop_last,
                 cursor=cursor,
                 should_stop=should_stop,
-                max_batch=self.max_batch,
+                max_batch=self._most_at_once(config),
             )
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
             if schedule is not None and trial.cursor is None:
@@ -414,7 +415,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             with torch.inference_mode(), multiplying(self.precision, device):
                 set_streams(device)
                 pool, means = self._parted()
-                parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
+                size = self.at_once(config, "evaluate") or self.eval_batch_size
+                parts = evaluation_batches(shard, config, size, self._making)
                 of_batch = {"loss": self.loss, **means}
                 n_samples, found = mean_metrics(module.eval(), parts, of_batch, pool)
         return Evaluated(n_samples, found, None if pool is None else pool.pack())
