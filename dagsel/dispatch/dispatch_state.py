@@ -7,7 +7,7 @@ and runs what), ``bindings`` (which unit is where) and ``evaluations`` (which ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -16,6 +16,7 @@ from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
 from dagsel.dispatch.list_scheduler import ROUNDING_S, ListScheduler, bits
 from dagsel.dispatch.openings import Openings
 from dagsel.dispatch.remaining_work import RemainingWork
+from dagsel.dispatch.rooms import Rooms
 from dagsel.dispatch.suspicion import Suspect
 from dagsel.dispatch.trials import FREE, Allowance, Binding, Trial
 from dagsel.dispatch.unit_times import UnitTimes
@@ -57,6 +58,8 @@ class DispatchConfig:
     # costs milliseconds.
     at_once_s: float = 0.25
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
+    room_timeout_s: float = 60.0  # no worker may have room for a trial for so long
+    shard_bytes: int = 0  # that a shard in a worker's memory takes; it is not counted if 0
     rebalance: bool = True  # shards follow measured speeds; else each worker gets as many
 
     def __post_init__(self) -> None:
@@ -95,7 +98,9 @@ class DispatchState:
         self.horizon = inf  # no training unit starts that is expected to run beyond it
         self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
+        self.rooms = Rooms()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
+        self.list_scheduler.barred = self.rooms.by_worker
         self.openings = Openings(self.workers, self.bindings, self.list_scheduler.free_at)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
 
@@ -194,6 +199,7 @@ class DispatchState:
         worker, ahead, scheduler = host.worker, bool(host.bound), self.list_scheduler
         start = max(self.now, scheduler.free_at[worker]) if ahead else self.now
         trial = self.trials[unit.trial]
+        assert self.rooms.fits(unit.trial, worker), f"{unit} does not fit into the room of {worker}"
         gang = tuple(member.worker for member in members)
         seconds_left, scoring_s = None, 0.0
         then, scores = tuple[int, ...](), tuple[int, ...]()
@@ -331,6 +337,7 @@ class DispatchState:
         for by_trial in (self.allowances, self.coming_to_rest, self.gangs):
             by_trial.pop(number, None)
         self.list_scheduler.forget(number)
+        self.rooms.forget(number)
         if trial is None:
             return
         for unit in self.bindings:
@@ -415,9 +422,12 @@ class DispatchState:
     def pick_evaluation(self, host: KnownWorker, blocked: int) -> Unit | None:
         """Choose an evaluating unit for the worker: of a state that it has, if there is one."""
         choice: Unit | None = None
-        best = (-inf, False)
+        best, barred = (-inf, False), self.rooms.barred(host.worker)
         for shard in bits(host.held & ~blocked):
-            for unit in islice(self.evaluations[shard], MOST_LOOKED_AT):
+            waiting: Iterable[Unit] = self.evaluations[shard]
+            if barred:
+                waiting = (unit for unit in waiting if unit.trial not in barred)
+            for unit in islice(waiting, MOST_LOOKED_AT):
                 is_home = self._is_home(unit, host.worker)
                 rank = (self.list_scheduler.priority.get(unit.trial, 0.0), is_home)
                 if rank > best:

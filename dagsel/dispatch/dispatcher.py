@@ -234,6 +234,7 @@ class Dispatcher:
         if trial.partial:
             self.state.cut.add(chain.trial)
         self.moves.has_begun = True
+        self.moves.make_room(chain.trial, chain.memory_bytes)
         self.times.add_trial(chain.trial)
         self.state.work_left.chain_added(trial, self.state.now, was_open=was_open)
         for unit in self.state.early.pop(chain.trial, ()):
@@ -375,7 +376,10 @@ class Dispatcher:
             node=event.node,
             process=event.process,
             copy_room=event.copy_room,
+            room=event.room,
+            shard_room=event.shard_room,
         )
+        self.state.rooms.set_room(event.worker, host.room_beside(self.config.shard_bytes))
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held
         self.list_scheduler.speed[event.worker] = event.speed
@@ -401,6 +405,7 @@ class Dispatcher:
         self.workers.remove(event.worker)
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
+        self.state.rooms.remove_worker(event.worker)
         self.moves.workers_changed = True
 
     # ---- decisions
@@ -412,6 +417,7 @@ class Dispatcher:
         if state.work_left.is_stale:
             state.recount()
         judge(state)
+        self.moves.watch_rooms()
         self.gangs.settle()
         self.assigner.settle()
         tell_rests(state)

@@ -112,6 +112,8 @@ class WorkerAdded:
     node: str = ""  # a gang prefers workers of few nodes
     process: str = ""  # a gang has one worker of a process; "" for a process of its own
     copy_room: int | None = None  # how many it may hold where copies are spare; None: no limit
+    room: int | None = None  # bytes for a unit and, in its memory, shards; None: no limit
+    shard_room: int | None = None  # bytes of it that shards may take; None: all
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ class Chain:
     is_clone: bool = False  # whether its first unit begins with a stored state, if it is epoch 1's
     # Units that have run out of memory; those of an evaluation as the one of shard 0.
     ran_out: tuple[Unit, ...] = ()
+    memory_bytes: int | None = None  # that a unit takes beside its shard, if it is known
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:
