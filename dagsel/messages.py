@@ -1,7 +1,6 @@
 """What worker, scheduler and driver tell each other, and the entries of a run's journal.
 
-Each is a frozen dataclass, written and read by one of five unions. What the dispatcher speaks of
-itself (`dagsel.dispatch.events`) travels as it is.
+Each is a frozen dataclass, and one of a union. `dagsel.dispatch.events` travel as they are.
 
 - `COMMANDS`: driver to scheduler; `REPORTS`: scheduler to driver;
 - `ORDERS`: scheduler to worker; `NOTICES`: worker to scheduler;
@@ -197,6 +196,7 @@ class WorkerJoined:
     owns_resource: bool = False  # whether this run has given it the resource that units take
     process: str = ""  # the same for workers that are threads of one process; "" if not known
     copy_room: int | None = None  # how many shards it may hold where copies are spare
+    rooms: tuple[int | None, int | None] = (None, None)  # bytes for units; those shards may take
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from dagsel.dispatch.events import (
     GangBroke,
     HorizonSet,
     Instruction,
+    MemoryFilled,
     PriorityChanged,
     RoundAdded,
     ShardFailed,
@@ -187,6 +188,9 @@ class Dispatcher:
                 self._on_worker_added(event)
             case WorkerRemoved():
                 self._on_worker_removed(event)
+            case MemoryFilled(worker, n_bytes, limit):
+                if worker in self.workers:
+                    self.workers[worker].filled = (n_bytes, limit)
             case DrainRequested(worker):
                 self.moves.drain(worker)
             case ShardLoaded(worker, shard):

@@ -128,6 +128,15 @@ class WorkerRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFilled:
+    """The worker has taken so many bytes that it is about to be restarted; it is lost then."""
+
+    worker: Worker
+    n_bytes: int
+    limit: int | None = None  # bytes that it may take
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequested:
     """The worker is to get no new unit, and others are to load its shards; answer: `Drained`."""
 
@@ -227,6 +236,7 @@ DispatchEvent: TypeAlias = (
     | GangBroke
     | WorkerAdded
     | WorkerRemoved
+    | MemoryFilled
     | DrainRequested
     | ShardLoaded
     | ShardFailed
@@ -314,6 +324,8 @@ class FailTrial:
 
     trial: int
     reason: str
+    # Which unit has filled which worker's memory, with how many bytes, of how many.
+    filled: tuple[Unit, Worker, int, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

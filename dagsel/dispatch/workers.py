@@ -30,6 +30,8 @@ class KnownWorker:
     draining: bool = False
     drained: bool = False
     restarting: bool = False
+    # Bytes that it had taken when it was to be restarted for that, and those that it may take.
+    filled: tuple[int, int | None] | None = None
     bound: list[Unit] = field(default_factory=list)
     node: str = ""
     process: str = ""  # "" for one of its own

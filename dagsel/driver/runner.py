@@ -102,6 +102,8 @@ class Runner:
     # Whether training with a configuration follows the metric of the epoch before.
     follows: Callable[[Any], bool] = lambda config: False
     foreseen: Sequence[float] | None = None  # metrics that it follows instead, by epoch
+    # Bytes that a unit takes, as far as it is known, if its samples are halved so often.
+    needs: Callable[[Any, int], int | None] = lambda config, halvings: None
     idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
@@ -132,7 +134,7 @@ class Runner:
         metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
         scores = Scores(self.states, metrics, self.pool, self.record.validates)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
-        how = (self.orders, self.follows, self.foreseen)
+        how = (self.orders, self.follows, self.foreseen, self.needs)
         self._rounds = Rounds(self.engine, self.record, self._note, *how)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
         parts = (self.engine, self.record, self._stored, self._rounds, self._limits)

@@ -120,6 +120,12 @@ def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:
     return bounds.get(name), process_bytes(name)
 
 
+def gpu_memory() -> int | None:
+    """Return the free bytes of this process's GPU; None if it has none."""
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.mem_get_info()[0])
+
+
 def process_bytes(name: str) -> int | None:
     """Return what the system says of this process's memory by a name; None if it says nothing.
 

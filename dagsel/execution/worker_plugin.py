@@ -32,7 +32,7 @@ from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.held_shards import HeldShards
+from dagsel.execution.held_shards import HeldShards, memory_for_shards
 from dagsel.execution.process import (
     check_gpu_resource,
     give_back_memory,
@@ -43,7 +43,7 @@ from dagsel.execution.process import (
     this_process,
     torch_threads,
 )
-from dagsel.execution.raising import Raising
+from dagsel.execution.raising import Raising, gpu_memory
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -102,6 +102,7 @@ class TrainingPlugin(WorkerPlugin):
             shards = self._shards(worker, workload)
             if self.spec.hold == "disk":
                 await asyncio.to_thread(self._open, shards)
+            give_back_memory()  # what an earlier run has left is not taken
             keep_freed_memory()
             own_random_numbers()
             speed = await asyncio.to_thread(measure_speed)
@@ -131,7 +132,7 @@ class TrainingPlugin(WorkerPlugin):
         threads = self.spec.threads or torch_threads()
         about = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
         told = (worker.address, str(worker.name), *about, self._copy_room(worker))
-        self._tell(messages.WorkerJoined(*told))
+        self._tell(messages.WorkerJoined(*told, rooms=self._rooms(worker)))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -172,6 +173,17 @@ class TrainingPlugin(WorkerPlugin):
                 "give workers more memory, write the data set with more shards, or leave hold= out"
             )
         return max_shards
+
+    def _rooms(self, worker: Worker) -> tuple[int | None, int | None]:
+        """Return the bytes for units and for shards in memory, and those that shards may take."""
+        gpu = gpu_memory()
+        if gpu is not None:  # which shards are there, training sees to itself
+            return gpu, 0
+        limit, share = worker.memory_manager.memory_limit, self.spec.shard_share
+        if not limit:
+            return None, None
+        shards = memory_for_shards(limit, share) if self.spec.hold == "auto" else share * limit
+        return max(0, limit - worker.monitor.get_process_memory()), int(shards)
 
     def _copy_room(self, worker: Worker) -> int | None:
         return 0 if self.spec.hold == "disk" else self._fits(worker, self.spec.copy_share)

@@ -10,8 +10,9 @@ from typing import Any
 
 from dagsel.metrics import OverSet
 
-#: What a `TorchWorkload` learns or keeps by itself. A ``run.json`` of dagsel 0.1 holds the first.
-_LEARNT = {"_unfilled", "_casting", "_live"}
+#: What a `TorchWorkload` learns or keeps by itself, and what changes no result: a run may go on
+#: with another ``memory``. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting", "_live", "_memory"}
 
 
 def describe(workload: Any) -> dict[str, str]:

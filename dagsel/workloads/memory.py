@@ -9,10 +9,10 @@ from traceback import clear_frames
 from typing import Any, Protocol, runtime_checkable
 
 from dagsel.console import readable_size
-from dagsel.dispatch.units import Kind
+from dagsel.dispatch.units import Kind, Unit
 from dagsel.errors import TrainingError
 from dagsel.workloads.base import Config, DataOutline, Workload
-from dagsel.workloads.raised import RanOut
+from dagsel.workloads.raised import Raised, RanOut
 
 #: What errors say that are no `MemoryError`: those of PyTorch, CUDA's libraries, C++ and JAX.
 _SAYS_SO = re.compile(
@@ -35,6 +35,11 @@ class NeedsMemory(Protocol):
         A trial is not given to a worker that has less. On a GPU it is the GPU's memory that counts,
         else that of the process.
         """
+        ...
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether that is an estimate: what `dagsel.profile` has measured counts instead."""
         ...
 
 
@@ -76,6 +81,19 @@ def text_of(told: RanOut) -> str:
     has += [f"had taken {readable_size(told.peak)} at most"] if told.peak else []
     which = f", which {' and '.join(has)}" if has else ""
     return f"{what} in {place}{samples}, on worker {told.worker}{which}"
+
+
+def restarted_at(unit: Unit, worker: str, n_bytes: int, limit: int | None) -> Raised:
+    """Say that Dask has restarted a worker whose memory a unit has filled.
+
+    Examples
+    --------
+    >>> print(restarted_at(Unit("train", 7, 1, 0), "w3", 1_950_000_000, 2 * 10**9).message)
+    memory ran out in unit 1 of epoch 1, on worker w3, which has 2.0 GB and had taken 2.0 GB at most
+    """
+    error = "Dask restarts a worker that takes nearly all of its memory limit"
+    told = RanOut(unit, worker, error, limit, n_bytes)
+    return Raised("OutOfMemoryError", text_of(told), place="", ran_out=told)
 
 
 def why_it_fails(first: RanOut | None, second: RanOut) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from dagsel.flows import Grid
 from dagsel.history.trial import TrialRecord
 from dagsel.storage import ShardedDataset
 
-from .helpers import own_cluster
+from .helpers import own_cluster, spawned_cluster
 
 BATCH, MARK = 32, 9.0
 ROOM_MB = 1_500  # for a unit
@@ -36,8 +37,9 @@ ROOM_MB = 1_500  # for a unit
 class Hungry(torch.nn.Module):
     """A layer that takes some memory for each sample, in training or in scoring."""
 
-    def __init__(self, mb: int, mb_marked: int, mb_scored: int) -> None:
+    def __init__(self, mb: int, mb_marked: int, mb_scored: int, mb_filled: int) -> None:
         super().__init__()
+        self.mb_filled = mb_filled
         self.layer = torch.nn.Linear(4, 1)
         self.mb, self.mb_marked, self.mb_scored = mb, mb_marked, mb_scored
 
@@ -45,6 +47,10 @@ class Hungry(torch.nn.Module):
         mb = self.mb if self.training else self.mb_scored
         if self.training and (x[:, 0] == MARK).any():
             mb = self.mb_marked
+        if self.mb_filled and self.training:
+            filled = torch.ones(len(x), self.mb_filled, 1_000_000, dtype=torch.uint8)
+            threading.Event().wait(60.0)  # until the nanny sees it
+            del filled
         taken = torch.empty(len(x), mb, 1_000_000, dtype=torch.uint8)  # untouched: no real memory
         return self.layer(x) + 0.0 * taken.shape[0]
 
@@ -52,7 +58,10 @@ class Hungry(torch.nn.Module):
 def workload(**more: Any) -> dagsel.TorchWorkload:
     return dagsel.TorchWorkload(
         model=lambda config: Hungry(
-            config["mb"], config.get("mb_marked", 1), config.get("mb_scored", 1)
+            config["mb"],
+            config.get("mb_marked", 1),
+            config.get("mb_scored", 1),
+            config.get("mb_filled", 0),
         ),
         loss=torch.nn.functional.mse_loss,
         optimizer=lambda parameters, config: torch.optim.Adam(parameters, lr=0.01),
@@ -183,6 +192,23 @@ def test_a_driver_that_is_lost_between_the_attempts_goes_on_with_the_second(
     assert [trials[mb].state for mb in (64, 160)] == ["complete", "failed"]
     assert [len(trials[mb].ran_out) for mb in (64, 160)] == [1, 1]
     assert digests(trials[64]) == digests(whole[64])
+
+
+@pytest.mark.slow
+def test_a_unit_under_which_a_nanny_restarts_workers_for_their_memory_is_one_that_ran_out(
+    data: ShardedDataset, run_dir: str
+) -> None:
+    grid = {"mb": [1], "mb_filled": [0, 80]}
+    with spawned_cluster(2, "1 GB", silence_logs=60) as cluster:
+        with Client(cluster, set_as_default=False) as client:
+            run = optimize(client, data, run_dir, grid)
+    trials = by_mb(run, "mb_filled")
+    assert [trials[mb].state for mb in (0, 80)] == ["complete", "failed"]
+    assert [told.unit.position for told in trials[80].ran_out] == [0]
+    reason = trials[80].reason
+    assert reason.startswith("OutOfMemoryError: memory ran out in unit 1 of epoch 1, on worker ")
+    assert "which has 1.0 GB and had taken" in reason
+    assert "Dask restarts a worker that takes nearly all of its memory limit" in reason
 
 
 def digests(trial: TrialRecord) -> list[str]:

@@ -44,7 +44,7 @@ from dagsel.workloads.torch.loop import (
     standard_loop,
     track_steps,
 )
-from dagsel.workloads.torch.memory import SparesMemory
+from dagsel.workloads.torch.memory import Memory, SparesMemory
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
@@ -148,6 +148,13 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         Samples that a worker trains on at once: of a larger share of a batch the gradients are
         accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
         over samples; dropout and batch normalisation see the pieces. Not with a ``train_fn``.
+        A trial that runs out of memory gets half of it, or of its batch.
+    memory
+        Bytes that a training unit takes of its device beside the shard, or a function of the
+        configuration that returns them: no worker that has less trains the trial. By default what
+        `dagsel.profile` has measured, or else parameters, gradients and moments. With
+        ``"estimate"`` also what a batch keeps for its backward pass: in the process that calls
+        dagsel, a few samples of zeros go through the model.
 
     Notes
     -----
@@ -212,6 +219,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         cuda_graphs: bool = False,
         device_memory: int | float = 0.5,
         max_batch: int | None = None,
+        memory: Memory = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
@@ -227,6 +235,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         whole("eval_batch_size", eval_batch_size, error=WorkloadError)
         if max_batch is not None:
             whole("max_batch", max_batch, error=WorkloadError)
+        if not (memory is None or memory == "estimate" or callable(memory)):
+            whole("memory", memory, error=WorkloadError)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -242,7 +252,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self.lr_scheduler_interval = lr_scheduler_interval
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
         self.fused, self.cuda_graphs = fused, cuda_graphs
-        self.device_memory, self.max_batch = device_memory, max_batch
+        self.device_memory, self.max_batch, self._memory = device_memory, max_batch, memory
         self._casting = Casting(loss)
         self._live = LiveTrials()
 
@@ -274,6 +284,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
+        self._said(config)
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             factories.check_options_of(self.optimizer, config)
