@@ -20,8 +20,8 @@ _SAYS_SO = re.compile(
     r"|unable to allocate|RESOURCE_EXHAUSTED|_ALLOC_FAILED",
     re.IGNORECASE,
 )
-_ASKED = re.compile(r"allocate ([\d,.]+) ?([KMGT]?i?)(?:B\b|bytes)", re.IGNORECASE)
-_UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
+_ASKED = re.compile(r"allocate ([\d,.]+) ?([KMGTPE]?i?)(?:B\b|bytes)", re.IGNORECASE)
+_PREFIXES = ["", "K", "M", "G", "T", "P", "E"]
 _MOST_LETTERS = 200
 
 
@@ -153,10 +153,8 @@ def asked_bytes(text: str) -> int | None:
     if found is None:
         return None
     number, prefix = found[1].replace(",", "").rstrip("."), found[2]
-    factor = _UNITS[prefix[:1].upper()]
-    if prefix[1:]:  # Ki, Mi, Gi
-        factor = 1024 ** [*_UNITS].index(prefix[:1].upper())
-    return int(float(number) * factor)
+    base = 1024 if prefix[1:] else 1000  # Gi or G
+    return int(float(number) * base ** _PREFIXES.index(prefix[:1].upper()))
 
 
 def drop_frames(error: BaseException) -> None:

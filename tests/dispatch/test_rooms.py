@@ -8,6 +8,7 @@ where nobody says anything.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,8 +61,8 @@ class Seen:
 
 
 def search(
-    the_rooms: list[int | None],
-    the_needs: list[int | None],
+    the_rooms: Sequence[int | None],
+    the_needs: Sequence[int | None],
     *,
     n_shards: int = 3,
     shard_bytes: int = 0,
@@ -135,8 +136,8 @@ def test_no_unit_is_bound_where_it_does_not_fit_whoever_comes_and_goes(
     ]
     late = [(4.0, WorkerAdded("late", room=55))]
     ends = [] if horizon is None else [(0.0, HorizonSet(horizon))]
-    how = {"shard_bytes": shard_bytes, "more": [*ends, *leaves, *late]}
-    cluster, seen = search(the_rooms, the_needs, **how)
+    more = [*ends, *leaves, *late]
+    cluster, seen = search(the_rooms, the_needs, shard_bytes=shard_bytes, more=more)
     outcome = cluster.run()  # each instruction is looked at
     if horizon is not None:
         return

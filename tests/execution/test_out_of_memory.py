@@ -96,7 +96,13 @@ def small() -> Iterator[Client]:
 
 
 def optimize(
-    client: Client, data: ShardedDataset, run_dir: str, grid: dict[str, list[int]], **more: Any
+    client: Client,
+    data: ShardedDataset,
+    run_dir: str,
+    grid: dict[str, list[int]],
+    *,
+    worker_timeout: float = 60.0,
+    **more: Any,
 ) -> dagsel.Run:
     return dagsel.optimize(
         optuna.create_study(),
@@ -108,6 +114,7 @@ def optimize(
         client=client,
         run_dir=run_dir,
         deterministic=True,
+        worker_timeout=worker_timeout,
     )
 
 
@@ -192,6 +199,26 @@ def test_a_driver_that_is_lost_between_the_attempts_goes_on_with_the_second(
     assert [trials[mb].state for mb in (64, 160)] == ["complete", "failed"]
     assert [len(trials[mb].ran_out) for mb in (64, 160)] == [1, 1]
     assert digests(trials[64]) == digests(whole[64])
+
+
+def test_what_says_that_it_fits_nowhere_is_refused_and_the_others_go_on(
+    small: Client, data: ShardedDataset, run_dir: str
+) -> None:
+    grid = {"mb": [1, 64]}
+    run = optimize(
+        small,
+        data,
+        run_dir,
+        grid,
+        memory=lambda config: 10**6 * config["mb"] ** 4,
+        worker_timeout=2,
+    )
+    trials = by_mb(run)
+    assert [trials[mb].state for mb in (1, 64)] == ["complete", "failed"]
+    assert not trials[64].ran_out
+    assert (
+        "its units take 16,777,216,000,000 bytes of memory, and a worker has" in trials[64].reason
+    )
 
 
 @pytest.mark.slow
