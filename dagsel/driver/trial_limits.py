@@ -134,8 +134,8 @@ class TrialLimits:
         number = trial.number
         self._checks[number] = EpochTally(self.record.n_shards)
         unit = Unit("evaluate", number, place.epoch, 0)
-        halvings = {"halvings": n} if (n := trial.n_halvings(unit)) else {}
-        self.engine.check(number, self._numbers[number], place, {number: trial.config}, **halvings)
+        told = (number, self._numbers[number], place, {number: trial.config})
+        self.engine.check(*told, halvings=trial.n_halvings(unit))
         return None
 
     def checked(self, done: UnitRecord) -> Turn | None:

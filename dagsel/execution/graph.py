@@ -98,8 +98,8 @@ def _compile_chain(
         end = TaskRef(made[last]) if last in made else StoredResult(*last[1:])
         for evaluation in chain.evaluations(epoch):
             scoring = unit_key(run, evaluation)
-            how = (config, end, chain.n_halvings(evaluation))
-            tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), *how)
+            what = (tuple(evaluation), config, end, chain.n_halvings(evaluation))
+            tasks[scoring] = Task(scoring, evaluate_unit, run, *what)
             wanted.append(scoring)
     if previous is not None and not any(chain.evaluations(chain.epochs[-1])):
         wanted.append(previous)

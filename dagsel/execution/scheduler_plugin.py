@@ -259,8 +259,9 @@ class DispatchPlugin(SchedulerPlugin):
                     self._with_our_resource.add(worker)
                 speed, node = self._speeds.rounded(notice.speed), get_address_host(worker)
                 can = (frozenset[int](), speed, notice.max_shards)
-                has = (node, notice.process, notice.copy_room, *notice.rooms)
-                self._push(events.WorkerAdded(worker, *can, *has))
+                added = events.WorkerAdded(worker, *can, node, notice.process, notice.copy_room)
+                room, shard_room = notice.rooms
+                self._push(replace(added, room=room, shard_room=shard_room))
             case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
             case messages.WorkerLeaves(worker):
@@ -389,8 +390,7 @@ class DispatchPlugin(SchedulerPlugin):
                     self._warm.drop_trial(trial)
                     told = self._raised.pop(trial, None)
                     raised = told.raised if told and told.is_the_workloads else None
-                    if filled is not None:
-                        raised = restarted_at(*filled)
+                    raised = restarted_at(*filled) if filled else raised
                     traceback = self._tracebacks.pop(trial, "")
                     self._report(messages.TrialReport(trial, reason, traceback, raised))
                 case events.RestartWorker(worker):

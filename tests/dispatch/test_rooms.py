@@ -23,11 +23,14 @@ from dagsel.dispatch.events import (
     FailTrial,
     HorizonSet,
     Instruction,
+    MemoryFilled,
     RoundAdded,
     ShardLoaded,
     TimerFired,
     TrialAllowed,
+    UnitDone,
     UnitReady,
+    UnitTrains,
     WorkerAdded,
     WorkerRemoved,
 )
@@ -222,6 +225,72 @@ def test_what_is_known_is_what_it_comes_to_if_counted_anew(changes: list[Any]) -
     for worker in workers:
         known.remove_worker(worker)
     assert not known.is_used
+
+
+def test_a_trial_fails_whose_workers_cannot_hold_all_shards() -> None:
+    dispatcher = Dispatcher(DispatchConfig(2, room_timeout_s=0.0))
+    chains = tuple(Chain(t, range(1, 2), 2, memory_bytes=n) for t, n in enumerate((90, 10)))
+    unit = Unit("train", 0, 1, 0)
+    large = WorkerAdded("large", frozenset({0}), room=100, max_shards=1)
+    there = large, WorkerAdded("small", room=20), RoundAdded(Round(0, chains))
+    told = dispatcher.handle(*there, UnitReady(unit), now_s=0.0)
+    assert [bind.worker for bind in told if isinstance(bind, Bind)] == ["large"]
+    done = UnitDone(unit, 1.0, 0), UnitReady(unit._replace(position=1))
+    told = dispatcher.handle(*done, now_s=1.0)
+    (failed,) = (each for each in told if isinstance(each, FailTrial))
+    assert "the workers that have them do not hold all shards" in failed.reason
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_unit_that_has_filled_its_workers_memory_fails_at_once(trains: bool) -> None:
+    dispatcher = Dispatcher(DispatchConfig(1))
+    unit, there = Unit("train", 0, 1, 0), WorkerAdded("a", frozenset({0}))
+    round_ = RoundAdded(Round(0, (Chain(0, range(1, 2), 1),)))
+    dispatcher.handle(there, round_, UnitReady(unit), now_s=0.0)
+    if trains:
+        dispatcher.handle(UnitTrains(unit, "a"), now_s=1.0)
+    dispatcher.handle(MemoryFilled("a", 95, 100), now_s=2.0)
+    told = dispatcher.handle(WorkerRemoved("a"), UnitReady(unit), now_s=3.0)
+    failed = [each for each in told if isinstance(each, FailTrial)]
+    assert [each.filled for each in failed] == [(unit, "a", 95, 100)] * trains
+
+
+@pytest.mark.parametrize("kind", [None, "train", "evaluate"])
+def test_the_second_attempt_has_a_task_for_itself(kind: Any) -> None:
+    n_shards = 3
+    ran_out: tuple[Unit, ...] = () if kind is None else (Unit(kind, 0, 2, 0),)
+    chain = Chain(0, range(1, 3), n_shards, ran_out=ran_out)
+    dispatcher = Dispatcher(DispatchConfig(n_shards, at_once_s=1e9))
+    there = WorkerAdded("a", frozenset(range(n_shards))), RoundAdded(Round(0, (chain,)))
+    dispatcher.handle(*there, now_s=0.0)
+    now_s, binds, ready = 0.0, list[Bind](), [Unit("train", 0, 1, 0)]
+    while ready:
+        now_s += 1.0
+        told = dispatcher.handle(*map(UnitReady, ready), now_s=now_s)
+        (bind,) = (each for each in told if isinstance(each, Bind))
+        binds.append(bind)
+        scored, then = (tuple((s, 0.1) for s in shards) for shards in (bind.scores, bind.then))
+        last = bind.unit._replace(position=bind.unit.position + len(then))
+        ready = [unit for unit in ready if unit != bind.unit]
+        if bind.unit.kind == "train" and last.position < n_shards - 1:
+            ready.append(last._replace(position=last.position + 1))
+        elif bind.unit.kind == "train":
+            shards = set(range(n_shards)) - {*bind.scores}
+            ready += [Unit("evaluate", 0, last.epoch, shard) for shard in sorted(shards)]
+            ready += [Unit("train", 0, 2, 0)] * (last.epoch == 1)
+        dispatcher.handle(UnitDone(bind.unit, 0.1, bind.shard, scored, then), now_s=now_s + 0.5)
+    second = [bind for bind in binds if bind.unit.epoch == 2]
+    alone = [bind.unit for bind in second if bind.alone]
+    match kind:
+        case None:  # training and scoring are one task
+            assert len(second) == 1
+        case "train":
+            assert alone == [ran_out[0]]
+            assert not second[0].then
+            assert second[1].then
+        case "evaluate":
+            assert alone == [Unit("evaluate", 0, 2, shard) for shard in range(n_shards)]
+            assert len(second) == 1 + n_shards
 
 
 @pytest.mark.parametrize("n_shards", [1, 4])

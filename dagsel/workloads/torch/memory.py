@@ -54,10 +54,13 @@ class SparesMemory:
     _batch_size: Callable[[Config], int]
     _build: Callable[..., torch.nn.Module]
     _build_optimizer: Callable[..., tuple[torch.optim.Optimizer, Any]]
-    _making: Making
     _casting: Casting
     _live: LiveTrials
     _halvings = 0
+
+    @property
+    def _making(self) -> Making:
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Drop the trials that were just trained."""
@@ -72,7 +75,7 @@ class SparesMemory:
         else:
             size = self._batch_size(config)
             size = min(size, self.max_batch or size)
-        return max(1, -(-size // 2**self._halvings))
+        return max(1, -(-size // (1 << self._halvings)))
 
     def halved(self, times: int) -> Self:
         """Return this workload with half the samples at once, so many times over, at least one."""
@@ -80,9 +83,13 @@ class SparesMemory:
         then._halvings = times
         return then
 
-    def _most_at_once(self, config: Config) -> int | None:
-        """Return the samples of a training batch that are computed at once; None for all."""
-        return self.at_once(config, "train") if self._halvings else self.max_batch
+    def _most_at_once(self, config: Config, gang: int = 1) -> int | None:
+        """Return the samples of a rank's share of a batch that are computed at once; None: all."""
+        size = self.at_once(config, "train") if self._halvings else None
+        if size is None:
+            return self.max_batch
+        share = -(-self._batch_size(config) // gang)
+        return max(1, min(size, -(-share // (1 << self._halvings))))
 
     @property
     def is_counted(self) -> bool:
@@ -109,7 +116,8 @@ class SparesMemory:
         if self.is_counted:
             return None
         given: Any = self._memory(config) if callable(self._memory) else self._memory
-        return whole("memory", given, error=WorkloadError)
+        n_bytes: int = whole("memory", given, error=WorkloadError)
+        return n_bytes
 
     def _of_a_batch(self, module: torch.nn.Module, config: Config, data: DataOutline) -> int:
         """Return the bytes of a batch and of what its backward pass needs; 0 if not known."""

@@ -377,7 +377,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 drop_last=self.drop_last,
                 cursor=cursor,
                 should_stop=should_stop,
-                max_batch=self._most_at_once(config),
+                max_batch=self._most_at_once(config, 1 if gang is None else gang.size),
             )
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
             if schedule is not None and trial.cursor is None:
