@@ -26,7 +26,7 @@ from dagsel.errors import ClusterError
 from dagsel.execution.cluster import local_cluster
 from dagsel.flows import Grid
 from dagsel.history.trial import TrialRecord
-from dagsel.storage import ShardedDataset
+from dagsel.storage import RunDir, ShardedDataset
 
 from .helpers import own_cluster, spawned_cluster
 
@@ -193,6 +193,8 @@ def test_a_driver_that_is_lost_between_the_attempts_goes_on_with_the_second(
         patch.setattr(Mending, "_go_on", is_lost)
         with pytest.raises(ClusterError, match="the driver is lost"):
             optimize(small, data, url, grid)
+    written = [entry for entry in RunDir(url).journal.read() if entry["is"] == "ran_out"]
+    assert written, "it is not sent before it is written down"
     run = dagsel.resume(url, small, workload=workload(), space=space_of(grid))
     whole = by_mb(optimize(small, data, str(tmp_path / "whole"), grid))
     trials = by_mb(run)

@@ -27,6 +27,7 @@ from dagsel.profiling import MemoryNeeds, Profile, architecture_of
 from dagsel.storage import ShardedDataset
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline, outline
+from dagsel.workloads.describe import describe, differences
 from dagsel.workloads.memory import (
     NeedsMemory,
     SavesMemory,
@@ -208,6 +209,10 @@ def test_what_the_user_says_counts_then_what_was_measured_then_the_count(tmp_pat
     said_so = workload(memory=lambda config: 77)
     assert isinstance(said_so, NeedsMemory)
     assert MemoryNeeds(said_so, data)({}, 0) == MemoryNeeds(said_so, data)({}, 1) == 77
+
+
+def test_a_run_may_go_on_with_another_memory_as_it_changes_no_result() -> None:
+    assert differences(describe(workload()), describe(workload(memory=5))) == []
 
 
 # ---- errors
