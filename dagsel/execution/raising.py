@@ -120,6 +120,23 @@ def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:
     return bounds.get(name), process_bytes(name)
 
 
+def own_bytes() -> int | None:
+    """Return the memory of this process that it shares with no other; None if nobody knows.
+
+    A worker that is a copy of the user's program has all of that in its memory, and takes none.
+
+    Examples
+    --------
+    >>> own = own_bytes()
+    >>> own is None or own > 1_000_000
+    True
+    """
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return None
+
+
 def gpu_memory() -> int | None:
     """Return the free bytes of this process's GPU; None if it has none."""
     cuda = _cuda()

@@ -43,7 +43,7 @@ from dagsel.execution.process import (
     this_process,
     torch_threads,
 )
-from dagsel.execution.raising import Raising, gpu_memory
+from dagsel.execution.raising import Raising, gpu_memory, own_bytes
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -183,7 +183,8 @@ class TrainingPlugin(WorkerPlugin):
         if not limit:
             return None, None
         shards = memory_for_shards(limit, share) if self.spec.hold == "auto" else share * limit
-        return max(0, limit - worker.monitor.get_process_memory()), int(shards)
+        taken = own_bytes() or worker.monitor.get_process_memory()
+        return max(0, limit - taken), int(shards)
 
     def _copy_room(self, worker: Worker) -> int | None:
         return 0 if self.spec.hold == "disk" else self._fits(worker, self.spec.copy_share)

@@ -88,8 +88,8 @@ def restarted_at(unit: Unit, worker: str, n_bytes: int, limit: int | None) -> Ra
 
     Examples
     --------
-    >>> print(restarted_at(Unit("train", 7, 1, 0), "w3", 1_950_000_000, 2 * 10**9).message)
-    memory ran out in unit 1 of epoch 1, on worker w3, which has 2.0 GB and had taken 2.0 GB at most
+    >>> print(restarted_at(Unit("train", 7, 1, 0), "w3", 1_900_000_000, 2 * 10**9).message)
+    memory ran out in unit 1 of epoch 1, on worker w3, which has 2.0 GB and had taken 1.9 GB at most
     """
     error = "Dask restarts a worker that takes nearly all of its memory limit"
     told = RanOut(unit, worker, error, limit, n_bytes)
