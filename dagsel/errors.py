@@ -25,6 +25,7 @@
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
     │   ├── NothingTrainedError   a unit consumed no sample of its shard
+    │   ├── OutOfMemoryError      (MemoryError) a unit needs more memory than its worker has
     │   └── GangBrokenError       a worker of a gang was lost or did not come: nobody is at fault
     ├── ClusterError              (RuntimeError) the cluster cannot do what is asked
     │   ├── NoWorkersError        (TimeoutError) no worker came in time
@@ -155,6 +156,10 @@ class DivergedError(TrainingError):
 
 class NothingTrainedError(TrainingError):
     """A training unit has consumed no sample of its shard."""
+
+
+class OutOfMemoryError(TrainingError, MemoryError):
+    """A unit needs more memory than its worker has."""
 
 
 class GangBrokenError(TrainingError):

@@ -25,7 +25,7 @@ from dagsel.history.result import Run
 from dagsel.history.script import Script, differences
 from dagsel.history.settings import Settings, flow_name
 from dagsel.interrupting import interruptible
-from dagsel.messages import SessionBegun, Turn
+from dagsel.messages import Entry, SessionBegun, Turn
 from dagsel.observers import Observer
 from dagsel.observers.base import check_observers
 from dagsel.planning.pools import Workers, dearest
@@ -275,7 +275,10 @@ def replay(
     trials = tuple(then.trials)
     params = {trial: dict(then.trials[trial].params) for trial in trials}
     drawn = Turn(Asked(trials), (), seconds=0.0, params=params)
-    record.add(drawn)
+    ran_out = (told for trial in then.trials.values() for told in trial.ran_out)
+    first: tuple[Entry, ...] = (drawn, *ran_out)
+    for entry in first:
+        record.add(entry)
     adopt(driver, record)
     check = checks(workload, dataset.manifest)
     for trial in [t for t in then.trials.values() if t.state != "failed"][:1]:
@@ -283,7 +286,7 @@ def replay(
     folder = given.into or RunDir.fresh(f"{settings.study}-replay", run)
     orders = then.visits()
     session = Session(
-        settings, folder, driver, script, workload, dataset, record, orders, first=(drawn,)
+        settings, folder, driver, script, workload, dataset, record, orders, first=first
     )
     with folder.lock(run) as lock:
         folder.claim(run, settings.to_json())

@@ -1,7 +1,6 @@
 """What worker, scheduler and driver tell each other, and the entries of a run's journal.
 
-Each is a frozen dataclass, written and read by one of five unions. What the dispatcher speaks of
-itself (`dagsel.dispatch.events`) travels as it is.
+Each is a frozen dataclass, and one of a union. `dagsel.dispatch.events` travel as they are.
 
 - `COMMANDS`: driver to scheduler; `REPORTS`: scheduler to driver;
 - `ORDERS`: scheduler to worker; `NOTICES`: worker to scheduler;
@@ -19,7 +18,7 @@ from dagsel.dispatch import description, events
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError
 from dagsel.flow import DECISIONS, EVENTS, Context, Decision, Event
-from dagsel.workloads.raised import Raised
+from dagsel.workloads.raised import Raised, RanOut
 
 # ---- a unit, from the worker to the journal
 
@@ -39,6 +38,7 @@ class Assignment:
     gang: int = 1  # workers that train it together, of which this one leads
     then: tuple[int, ...] = ()  # shards that the epoch's next units visit in the same task
     scores: tuple[int, ...] = ()  # validation shards to score in it, if nothing stops it
+    alone: bool = False  # it has run out of memory before: nothing else is to take any
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ class UnitWork:
     digest: str = ""  # checksum of the state after it
     metrics: Mapping[str, Any] | None = None  # mean of each validation metric
     attempts: int = 1  # how often it was begun since its last record
+    halved: int = 0  # how often the samples were halved that it computed at once
     lost_seconds: float = 0.0  # of attempts that were lost with a worker
-    # What the run has taken until now; the driver writes it down.
-    seconds: float | None = None
+    seconds: float | None = None  # what the run has taken until now; the driver writes it down
     worker_seconds: float | None = None
     money: float | None = field(default=None, metadata={LATER: True})
 
@@ -133,8 +133,7 @@ class StoredState:
         return kept | {name: to_json(more) for name in _SELDOM if (more := getattr(self, name))}
 
 
-_SELDOM = ("share", "losses")
-_META = ("shard", "visits", "n_samples", "loss", "state_bytes")
+_SELDOM, _META = ("share", "losses"), ("shard", "visits", "n_samples", "loss", "state_bytes")
 
 # ---- driver to scheduler
 
@@ -197,6 +196,7 @@ class WorkerJoined:
     owns_resource: bool = False  # whether this run has given it the resource that units take
     process: str = ""  # the same for workers that are threads of one process; "" if not known
     copy_room: int | None = None  # how many shards it may hold where copies are spare
+    rooms: tuple[int | None, int | None] = (None, None)  # bytes for units; those shards may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -470,6 +470,7 @@ Entry: TypeAlias = (
     | PartFound
     | BestLost
     | RoundSent
+    | RanOut
     | events.ShardLoaded
     | Note
 )
@@ -492,6 +493,7 @@ ENTRIES: Tagged[Entry] = Tagged(
     partial=PartFound,
     best_lost=BestLost,
     round=RoundSent,
+    ran_out=RanOut,
     load=events.ShardLoaded,
     note=Note,
     brief=True,

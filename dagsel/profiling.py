@@ -23,7 +23,8 @@ from dagsel.planning.scaling import Fit, Scaling, learn
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.profiles import profile_names, read_profile, write_profile
 from dagsel.storage.files import Url
-from dagsel.workloads.base import Config, Workload, checks
+from dagsel.workloads.base import Config, Workload, checks, outline
+from dagsel.workloads.memory import NeedsMemory, with_halved
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -326,6 +327,51 @@ def stored_scaling(data: ShardedDataset, workload: Workload, config: Config) -> 
         logger.warning("profiles beside %s are not used: %s", data.url, error)
         return None
     return None if found is None else found.scaling
+
+
+class MemoryNeeds:
+    """Knows what a unit takes: as the workload says, as was measured, or as the workload counts.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    data
+        The data set. The profiles that are stored with it when they are first needed are looked at.
+    """
+
+    def __init__(self, workload: Workload, data: ShardedDataset) -> None:
+        self._workload, self._data = workload, data
+        self._profiled: set[str] | None = None  # names of architectures
+
+    def __call__(self, config: Config, halvings: int) -> int | None:
+        """Return the bytes that a unit takes beside its shard; None if it is not known.
+
+        Its samples are halved so often, which no profile knows.
+        """
+        workload = with_halved(self._workload, halvings)
+        says = workload if isinstance(workload, NeedsMemory) else None
+        measured = None
+        if not halvings and (says is None or says.is_counted):
+            measured = self._measured(config)
+        if measured is not None or says is None:
+            return measured
+        return says.memory_bytes(config, outline(self._data.manifest))
+
+    def _measured(self, config: Config) -> int | None:
+        try:
+            if self._profiled is None:
+                self._profiled = set(profile_names(self._data))
+            if not self._profiled:
+                return None
+            name = architecture_of(self._workload, config)
+            found = _find(self._data, name) if name in self._profiled else None
+        except (OSError, DatasetFormatError) as error:
+            logger.warning("profiles beside %s are not used: %s", self._data.url, error)
+            self._profiled = set()
+            return None
+        timings = () if found is None else found.timings
+        return next((it.memory_bytes for it in timings if it.n_workers == 1), None)
 
 
 def _units(run: Run, by: str | None) -> list[tuple[str, int, float]]:

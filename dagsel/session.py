@@ -53,7 +53,7 @@ from dagsel.observers.observing import Observing
 from dagsel.planning.bill import Bill
 from dagsel.planning.capacity import ClusterCapacity, fewer
 from dagsel.planning.pools import Workers
-from dagsel.profiling import stored_scaling
+from dagsel.profiling import MemoryNeeds, stored_scaling
 from dagsel.state import State
 from dagsel.storage import Journal, RunDir, ShardedDataset
 from dagsel.storage.disk import retry_while_full
@@ -284,11 +284,15 @@ class Session:
 
     def dispatch_config(self, call: Call) -> DispatchConfig:
         """Return what the dispatcher is told of the run."""
+        largest = max(size.nbytes for size in self.data.shard_sizes)
         return DispatchConfig(
             self.data.n_shards,
             None if self.settings.replicas == "auto" else self.settings.replicas,
             unit_timeout_s=self.settings.unit_timeout_s,
             capacity_timeout_s=call.worker_timeout_s,
+            # Workers that are started for the call are all alike.
+            room_timeout_s=call.worker_timeout_s if call.own_capacity is None else 0.0,
+            shard_bytes=0 if call.hold == "disk" else largest,
         )
 
     def _runner(
@@ -314,6 +318,7 @@ class Session:
             check=checks(self.workload, self.data.manifest, self._followed),
             follows=self._follows_metric,
             foreseen=self.foreseen,
+            needs=MemoryNeeds(self.workload, self.data),
             check_gang=self._check_gang,
             adapt=self._adapt,
             pool=self._pool,

@@ -75,7 +75,8 @@ class Assigner:
         if not fits(taken[0]):  # before the horizon; a shorter unit may
             need = list_scheduler.need
             idle = (t for t in list_scheduler.idle if not need[t] & blocked and need[t] & host.held)
-            other = next((trial for trial in idle if fits(trial)), None)
+            has_room = (t for t in idle if state.rooms.fits(t, host.worker))
+            other = next((trial for trial in has_room if fits(trial)), None)
             if other is None:
                 return
             taken = other, next(bits(need[other] & host.held))

@@ -7,7 +7,7 @@ and runs what), ``bindings`` (which unit is where) and ``evaluations`` (which ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -16,6 +16,7 @@ from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
 from dagsel.dispatch.list_scheduler import ROUNDING_S, ListScheduler, bits
 from dagsel.dispatch.openings import Openings
 from dagsel.dispatch.remaining_work import RemainingWork
+from dagsel.dispatch.rooms import Rooms
 from dagsel.dispatch.suspicion import Suspect
 from dagsel.dispatch.trials import FREE, Allowance, Binding, Trial
 from dagsel.dispatch.unit_times import UnitTimes
@@ -57,6 +58,8 @@ class DispatchConfig:
     # costs milliseconds.
     at_once_s: float = 0.25
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
+    room_timeout_s: float = 60.0  # no worker may have room for a trial for so long
+    shard_bytes: int = 0  # that a shard in a worker's memory takes; it is not counted if 0
     rebalance: bool = True  # shards follow measured speeds; else each worker gets as many
 
     def __post_init__(self) -> None:
@@ -95,7 +98,9 @@ class DispatchState:
         self.horizon = inf  # no training unit starts that is expected to run beyond it
         self.gang_s: dict[tuple[int, int], float] = {}  # by trial and gang: its last unit's time
         self.times = UnitTimes()
+        self.rooms = Rooms()
         self.list_scheduler: ListScheduler[Worker] = ListScheduler(self._estimate)
+        self.list_scheduler.barred = self.rooms.by_worker
         self.openings = Openings(self.workers, self.bindings, self.list_scheduler.free_at)
         self.work_left = RemainingWork(self.list_scheduler, self.times, self.workers)
 
@@ -194,15 +199,17 @@ class DispatchState:
         worker, ahead, scheduler = host.worker, bool(host.bound), self.list_scheduler
         start = max(self.now, scheduler.free_at[worker]) if ahead else self.now
         trial = self.trials[unit.trial]
+        assert self.rooms.fits(unit.trial, worker), f"{unit} does not fit into the room of {worker}"
         gang = tuple(member.worker for member in members)
         seconds_left, scoring_s = None, 0.0
         then, scores = tuple[int, ...](), tuple[int, ...]()
+        alone = False
         if unit.kind == "train":
-            seconds = 0.0
+            seconds, alone = 0.0, trial.ran_out(unit)
             if not trial.is_repeat(unit):
                 seconds = self.unit_seconds(unit, worker, 1 + len(gang))
                 seconds_left = self.allowances.get(unit.trial, FREE).seconds_left
-                is_doubtful = unit in self.suspects or unit in self.strikes
+                is_doubtful = unit in self.suspects or unit in self.strikes or alone
                 if not (gang or is_doubtful) and seconds_left is None:
                     then = self._visits_with(unit, host, shard, start, seconds)
                     scores, scoring_s = self._scores_with(unit, host, {shard, *then})
@@ -221,6 +228,7 @@ class DispatchState:
             for visit in (shard, *then):
                 scheduler.demand[visit] = scheduler.demand.get(visit, 0.0) - cost
         else:
+            alone = unit.kind == "evaluate" and trial.ran_out(unit._replace(position=0))
             seconds = self.unit_seconds(unit, worker)
             self.drop_evaluation(unit)
             scheduler.load[worker] = max(0.0, scheduler.load[worker] - seconds)
@@ -230,7 +238,7 @@ class DispatchState:
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
-        ahead_s = 0.0 if gang else self._ahead_s(seconds)
+        ahead_s = 0.0 if gang or alone else self._ahead_s(seconds)
         self.bindings[unit] = Binding(
             unit, worker, shard, seconds, ahead_s, began, members=gang, then=then, scores=scores
         )
@@ -240,7 +248,8 @@ class DispatchState:
         if suspect is not None:
             suspect.gang, suspect.broke = set(), None
         is_suspect = suspect is not None
-        self.out.append(Bind(unit, worker, shard, gang, seconds_left, is_suspect, scores, then))
+        about = (seconds_left, is_suspect, scores, then, alone)
+        self.out.append(Bind(unit, worker, shard, gang, *about))
 
     def _visits_with(
         self, unit: Unit, host: KnownWorker, shard: int, start: float, seconds: float
@@ -270,6 +279,8 @@ class DispatchState:
         that one scores.
         """
         epoch = self.trials[unit.trial].epochs[unit.epoch]
+        if any(it.kind != "train" for it in epoch.chain.ran_out):
+            return (), 0.0
         scores = epoch.unscored
         if epoch.left != sum(1 << shard for shard in visits) or not scores or scores & ~host.held:
             return (), 0.0
@@ -326,6 +337,7 @@ class DispatchState:
         for by_trial in (self.allowances, self.coming_to_rest, self.gangs):
             by_trial.pop(number, None)
         self.list_scheduler.forget(number)
+        self.rooms.forget(number)
         if trial is None:
             return
         for unit in self.bindings:
@@ -410,9 +422,12 @@ class DispatchState:
     def pick_evaluation(self, host: KnownWorker, blocked: int) -> Unit | None:
         """Choose an evaluating unit for the worker: of a state that it has, if there is one."""
         choice: Unit | None = None
-        best = (-inf, False)
+        best, barred = (-inf, False), self.rooms.barred(host.worker)
         for shard in bits(host.held & ~blocked):
-            for unit in islice(self.evaluations[shard], MOST_LOOKED_AT):
+            waiting: Iterable[Unit] = self.evaluations[shard]
+            if barred:
+                waiting = (unit for unit in waiting if unit.trial not in barred)
+            for unit in islice(waiting, MOST_LOOKED_AT):
                 is_home = self._is_home(unit, host.worker)
                 rank = (self.list_scheduler.priority.get(unit.trial, 0.0), is_home)
                 if rank > best:

@@ -24,6 +24,7 @@ from dagsel.dispatch.events import (
     GangBroke,
     HorizonSet,
     Instruction,
+    MemoryFilled,
     PriorityChanged,
     RoundAdded,
     ShardFailed,
@@ -187,6 +188,9 @@ class Dispatcher:
                 self._on_worker_added(event)
             case WorkerRemoved():
                 self._on_worker_removed(event)
+            case MemoryFilled(worker, n_bytes, limit):
+                if worker in self.workers:
+                    self.workers[worker].filled = (n_bytes, limit)
             case DrainRequested(worker):
                 self.moves.drain(worker)
             case ShardLoaded(worker, shard):
@@ -234,6 +238,7 @@ class Dispatcher:
         if trial.partial:
             self.state.cut.add(chain.trial)
         self.moves.has_begun = True
+        self.moves.make_room(chain.trial, chain.memory_bytes)
         self.times.add_trial(chain.trial)
         self.state.work_left.chain_added(trial, self.state.now, was_open=was_open)
         for unit in self.state.early.pop(chain.trial, ()):
@@ -375,7 +380,10 @@ class Dispatcher:
             node=event.node,
             process=event.process,
             copy_room=event.copy_room,
+            room=event.room,
+            shard_room=event.shard_room,
         )
+        self.state.rooms.set_room(event.worker, host.room_beside(self.config.shard_bytes))
         self.times.add_worker(event.worker, event.speed)
         self.list_scheduler.held[event.worker] = held
         self.list_scheduler.speed[event.worker] = event.speed
@@ -401,6 +409,7 @@ class Dispatcher:
         self.workers.remove(event.worker)
         self.times.forget_worker(event.worker)
         self.list_scheduler.remove_worker(event.worker)
+        self.state.rooms.remove_worker(event.worker)
         self.moves.workers_changed = True
 
     # ---- decisions
@@ -412,6 +421,7 @@ class Dispatcher:
         if state.work_left.is_stale:
             state.recount()
         judge(state)
+        self.moves.watch_rooms()
         self.gangs.settle()
         self.assigner.settle()
         tell_rests(state)

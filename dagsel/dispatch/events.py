@@ -112,6 +112,8 @@ class WorkerAdded:
     node: str = ""  # a gang prefers workers of few nodes
     process: str = ""  # a gang has one worker of a process; "" for a process of its own
     copy_room: int | None = None  # how many it may hold where copies are spare; None: no limit
+    room: int | None = None  # bytes for a unit and, in its memory, shards; None: no limit
+    shard_room: int | None = None  # bytes of it that shards may take; None: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,15 @@ class WorkerRemoved:
 
     worker: Worker
     expected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFilled:
+    """The worker has taken so many bytes that it is about to be restarted; it is lost then."""
+
+    worker: Worker
+    n_bytes: int
+    limit: int | None = None  # bytes that it may take
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +236,7 @@ DispatchEvent: TypeAlias = (
     | GangBroke
     | WorkerAdded
     | WorkerRemoved
+    | MemoryFilled
     | DrainRequested
     | ShardLoaded
     | ShardFailed
@@ -258,6 +270,7 @@ class Bind:
     is_suspect: bool = False
     scores: tuple[int, ...] = ()
     then: tuple[int, ...] = ()
+    alone: bool = False  # it has run out of memory: nothing else is kept there for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +324,8 @@ class FailTrial:
 
     trial: int
     reason: str
+    # Which unit has filled which worker's memory, with how many bytes, of how many.
+    filled: tuple[Unit, Worker, int, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,13 @@ class Gangs:
         """Say why a gang cannot start, in numbers."""
         hosts = self.state.workers.staying
         size, n_workers = self.state.allowances[number].gang, len(hosts)
+        n_with_room = len(self._with_room(number, hosts))
+        if n_with_room < size <= n_workers:
+            return (
+                f"a gang of {size} was wanted, and {n_with_room} of {n_workers} workers have the "
+                f"{self.state.rooms.needs[number]:,} bytes that a unit of it takes; take a smaller "
+                "batch_size, max_batch or model, or add memory"
+            )
         if n_processes(hosts) < size <= n_workers:
             return (
                 f"a gang of {size} was wanted, and the {n_workers} workers are threads of "
@@ -174,6 +181,7 @@ class Gangs:
         hosts = self.state.workers.staying
         if not hosts:
             return True  # if none comes, the run ends, not the trial
+        hosts = self._with_room(trial.number, hosts)
         return any(
             n_processes(h for h in hosts if (h.held | h.loading | h.wanted) >> shard & 1) >= size
             for shard in bits(need)
@@ -182,6 +190,7 @@ class Gangs:
     def _choose(self, trial: Trial) -> Choice | None:
         state = self.state
         hosts = [host for host in state.workers.staying if host.worker not in self.reserved]
+        hosts = self._with_room(trial.number, hosts)
         return choose(
             trial.need(trial.ready[0]),
             state.allowances[trial.number].gang,
@@ -191,6 +200,9 @@ class Gangs:
             home=state.list_scheduler.home.get(trial.number),
             last=state.last_gang.get(trial.number, ()),
         )
+
+    def _with_room(self, trial: int, hosts: list[KnownWorker]) -> list[KnownWorker]:
+        return [host for host in hosts if self.state.rooms.fits(trial, host.worker)]
 
     def _free_at(self, host: KnownWorker) -> float:
         # A unit that takes longer than expected has not ended yet.

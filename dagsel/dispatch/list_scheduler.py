@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Set
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -51,6 +51,7 @@ class ListScheduler(Generic[W]):
         self.priority: dict[int, float] = {}  # counts before `rem`
         self.home: dict[int, W] = {}  # the worker that has the state; fixed while the trial is idle
         self.held: dict[W, int] = {}
+        self.barred: Mapping[W, Set[int]] = {}  # trials that do not fit into a worker's memory
         self.load: WorkerNumbers[W] = WorkerNumbers()  # remaining work
         self.free_at: WorkerNumbers[W] = WorkerNumbers()  # when the worker's last unit ends
         self.speed: dict[W, float] = {}
@@ -256,9 +257,9 @@ class ListScheduler(Generic[W]):
         return (mask & -mask).bit_length() - 1
 
     def _first(self, worker: W) -> int | None:
-        held, need = self.held[worker], self.need
+        held, need, barred = self.held[worker], self.need, self.barred.get(worker, ())
         for key in self._idle:
-            if need[key[2]] & held:
+            if need[key[2]] & held and key[2] not in barred:
                 return key[2]
         return None
 
@@ -266,9 +267,11 @@ class ListScheduler(Generic[W]):
         here = self._here.get(worker)
         if not here:
             return None
-        held = self.held[worker]
+        held, barred = self.held[worker], self.barred.get(worker, ())
         best: tuple[float, float, int] | None = None
         for trial in here:
+            if trial in barred:
+                continue
             if self.need[trial] & held and not self.need[trial] & blocked:
                 key = self._key[trial]
                 if best is None or key < best:
@@ -281,7 +284,7 @@ class ListScheduler(Generic[W]):
         return best[2] if -best[1] >= -self._key[first][1] * (1.0 - self.stay) else None
 
     def _pick_guarded(self, worker: W, now: float, blocked: int) -> int | None:
-        held, need = self.held[worker], self.need
+        held, need, barred = self.held[worker], self.need, self.barred.get(worker, ())
         first = self._stayer(worker, blocked) if self.stay else None
         limit = inf
         if first is not None:
@@ -290,7 +293,7 @@ class ListScheduler(Generic[W]):
             if end <= limit:
                 return first
         for trial in self.idle:
-            if not need[trial] & held or need[trial] & blocked:
+            if not need[trial] & held or need[trial] & blocked or trial in barred:
                 continue
             end = now + self.time(trial, worker)
             if first is None:
@@ -310,7 +313,7 @@ class ListScheduler(Generic[W]):
 
     def _limit(self, first: int, worker: W, now: float, end: float) -> float:
         """Return when the first critical running trial needs this worker and no other will do."""
-        held = self.held[worker]
+        held, barred = self.held[worker], self.barred.get(worker, ())
         priority = self.priority.get(first, 0.0)
         lims = self._lims
         for k in range(bisect_right(lims, (now, sys.maxsize)), len(lims)):
@@ -318,16 +321,19 @@ class ListScheduler(Generic[W]):
             if lim >= end:
                 break
             need = self.need[trial]
-            if not need & held or self.priority.get(trial, 0.0) < priority:
+            if not need & held or self.priority.get(trial, 0.0) < priority or trial in barred:
                 continue
-            if not self._has_another(need, worker, lim):
+            if not self._has_another(trial, worker, lim):
                 return lim
         return inf
 
-    def _has_another(self, need: int, worker: W, by: float) -> bool:
-        free_at = self.free_at
+    def _has_another(self, trial: int, worker: W, by: float) -> bool:
+        free_at, need, barred = self.free_at, self.need[trial], self.barred
         return any(
-            need & mask and free_at[other] <= by and other != worker
+            need & mask
+            and free_at[other] <= by
+            and other != worker
+            and trial not in barred.get(other, ())
             for other, mask in self.held.items()
         )
 
@@ -371,16 +377,18 @@ class ListScheduler(Generic[W]):
 
     def _fronts(self, worker: W, held: int, blocked: int) -> Iterator[tuple[int, int]]:
         """Yield the idle trials that may be best: for each held shard the longest, and stayers."""
-        unseen = held
+        unseen, barred = held, self.barred.get(worker, ())
         for key in self._idle:
             trial = key[2]
             need = self.need[trial]
-            if need & unseen and not need & blocked:
+            if need & unseen and not need & blocked and trial not in barred:
                 yield trial, need & held
                 unseen &= ~need
                 if not unseen:
                     break
         for trial in self._here.get(worker, ()):
+            if trial in barred:
+                continue
             if self.need[trial] & held and not self.need[trial] & blocked:
                 yield trial, self.need[trial] & held
 
@@ -393,7 +401,7 @@ class ListScheduler(Generic[W]):
         bit, here = 1 << shard, self.time(trial, worker)
         until: float | None = None
         for other, mask in self.held.items():
-            if mask & bit and other != worker:
+            if mask & bit and other != worker and trial not in self.barred.get(other, ()):
                 free_at, gain = self.free_at[other], here - self.time(trial, other)
                 if abs(now - free_at) + ROUNDING_S < gain:
                     until = max(until or 0.0, free_at + gain)

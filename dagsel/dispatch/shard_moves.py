@@ -6,8 +6,14 @@ holds, loads and drops them.
 
 from __future__ import annotations
 
+from functools import reduce
+from math import inf
+from operator import or_
+
 from dagsel.dispatch.dispatch_state import DispatchState
 from dagsel.dispatch.events import Drained, FailRun, Worker
+from dagsel.dispatch.strikes import fail
+from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.workers import DRIFT, WATCH_S
 
 EVERYWHERE = 1 << 30  # replicas: as many as there are workers
@@ -25,8 +31,21 @@ class ShardMoves:
         self._missing_since: float | None = None
         self._has_failed = False
         self._draining: dict[Worker, None] = {}
+        self._need = 0  # of the largest trial that some worker had room for, as they were placed
+        self._crowded_out: dict[int, float] = {}  # trials that no worker has room for; since when
 
     # ---- what may move shards
+
+    def make_room(self, trial: int, n_bytes: int | None) -> None:
+        """Note what a trial's units take; where that fits a copy of each shard has to be."""
+        rooms = self.state.rooms
+        if rooms.needs.get(trial) == n_bytes:
+            return
+        rooms.set_need(trial, n_bytes)
+        self.state.list_scheduler.unneeded.clear()
+        if trial in rooms.barred_somewhere:
+            staying = self.state.workers.staying
+            self.workers_changed |= rooms.largest(h.room for h in staying) > self._need
 
     def spread(self) -> None:
         """Make every worker hold every shard, as far as memory allows.
@@ -71,7 +90,7 @@ class ShardMoves:
         if sure and drift > max(DRIFT, 3.0 * times.speed_error(worker)):
             speeds = self._speeds()
             if not self._moving and workers.drifted(speeds):
-                workers.replace(speeds)
+                workers.replace(speeds, need=self._need)
                 self._moving = True
 
     # ---- decisions
@@ -80,7 +99,8 @@ class ShardMoves:
         """Place shards anew if that is due, and ask for the next loads and drops."""
         if self.workers_changed and self.has_begun:
             self.workers_changed = False
-            self.state.workers.replace(self._speeds())
+            self._need = self.state.rooms.largest(h.room for h in self.state.workers.staying)
+            self.state.workers.replace(self._speeds(), need=self._need)
             self._moving = self._holders_changed = True
         if self._moving:
             self._move()
@@ -104,6 +124,7 @@ class ShardMoves:
             if held[worker] != offered:
                 held[worker] = offered
                 state.work_left.is_stale = True
+            state.rooms.set_room(worker, host.room_beside(state.config.shard_bytes))
         was_replicated = state.list_scheduler.replicated
         state.list_scheduler.holders_changed()
         state.work_left.is_stale |= state.list_scheduler.replicated != was_replicated
@@ -121,6 +142,50 @@ class ShardMoves:
             elif workers.drain_is_over(host):
                 host.drained = True
                 self.state.out.append(Drained(worker))
+
+    def watch_rooms(self) -> None:
+        """Fail the trials that no worker has had room for, with a shard they need, for too long."""
+        state = self.state
+        if not (self._crowded_out or state.rooms.is_used):
+            return
+        before, self._crowded_out = self._crowded_out, {}
+        for number in sorted(state.rooms.barred_somewhere & state.trials.keys()):
+            if not self._is_crowded_out(state.trials[number]):
+                continue
+            since = self._crowded_out[number] = before.get(number, state.now)
+            overdue_s = since + state.config.room_timeout_s
+            if state.now < overdue_s:
+                state.wake(overdue_s)
+            else:
+                del self._crowded_out[number]
+                fail(state, number, self._why_no_room(number))
+
+    def _is_crowded_out(self, trial: Trial) -> bool:
+        hosts, there = self.state.workers.staying, 0
+        for host in hosts:
+            if self.state.rooms.fits(trial.number, host.worker):
+                there |= host.held | host.loading | host.wanted
+        waits = bool(trial.ready) and trial.active is None
+        lacks = waits and not trial.need(trial.ready[0]) & there
+        trained = (epoch for epoch in trial.open.values() if not epoch.left)
+        unscored = reduce(or_, (epoch.unscored for epoch in trained), 0)
+        return bool(hosts) and (lacks or bool(unscored & ~there))
+
+    def _why_no_room(self, trial: int) -> str:
+        state, hosts = self.state, self.state.workers.staying
+        need = state.rooms.needs[trial]
+        rooms = [host.room_beside(state.config.shard_bytes) for host in hosts]
+        most = max((inf if room is None else room for room in rooms), default=0)
+        if need <= most:
+            return (
+                f"its units take {need:,} bytes, and the workers that have them do not hold all "
+                "shards; give the workers more memory, or leave hold= out"
+            )
+        return (
+            f"its units take {need:,} bytes of memory, and a worker has {max(0, int(most)):,} at "
+            f"most beside its process and its shards ({len(hosts)} workers); take a smaller "
+            "batch_size, max_batch or model, or give the workers more memory"
+        )
 
     def watch_missing(self) -> None:
         """Fail the run if a shard has had no worker for too long, or all have refused it."""

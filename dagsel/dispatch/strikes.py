@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dagsel.dispatch.dispatch_state import DispatchState
-from dagsel.dispatch.events import FailTrial, Preempt, RestartWorker
+from dagsel.dispatch.events import FailTrial, Preempt, RestartWorker, Worker
 from dagsel.dispatch.list_scheduler import ROUNDING_S
 from dagsel.dispatch.suspicion import (
     CONTROL,
@@ -48,6 +48,9 @@ def worker_lost(state: DispatchState, host: KnownWorker) -> None:
     if any(binding.timed_out for binding in on_it):
         return  # it was restarted, and the unit got its strike at its time limit
     running = next((b for b in on_it if b.trains_s is not None or b.died), None)
+    if running is not None and running.trains_s is not None and host.filled is not None:
+        _filled(state, running.unit, host.worker, *host.filled)
+        return
     if running is not None:
         suspect = state.suspects.setdefault(running.unit, Suspect())
         if not running.died:
@@ -71,6 +74,16 @@ def worker_lost(state: DispatchState, host: KnownWorker) -> None:
             suspect = Suspect()
     suspect.n_own += 1
     state.n_lost += 1
+
+
+def _filled(
+    state: DispatchState, unit: Unit, worker: Worker, n_bytes: int, limit: int | None
+) -> None:
+    """Fail the trial whose unit has filled a worker's memory; the driver may try it once more."""
+    state.n_lost += 1
+    reason = f"{unit} filled the memory of worker {worker} with {n_bytes:,} bytes"
+    state.out.append(FailTrial(unit.trial, reason, (unit, worker, n_bytes, limit)))
+    state.forget(unit.trial)
 
 
 def _died(state: DispatchState, unit: Unit, before: Seen) -> None:

@@ -92,12 +92,16 @@ class Trial:
         visited = 1 << shard
         for following in units_after(unit, self.epochs[unit.epoch].chain.n_shards):
             mask = self.need(following, besides=visited) & held
-            if self.recorded(following) is not None or not mask:
+            if self.recorded(following) is not None or not mask or self.ran_out(following):
                 return
             mask = (mask >> shard << shard) or mask
             shard = (mask & -mask).bit_length() - 1
             visited |= 1 << shard
             yield shard
+
+    def ran_out(self, unit: Unit) -> bool:
+        """Whether a unit has run out of memory, so that it gets a task for itself alone."""
+        return unit in self.epochs[unit.epoch].chain.ran_out
 
     def record(self, unit: Unit, shard: int) -> bool:
         """Note a visit; return False if another unit of the epoch has visited the shard."""

@@ -74,6 +74,9 @@ class Chain:
     # by epoch the metric of the state that it begins with, if its training follows that
     values: tuple[float | None, ...] = ()
     is_clone: bool = False  # whether its first unit begins with a stored state, if it is epoch 1's
+    # Units that have run out of memory; those of an evaluation as the one of shard 0.
+    ran_out: tuple[Unit, ...] = ()
+    memory_bytes: int | None = None  # that a unit takes beside its shard, if it is known
 
     def __post_init__(self) -> None:
         if not self.epochs or self.epochs.step != 1 or self.epochs.start < 1:
@@ -104,6 +107,17 @@ class Chain:
         """Return the metric that a training unit is told: the first one of its epoch."""
         index = unit.epoch - self.epochs.start
         return self.values[index] if unit.position == 0 and index < len(self.values) else None
+
+    def n_halvings(self, unit: Unit) -> int:
+        """Return how often the samples are halved that a unit computes at once.
+
+        Examples
+        --------
+        >>> chain = Chain(0, range(1, 3), n_shards=2, ran_out=(Unit("train", 0, 1, 1),))
+        >>> [chain.n_halvings(unit) for unit in chain.units]
+        [0, 1, 1, 1]
+        """
+        return sum(it.kind == unit.kind and it[2:] <= unit[2:] for it in self.ran_out)
 
     @property
     def units(self) -> Iterator[Unit]:

@@ -30,12 +30,23 @@ class KnownWorker:
     draining: bool = False
     drained: bool = False
     restarting: bool = False
+    # Bytes that it had taken when it was to be restarted for that, and those that it may take.
+    filled: tuple[int, int | None] | None = None
     bound: list[Unit] = field(default_factory=list)
     node: str = ""
     process: str = ""  # "" for one of its own
     copy_room: int | None = None  # how many shards it may hold where copies are spare
     most: int | None = None  # how many the placement may assign to it
     number: int = 0  # in the order in which they came
+    room: int | None = None  # bytes for a unit and, in its memory, shards
+    shard_room: int | None = None  # bytes of it that shards may take
+
+    def room_beside(self, shard_bytes: int) -> int | None:
+        """Return what is left for a unit beside the shards that it holds; None for no limit."""
+        if self.room is None:
+            return None
+        taken = self.held.bit_count() * shard_bytes
+        return self.room - (taken if self.shard_room is None else min(taken, self.shard_room))
 
     def holds(self, shard: int) -> bool:
         """Whether the shard is in its memory."""
@@ -55,6 +66,7 @@ class WorkerTable(dict[Worker, KnownWorker]):
         self.n_shards = n_shards
         self.replicas = replicas  # of each shard; None: as many as there is `copy_room` for
         self._copies = replicas or 1  # likewise, of the present placement
+        self._is_split = False  # some have too little room for a trial
         self._n_added = 0
         self._unbound: list[tuple[float, int, KnownWorker]] = []  # sorted by rank, then by number
         self._ranks: dict[Worker, float] = {}  # of those
@@ -137,11 +149,14 @@ class WorkerTable(dict[Worker, KnownWorker]):
         limits = [host.max_shards for host in self.staying]
         return sum(self.n_shards if limit is None else limit for limit in limits)
 
-    def replace(self, speeds: Mapping[Worker, float]) -> None:
-        """Place the shards anew on the staying workers, with few moves."""
+    def replace(self, speeds: Mapping[Worker, float], *, need: int = 0) -> None:
+        """Place the shards anew on the staying workers, with few moves.
+
+        If some have less room than `need`, which is a trial's, the others hold all shards, too.
+        """
         self._copies = self.replicas or max(1, self._spare_copies())
         is_spare = self.replicas is None and self._copies > 1
-        capacities = []
+        capacities: tuple[list[Capacity], list[Capacity]] = [], []
         for host in self.values():
             host.wanted = 0
             host.most = host.copy_room if is_spare else host.max_shards
@@ -149,9 +164,13 @@ class WorkerTable(dict[Worker, KnownWorker]):
                 speed = host.placed_speed = speeds[host.worker]
                 held = frozenset(bits(host.held | host.loading))
                 refused = frozenset(host.refused)
-                capacities.append(Capacity(host.worker, speed, host.most, held, refused))
-        for worker, shards in place(self.n_shards, capacities, replicas=self._copies).items():
-            self[worker].wanted = sum(1 << shard for shard in shards)
+                is_small = host.room is not None and host.room < need
+                about = Capacity(host.worker, speed, host.most, held, refused)
+                capacities[is_small].append(about)
+        self._is_split = all(capacities)
+        for those in capacities:
+            for worker, shards in place(self.n_shards, those, replicas=self._copies).items():
+                self[worker].wanted = sum(1 << shard for shard in shards)
 
     def _spare_copies(self) -> int:
         """Count the copies of each shard that the staying workers have `copy_room` for."""
@@ -166,7 +185,7 @@ class WorkerTable(dict[Worker, KnownWorker]):
         does not move shards to and fro.
         """
         hosts = self.staying
-        if len(hosts) < 2:
+        if len(hosts) < 2 or self._is_split:
             return False
         mean = sum(speeds[host.worker] for host in hosts) / len(hosts)
         placed = sum(host.placed_speed for host in hosts) / len(hosts)

@@ -8,6 +8,8 @@ from dagsel.console import span
 from dagsel.flow import Stop, TrialFailed, WorkersChanged
 from dagsel.messages import Entry, Note, SessionBegun, Turn, UnitRecord
 from dagsel.steering import Commanded
+from dagsel.workloads.memory import text_of
+from dagsel.workloads.raised import RanOut
 
 logger = logging.getLogger("dagsel.driver")
 
@@ -31,6 +33,9 @@ def log_entry(entry: Entry) -> None:
             logger.info("the search %s", f"goes on after {span(seconds)}" if seconds else "begins")
         case Note(text):
             logger.info("%s", text)
+        case RanOut(unit):
+            what = "trial %d goes on with half the samples at once: %s"
+            logger.info(what, unit.trial, text_of(entry))
         case Turn(event, decisions):
             match event:
                 case WorkersChanged(n_workers):

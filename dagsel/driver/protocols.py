@@ -74,9 +74,18 @@ class Engine(Protocol):
         ...
 
     def check(
-        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
+        self,
+        trial: int,
+        number: int,
+        place: StatePlace,
+        configs: Mapping[int, Mapping[str, Any]],
+        *,
+        halvings: int = 0,
     ) -> None:
-        """Score a stored state of a trial; a `UnitRecord` answers for each validation shard."""
+        """Score a stored state of a trial; a `UnitRecord` answers for each validation shard.
+
+        The samples that are scored at once are halved so often.
+        """
         ...
 
     def limit(self, at: float) -> None:

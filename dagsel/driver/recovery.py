@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
-from dagsel.dispatch.units import Begun, Chain
+from dagsel.dispatch.units import Begun, Chain, Unit
 from dagsel.driver.protocols import States
 from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
@@ -123,6 +123,11 @@ class StoredStates:
             return plan, 0.0
         begun = (replace(first, partial=state.shard), *plan.begun[1:])
         return replace(plan, begun=begun), state.share
+
+    def drop_part(self, unit: Unit) -> None:
+        """Remove what is stored of the part of a unit that is trained: it begins anew."""
+        if unit.kind == "train":
+            self.states.delete(unit.trial, unit.epoch, unit.position, partial=True)
 
     def is_news(self, trial: TrialRecord) -> bool:
         """Whether a trial would continue from another state than when its state was unreadable.
@@ -273,8 +278,9 @@ class Continuation:
             orders(self.trial, epoch) or record.order(self.trial, epoch)
             for epoch in self.epochs
         )
-        is_clone = bool(record.trials[self.trial].adoptions)
-        how = (order, record.validates, self.begun, values, is_clone)
+        trial = record.trials[self.trial]
+        ran_out = tuple(told.unit for told in trial.ran_out)
+        how = (order, record.validates, self.begun, values, bool(trial.adoptions), ran_out)
         return Chain(self.trial, self.epochs, record.n_shards, *how)
 
 

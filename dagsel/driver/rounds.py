@@ -31,8 +31,12 @@ class Rounds:
     follows_metric: Callable[[Any], bool]  # whether training with a configuration does
     # The metrics that it follows, by epoch, where they are not the run's own.
     foreseen: Sequence[float] | None = None
+    # Bytes that a unit takes, as far as it is known, if its samples are halved so often.
+    needs: Callable[[Any, int], int | None] = lambda config, halvings: None
     _sent: dict[int, int] = field(default_factory=dict)  # by trial that follows: its last epoch
     _follow: dict[int, tuple[object, bool]] = field(default_factory=dict)  # by trial, for a config
+    # By trial: what its units take, with a configuration and so many halvings.
+    _needs: dict[int, tuple[object, int, int | None]] = field(default_factory=dict)
     # By trial whose last state is made anew: what waits for it.
     _repairs: dict[int, list[Continuation]] = field(default_factory=dict)
 
@@ -75,7 +79,8 @@ class Rounds:
             elif plan.epochs:
                 is_told = self.foreseen is not None or self._follows(trial)
                 values = self._values(trial, plan.epochs) if is_told else ()
-                chains.append(plan.chain(self.record, self.orders, values))
+                chain = plan.chain(self.record, self.orders, values)
+                chains.append(replace(chain, memory_bytes=self._need(trial)))
         if not chains:
             return
         number = len(self.record.rounds) + 1
@@ -97,7 +102,7 @@ class Rounds:
 
     def forget(self, trial: int) -> None:
         """Forget a trial that has ended."""
-        for by_trial in (self._repairs, self._sent, self._follow):
+        for by_trial in (self._repairs, self._sent, self._follow, self._needs):
             by_trial.pop(trial, None)
 
     def _waits(self, trial: TrialRecord) -> bool:
@@ -112,6 +117,17 @@ class Rounds:
                 follows = True
             self._follow[trial.number] = (trial.config, follows)
         return follows
+
+    def _need(self, trial: TrialRecord) -> int | None:
+        halvings = sum(told.unit.kind == "train" for told in trial.ran_out)
+        config, n, need = self._needs.get(trial.number, (None, 0, None))
+        if config is not trial.config or n != halvings:
+            try:
+                need = self.needs(trial.config, halvings)
+            except Exception:  # noqa: BLE001 - the user's own code; the check has called it, too
+                need = None
+            self._needs[trial.number] = (trial.config, halvings, need)
+        return need
 
     def _values(self, trial: TrialRecord, epochs: range) -> tuple[float | None, ...]:
         if self.foreseen is None:

@@ -23,8 +23,9 @@ from dagsel.driver.entry_log import log_entry
 from dagsel.driver.first_epoch import FirstEpoch
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.inbox import Inbox
+from dagsel.driver.mending import Mending
 from dagsel.driver.protocols import Engine, EntryLog, States
-from dagsel.driver.recovery import Continuation, Orders, StoredStates, reconcile
+from dagsel.driver.recovery import Continuation, Orders, StoredStates
 from dagsel.driver.rounds import Rounds
 from dagsel.driver.scoring import Pool, Scores
 from dagsel.driver.trial_limits import TrialLimits
@@ -57,15 +58,12 @@ from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import (
     ENTRIES,
-    BestLost,
     Entry,
     FlowState,
     Message,
     Note,
-    PartFound,
     PieceRecord,
     SessionBegun,
-    StatesFound,
     TooLittleTime,
     TrialReport,
     Turn,
@@ -104,6 +102,8 @@ class Runner:
     # Whether training with a configuration follows the metric of the epoch before.
     follows: Callable[[Any], bool] = lambda config: False
     foreseen: Sequence[float] | None = None  # metrics that it follows instead, by epoch
+    # Bytes that a unit takes, as far as it is known, if its samples are halved so often.
+    needs: Callable[[Any, int], int | None] = lambda config, halvings: None
     idle_workers: IdleWorkers = field(default_factory=IdleWorkers)  # on how many few trials train
     deadline_s: float | None = None  # when to end, in seconds since the run began; None: never
     budget_s: float | None = None  # what the workers may cost, in worker-seconds; None for no limit
@@ -122,6 +122,7 @@ class Runner:
     _limits: TrialLimits = field(init=False)
     _stored: StoredStates = field(init=False)
     _rounds: Rounds = field(init=False)
+    _mending: Mending = field(init=False)
     _troubles: Troubles = field(init=False)
     _first_epoch: FirstEpoch = field(init=False)
     _commands: Commands = field(init=False)
@@ -133,9 +134,11 @@ class Runner:
         metrics = tuple(goal.metric for goal in self.record.goals) or (self.metric,)
         scores = Scores(self.states, metrics, self.pool, self.record.validates)
         self._stored = StoredStates(self.states, self.record, self.adapt, scores)
-        how = (self.orders, self.follows, self.foreseen)
+        how = (self.orders, self.follows, self.foreseen, self.needs)
         self._rounds = Rounds(self.engine, self.record, self._note, *how)
         self._limits = TrialLimits(self.engine, self.record, clock, self.idle_workers, scores)
+        parts = (self.engine, self.record, self._stored, self._rounds, self._limits)
+        self._mending = Mending(*parts, self._note, self._write, self._fail)
         self._troubles = Troubles(self.record)
         self._first_epoch = FirstEpoch(self.record, clock, scores_parts)
         about = (self.record, self.study, self.flow.traits, self._stored, clock, self.tariff)
@@ -195,33 +198,15 @@ class Runner:
             self._stored.keep_scored(trial)
             self._limits.tell(trial)
         self._stored.drop_ended()
-        self._rounds.send([plan for trial in live if (plan := self._mend(trial)) is not None])
+        self._rounds.send(
+            [plan for trial in live if (plan := self._mending.plan(trial)) is not None]
+        )
         for ask in tuple(self.record.awaited):  # first: a clone's source may end by a report
             self._ask(ask)
         for trial in live:
             self._report_if_complete(trial)
         if self.record.wanted is not None:
             self.engine.scale(self.record.wanted)
-
-    def _mend(self, trial: TrialRecord) -> Continuation | None:
-        """Plan what is left of a trial from what the store holds of it."""
-        if reason := self._stored.adopt_again(trial):
-            self._fail(trial.number, reason)
-        states = self._stored.look_up(trial)
-        self._note(StatesFound(trial.number, tuple(states)))
-        newest = states[-1] if states else None
-        self._stored.go_on_from(trial, newest)
-        plan = reconcile(trial, self.record.n_shards, newest)
-        if plan is None:
-            reason = "CheckpointCorruptError: none of its stored states can be read"
-            self._fail(trial.number, reason)
-            return None
-        if self._stored.is_kept_lost(trial):
-            self._note(BestLost(trial.number))
-        plan, share = self._stored.find_partial(plan)
-        if share and plan.epochs.start > len(trial.epochs):
-            self._note(PartFound(trial.number, share))
-        return self._rounds.anew(plan)
 
     # ---- turns
 
@@ -288,6 +273,10 @@ class Runner:
         self.record.add(entry)
         log_entry(entry)
 
+    def _write(self) -> None:
+        self.journal.append(self._entries)
+        self._entries = []
+
     def _welcome(self, trials: Iterable[int]) -> None:
         for trial in trials:
             config = self.record.trials[trial].config = self._configs.pop(trial)
@@ -302,8 +291,7 @@ class Runner:
 
     def _do(self, steps: Sequence[Decision | Event]) -> None:
         """Perform decisions, once they are written down."""
-        self.journal.append(self._entries)
-        self._entries = []
+        self._write()
         trains: dict[int, Train] = {}
         due: list[Continuation] = []
         for step in steps:
@@ -358,7 +346,7 @@ class Runner:
             self._limits.prioritize(trial.number, train.priority)
             if not self.study.is_live(trial.number):  # it had ended when the search was extended
                 self.study.reopen(trial.number)
-                plans += [plan] if (plan := self._mend(trial)) is not None else []
+                plans += [plan] if (plan := self._mending.plan(trial)) is not None else []
             elif train.epochs:
                 plans.append(self._rounds.more(trial, train.epochs))
         self._rounds.send(plans)
@@ -484,16 +472,10 @@ class Runner:
         trial = self.record.trials[report.trial]
         if not trial.is_live:
             return
-        is_lost = report.reason.startswith(("CheckpointCorruptError", "CheckpointNotFoundError"))
-        if is_lost and self._stored.is_news(trial):
-            self.engine.stop(trial.number)
-            plan = self._mend(trial)
-            if plan is not None:
-                self._limits.renew(trial)
-                self._rounds.send([plan])
-                if trial.is_held:  # a trial that was stopped is held once it has units again
-                    self._limits.hold(trial)
+        fails = self._mending.unless_it_goes_on(report)
+        if fails is None:
             return
+        report = fails
         if report.raised is not None and not self.record.has_trained:
             self._troubles.fails(self.engine.raised(trial.number))
         failed = TrialFailed(trial.number, report.reason)

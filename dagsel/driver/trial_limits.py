@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dagsel.dispatch.events import PriorityChanged, TrialAllowed, TrialHeld
+from dagsel.dispatch.units import Unit
 from dagsel.driver.clock import RunClock
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.driver.protocols import Engine
@@ -132,7 +133,9 @@ class TrialLimits:
             return self._paused(trial, trial.epochs[-1].value, trial.epochs[-1].metrics)
         number = trial.number
         self._checks[number] = EpochTally(self.record.n_shards)
-        self.engine.check(number, self._numbers[number], place, {number: trial.config})
+        unit = Unit("evaluate", number, place.epoch, 0)
+        told = (number, self._numbers[number], place, {number: trial.config})
+        self.engine.check(*told, halvings=trial.n_halvings(unit))
         return None
 
     def checked(self, done: UnitRecord) -> Turn | None:

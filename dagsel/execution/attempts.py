@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from dagsel.dispatch.events import UnitDone
-from dagsel.dispatch.units import Unit, units_after
+from dagsel.dispatch.units import Round, Unit, units_after
 from dagsel.execution.state_cache import before
 from dagsel.messages import UnitRecord
 
@@ -48,6 +48,13 @@ class Attempts:
     def note_stored(self, unit: Unit) -> None:
         """Note that the store may have something of a unit: the next attempt looks there."""
         self._numbers.setdefault(unit, 1)
+
+    def note_begun(self, round_: Round) -> None:
+        """Note what the store has of a round's units."""
+        for chain in round_.chains:
+            for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
+                if begun.partial is not None:
+                    self.note_stored(Unit("train", chain.trial, epoch, len(begun.visits)))
 
     def is_running(self, unit: Unit) -> bool:
         """Whether a worker has said that it has begun the unit, and nothing since."""

@@ -378,12 +378,18 @@ class DaskEngine:
         self._connection.log(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
-        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
+        self,
+        trial: int,
+        number: int,
+        place: StatePlace,
+        configs: Mapping[int, Mapping[str, Any]],
+        *,
+        halvings: int = 0,
     ) -> None:
         """Score a stored state of a trial."""
         self.tell(CheckAdded(trial, number))
         units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
-        graph, keys = check_graph(self.spec.run, units, place, configs[trial])
+        graph, keys = check_graph(self.spec.run, units, place, configs[trial], halvings)
         futures = self.client.get(graph, keys, sync=False)
         self._checks[trial] = dict(zip(keys, futures, strict=True))
 

@@ -44,7 +44,11 @@ def round_graph(
 
 
 def check_graph(
-    run: str, units: Sequence[Unit], place: StatePlace, config: Mapping[str, Any]
+    run: str,
+    units: Sequence[Unit],
+    place: StatePlace,
+    config: Mapping[str, Any],
+    halvings: int = 0,
 ) -> tuple[HighLevelGraph, list[Key]]:
     """Compile a check: units that score a stored state.
 
@@ -58,12 +62,14 @@ def check_graph(
         Where its state is.
     config
         Its configuration.
+    halvings
+        How often the samples are halved that are scored at once.
     """
     tasks: dict[Key, Task] = {}
     for unit in units:
         state = StoredResult(unit.trial, place.epoch, place.position, place.is_partial)
         key = unit_key(run, unit)
-        tasks[key] = Task(key, evaluate_unit, run, tuple(unit), config, state)
+        tasks[key] = Task(key, evaluate_unit, run, tuple(unit), config, state, halvings)
     name = f"check-{run}-{units[0].trial}-{units[0].epoch}"
     return _graph(run, name, tasks), list(tasks)
 
@@ -84,14 +90,16 @@ def _compile_chain(
         if chain.is_clone and (unit.epoch, unit.position) == (1, 0):
             state = StoredResult(unit.trial, 0, chain.n_shards - 1)
         value = chain.value(unit)
-        tasks[key] = Task(key, train_unit, run, tuple(unit), config, state, value)
+        how = (config, state, value, chain.n_halvings(unit))
+        tasks[key] = Task(key, train_unit, run, tuple(unit), *how)
         previous = key
     for epoch in chain.epochs:
         last = Unit("train", chain.trial, epoch, chain.n_shards - 1)
         end = TaskRef(made[last]) if last in made else StoredResult(*last[1:])
         for evaluation in chain.evaluations(epoch):
             scoring = unit_key(run, evaluation)
-            tasks[scoring] = Task(scoring, evaluate_unit, run, tuple(evaluation), config, end)
+            what = (tuple(evaluation), config, end, chain.n_halvings(evaluation))
+            tasks[scoring] = Task(scoring, evaluate_unit, run, *what)
             wanted.append(scoring)
     if previous is not None and not any(chain.evaluations(chain.epochs[-1])):
         wanted.append(previous)

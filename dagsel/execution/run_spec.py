@@ -16,6 +16,8 @@ from dagsel.storage.shard_cache import Hold
 RESOURCE = "TRAIN"
 #: Under this name a worker's stream handler gets the orders of all runs.
 CHANNEL = "dagsel"
+#: Topic of Dask's nannies where one restarts its worker, as that has filled its memory.
+FILLED = "worker-restart-memory"
 
 
 def plugin_name(run: str) -> str:

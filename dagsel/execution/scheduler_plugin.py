@@ -28,12 +28,13 @@ from dagsel.codec import to_json
 from dagsel.dispatch import dispatcher, events
 from dagsel.dispatch.description import DescribeWorkers, WorkersDescribed, describe
 from dagsel.dispatch.unit_times import Speeds
-from dagsel.dispatch.units import Round, Unit
+from dagsel.dispatch.units import Unit
 from dagsel.execution import scheduler_state
 from dagsel.execution.attempts import Attempts, unit_done
 from dagsel.execution.copies import SpareCopies, WarmStates, must_hop
 from dagsel.execution.run_spec import (
     CHANNEL,
+    FILLED,
     Key,
     command_topic,
     key_unit,
@@ -44,6 +45,7 @@ from dagsel.execution.run_spec import (
     worker_topic,
 )
 from dagsel.messages import PieceRecord, UnitRecord, UnitsDone
+from dagsel.workloads.memory import restarted_at
 
 #: A worker restriction that no worker meets.
 PARKED = frozenset({"dagsel://parked"})
@@ -246,6 +248,8 @@ class DispatchPlugin(SchedulerPlugin):
             self._hear_worker(messages.NOTICES.decode(msg["notice"]))
         elif topic == command_topic(self.run):
             self._hear_driver(messages.COMMANDS.decode(msg))
+        elif topic == FILLED and (of := self.scheduler.workers.get(msg["worker"])) is not None:
+            self._push(events.MemoryFilled(of.address, msg["rss"], of.memory_limit))
 
     def _hear_worker(self, notice: messages.Notice) -> None:
         match notice:
@@ -255,7 +259,9 @@ class DispatchPlugin(SchedulerPlugin):
                     self._with_our_resource.add(worker)
                 speed, node = self._speeds.rounded(notice.speed), get_address_host(worker)
                 can = (frozenset[int](), speed, notice.max_shards)
-                self._push(events.WorkerAdded(worker, *can, node, notice.process, notice.copy_room))
+                added = events.WorkerAdded(worker, *can, node, notice.process, notice.copy_room)
+                room, shard_room = notice.rooms
+                self._push(replace(added, room=room, shard_room=shard_room))
             case messages.WorkerRefused() | messages.Note():
                 self._report(notice)
             case messages.WorkerLeaves(worker):
@@ -302,7 +308,7 @@ class DispatchPlugin(SchedulerPlugin):
     def _hear_driver(self, command: messages.Command) -> None:
         match command:
             case events.RoundAdded(round_):
-                self._count_begun(round_)
+                self._attempts.note_begun(round_)  # only then it looks there
                 self._push(command)
             case events.TrialStopped(trial):
                 self._push(command)
@@ -322,14 +328,6 @@ class DispatchPlugin(SchedulerPlugin):
                 self.end()
             case _:  # what the dispatcher knows
                 self._push(command)
-
-    def _count_begun(self, round_: Round) -> None:
-        """Count a unit whose state is in the store as begun: only then it looks there."""
-        for chain in round_.chains:
-            for epoch, begun in zip(chain.epochs, chain.begun, strict=False):
-                if begun.partial is not None:
-                    unit = Unit("train", chain.trial, epoch, len(begun.visits))
-                    self._attempts.note_stored(unit)
 
     def _shrink(self, command: messages.Shrink) -> None:
         """Drain the nodes whose loss costs least, down to no fewer than so many workers."""
@@ -388,10 +386,11 @@ class DispatchPlugin(SchedulerPlugin):
                     self._send(worker, instruction)
                 case events.Preempt(unit, worker):
                     self._preempt(unit, worker)
-                case events.FailTrial(trial, reason):
+                case events.FailTrial(trial, reason, filled):
                     self._warm.drop_trial(trial)
                     told = self._raised.pop(trial, None)
                     raised = told.raised if told and told.is_the_workloads else None
+                    raised = restarted_at(*filled) if filled else raised
                     traceback = self._tracebacks.pop(trial, "")
                     self._report(messages.TrialReport(trial, reason, traceback, raised))
                 case events.RestartWorker(worker):
@@ -433,6 +432,7 @@ class DispatchPlugin(SchedulerPlugin):
             is_suspect=bind.is_suspect,
             then=bind.then,
             scores=bind.scores,
+            alone=bind.alone,
         )
         task.annotations = {**(task.annotations or {}), "dagsel": to_json(binding)}
         bound[task.key] = "processing"

@@ -12,7 +12,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -27,14 +27,13 @@ from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import (
     CheckpointNotFoundError,
-    DagselError,
     DivergedError,
     GangBrokenError,
     NothingTrainedError,
-    WorkloadError,
 )
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
+from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
 from dagsel.execution.visits import Recovered, Visited, visits_of
@@ -42,7 +41,7 @@ from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecor
 from dagsel.state import State
 from dagsel.workloads.base import ShouldStop, Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
-from dagsel.workloads.raised import raised
+from dagsel.workloads.memory import drop_frames, is_out_of_memory, with_halved
 from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
@@ -56,6 +55,7 @@ class How(NamedTuple):
 
     config: Mapping[str, Any]  # its trial's
     value: float | None = None  # the metric of the epoch before, for `Visit.last_value`
+    halvings: int = 0  # how often the samples are halved that it trains on at once
 
 
 class UnitRunner:
@@ -79,6 +79,8 @@ class UnitRunner:
         Whether the worker's states had better wait in the store alone.
     shards
         Holds the shards; by default in memory.
+    raising
+        Tells what units raise; by default to `tell`.
     """
 
     def __init__(
@@ -91,7 +93,9 @@ class UnitRunner:
         tell_surely: Callable[[Notice], None],
         is_short_of_memory: Callable[[], bool],
         shards: HeldShards | None = None,
+        raising: Raising | None = None,
     ) -> None:
+        self.raising = raising or Raising(workload, tell)
         self.shards = shards or HeldShards(spec.data, workload)
         self.counters = self.shards.counters
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
@@ -115,10 +119,12 @@ class UnitRunner:
         config: Mapping[str, Any],
         state: State | StoredResult | None,
         value: float | None = None,
+        halvings: int = 0,
     ) -> tuple[State | StoredResult, list[UnitRecord | PieceRecord]]:
         """Train a unit, and what follows in its task: return the last state, and records in order.
 
-        `value` is the metric of the epoch before, for `Visit.last_value`.
+        `value` is the metric of the epoch before, for `Visit.last_value`. The samples that are
+        trained on at once are halved so often.
 
         Raises
         ------
@@ -136,7 +142,9 @@ class UnitRunner:
             with own_streams(give_up=stop.is_set) as is_its_turn:
                 if not is_its_turn:
                     raise Reschedule
-                how = How(config, value)
+                if binding.alone:
+                    self.raising.relieve()
+                how = How(config, value, halvings)
                 work, last, piece = self._train_all(unit, binding, how, state, stop)
                 if last is None:
                     assert piece is not None
@@ -191,7 +199,7 @@ class UnitRunner:
             # While the next one trains there are three states: Dask has what the task began with.
             if last.shard != bound.shard or stop.is_set() or self._is_short_of_memory():
                 break
-            state, how = last.state, How(how.config)
+            state, how = last.state, how._replace(value=None)
         return work, last, None
 
     def _train_next(
@@ -234,21 +242,6 @@ class UnitRunner:
         self._check_consumed(unit, binding.shard, trained)
         return visited
 
-    @contextmanager
-    def telling(self, unit: Unit) -> Iterator[None]:
-        """Tell what a unit raises."""
-        try:
-            yield
-        except Reschedule:
-            raise
-        except Exception as error:
-            is_ours = isinstance(error, DagselError) and not isinstance(
-                error, WorkloadError | NothingTrainedError
-            )
-            told = raised(error, self._workload)
-            self._tell(messages.UnitRaised(unit, told, is_the_workloads=not is_ours))
-            raise
-
     def _tell_of_begin(self, notice: UnitStarted | UnitTrains, binding: Assignment) -> None:
         # If a suspect ends this process at once, the dispatcher has to know that it had begun.
         (self._tell_surely if binding.is_suspect else self._tell)(notice)
@@ -275,7 +268,8 @@ class UnitRunner:
         should_stop: ShouldStop,
     ) -> tuple[Trained, float]:
         """Train on a shard, alone or as the leader of a gang; also return when that began."""
-        visit, train = self._visit(unit, binding.shard, how.value), self._workload.train
+        visit = self._visit(unit, binding.shard, how.value)
+        train = with_halved(self._workload, how.halvings).train
         shards = self.shards.use(binding.shard, "train")
         if binding.gang == 1:
             with shards as shard:
@@ -285,7 +279,7 @@ class UnitRunner:
         try:
             with shards as shard, self._lead(unit, binding, how) as gang:
                 began = time.time()
-                together = self._gang_workload.train_gang(
+                together = self._gang_workload(how).train_gang(
                     state, shard, how.config, visit=visit, should_stop=should_stop, gang=gang
                 )
                 return together, began
@@ -336,8 +330,11 @@ class UnitRunner:
         binding: Assignment,
         config: Mapping[str, Any],
         state: State | StoredResult,
+        halvings: int = 0,
     ) -> UnitRecord:
         """Score a state on one validation shard: return a record of it, with its metrics.
+
+        The samples that are scored at once are halved so often.
 
         Raises
         ------
@@ -351,7 +348,9 @@ class UnitRunner:
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
                 self._check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
-            return replace(self._evaluate(unit, config, loaded), start=start)
+            if binding.alone:
+                self.raising.relieve()
+            return replace(self._evaluate(unit, config, loaded, halvings), start=start)
 
     def _scores(
         self,
@@ -376,14 +375,17 @@ class UnitRunner:
                 logger.debug("scoring %s on shard %d", unit, shard, exc_info=True)
                 return
 
-    def _evaluate(self, unit: Unit, config: Mapping[str, Any], state: State) -> UnitRecord:
-        start = time.time()
+    def _evaluate(
+        self, unit: Unit, config: Mapping[str, Any], state: State, halvings: int = 0
+    ) -> UnitRecord:
+        start, workload = time.time(), with_halved(self._workload, halvings)
         with self.shards.use(unit.position, "validation") as shard:
-            scores = self._workload.evaluate(state, shard, config)
+            scores = workload.evaluate(state, shard, config)
         if scores.kept is not None:
             self.states.save_scores(unit, scores.kept)
         done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
-        return replace(done, n_samples=scores.n_samples, metrics=scores.metrics)
+        told = {"n_samples": scores.n_samples, "metrics": scores.metrics, "halved": halvings}
+        return replace(done, **told)
 
     def _check_end(self, unit: Unit, stored: StoredResult) -> None:
         """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
@@ -427,7 +429,7 @@ class UnitRunner:
                 self.shards.use(call.shard, "train") as shard,
                 join_gang(call.host, call.port, rank=call.rank, size=call.size, **about) as gang,
             ):
-                self._gang_workload.train_gang(
+                self._gang_workload(how).train_gang(
                     None,
                     shard,
                     how.config,
@@ -435,7 +437,10 @@ class UnitRunner:
                     should_stop=never,
                     gang=gang,
                 )
-        except Exception:  # the leader has it too, and says what became of the unit
+        except Exception as error:  # the leader has it too, and says what became of the unit
+            if is_out_of_memory(error):
+                drop_frames(error)
+                self.raising.relieve()
             logger.debug("rank %d of the gang of %s", call.rank, call.unit, exc_info=True)
         finally:
             self._joined.discard(call)
@@ -451,10 +456,10 @@ class UnitRunner:
         timeout_s, secret = self._spec.gang_timeout_s, self._spec.secret
         return {"name": name, "timeout_s": timeout_s, "secret": secret}
 
-    @property
-    def _gang_workload(self) -> GangWorkload:
-        assert isinstance(self._workload, GangWorkload), "checked before the trial began"
-        return self._workload
+    def _gang_workload(self, how: How) -> GangWorkload:
+        workload = with_halved(self._workload, how.halvings)
+        assert isinstance(workload, GangWorkload), "checked before the trial began"
+        return workload
 
     def is_idle(self) -> bool:
         """Whether no training unit runs, nor a part of a gang's."""

@@ -32,7 +32,7 @@ from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.held_shards import HeldShards
+from dagsel.execution.held_shards import HeldShards, memory_for_shards
 from dagsel.execution.process import (
     check_gpu_resource,
     give_back_memory,
@@ -43,6 +43,7 @@ from dagsel.execution.process import (
     this_process,
     torch_threads,
 )
+from dagsel.execution.raising import Raising, gpu_memory, own_bytes
 from dagsel.execution.run_spec import (
     CHANNEL,
     RESOURCE,
@@ -101,6 +102,7 @@ class TrainingPlugin(WorkerPlugin):
             shards = self._shards(worker, workload)
             if self.spec.hold == "disk":
                 await asyncio.to_thread(self._open, shards)
+            give_back_memory()  # what an earlier run has left is not taken
             keep_freed_memory()
             own_random_numbers()
             speed = await asyncio.to_thread(measure_speed)
@@ -116,6 +118,7 @@ class TrainingPlugin(WorkerPlugin):
             tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
             shards=shards,
+            raising=self._raising(worker, workload),
         )
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
@@ -129,7 +132,7 @@ class TrainingPlugin(WorkerPlugin):
         threads = self.spec.threads or torch_threads()
         about = (threads, max_shards, speed, self.owns_resource, this_process(os.getpid()))
         told = (worker.address, str(worker.name), *about, self._copy_room(worker))
-        self._tell(messages.WorkerJoined(*told))
+        self._tell(messages.WorkerJoined(*told, rooms=self._rooms(worker)))
 
     async def teardown(self, worker: Worker) -> None:
         """Leave the worker as it was."""
@@ -171,6 +174,18 @@ class TrainingPlugin(WorkerPlugin):
             )
         return max_shards
 
+    def _rooms(self, worker: Worker) -> tuple[int | None, int | None]:
+        """Return the bytes for units and for shards in memory, and those that shards may take."""
+        gpu = gpu_memory()
+        if gpu is not None:  # which shards are there, training sees to itself
+            return gpu, 0
+        limit, share = worker.memory_manager.memory_limit, self.spec.shard_share
+        if not limit:
+            return None, None
+        shards = memory_for_shards(limit, share) if self.spec.hold == "auto" else share * limit
+        taken = own_bytes() or worker.monitor.get_process_memory()
+        return max(0, limit - taken), int(shards)
+
     def _copy_room(self, worker: Worker) -> int | None:
         return 0 if self.spec.hold == "disk" else self._fits(worker, self.spec.copy_share)
 
@@ -202,6 +217,10 @@ class TrainingPlugin(WorkerPlugin):
             folder=self.spec.cache_dir or beside_it,
             tell=lambda text: self._tell(messages.Note(text)),
         )
+
+    def _raising(self, worker: Worker, workload: Any) -> Raising:
+        limit = worker.memory_manager.memory_limit
+        return Raising(workload, self._tell, worker=str(worker.name), memory_limit=limit)
 
     async def _load_workload(self) -> Any:
         try:
@@ -357,13 +376,14 @@ def train_unit(
     config: Mapping[str, Any],
     state: State | StoredResult | None,
     value: float | None,
+    halvings: int,
 ) -> State | StoredResult:
     """Task of a training unit, and of those that follow it on the same worker."""
     task = _this_task()
     plugin, units = _joined(run)  # it may leave the run meanwhile
     which, binding = Unit(*unit), _assignment(task)
-    with units.telling(which):
-        trained, work = units.train(which, binding, config, state, value)
+    with units.raising.telling(which, config, halvings):
+        trained, work = units.train(which, binding, config, state, value, halvings)
     done = [each.unit for each in work if isinstance(each, messages.UnitRecord)]
     last = [each for each in done if each.kind == "train"][-1]
     if last == which:
@@ -375,13 +395,17 @@ def train_unit(
 
 
 def evaluate_unit(
-    run: str, unit: tuple[Any, ...], config: Mapping[str, Any], state: State | StoredResult
+    run: str,
+    unit: tuple[Any, ...],
+    config: Mapping[str, Any],
+    state: State | StoredResult,
+    halvings: int,
 ) -> dict[str, float]:
     """Task of an evaluating unit."""
     task = _this_task()
     units, which = _units(run), Unit(*unit)
-    with units.telling(which):
-        done = units.evaluate(which, _assignment(task), config, state)
+    with units.raising.telling(which, config, halvings):
+        done = units.evaluate(which, _assignment(task), config, state, halvings)
     write_records(task.metadata, done)
     return dict(done.metrics or {})
 

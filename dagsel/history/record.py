@@ -66,6 +66,7 @@ from dagsel.messages import (
 from dagsel.planning.capacity import Plan
 from dagsel.planning.pareto import dominates, front
 from dagsel.steering import Commanded, FinishSearch, PauseTrial, ResumeTrial, SetLimits, UserCommand
+from dagsel.workloads.raised import RanOut
 
 
 @dataclass(slots=True)
@@ -115,8 +116,7 @@ class Record:
     finished: bool = False
     extended: Extended | None = None  # what the search was told when it last went on after its end
     limits: SetLimits | None = None  # those that were set since the search began
-    # Trials that had ended by then, and can train on.
-    resumable: set[int] = field(default_factory=set)
+    resumable: set[int] = field(default_factory=set)  # trials that had ended by then
     # Trials whose states stay, as Ctrl-C has ended the search and a resume may go on with it.
     interrupted: set[int] = field(default_factory=set)
     abandoned: str = ""  # why the run was given up, if it was
@@ -184,6 +184,8 @@ class Record:
                 self.rounds.append(RoundRecord(number, epochs, start))
             case ShardLoaded(worker, shard):
                 self.loads.append((worker, shard))
+            case RanOut(unit):
+                self.trials[unit.trial].run_out(entry)
             case Note(text):
                 self.notes.append(text)
             case FailedAlike(text):
@@ -211,7 +213,7 @@ class Record:
             trial.spend(done)
             if trial.kept is not None and unit[2:] == trial.kept.place[:2]:
                 trial.lacks_kept = False
-        if trial.is_live and unit.epoch > len(trial.epochs):
+        if trial.is_live and unit.epoch > len(trial.epochs) and trial.counts(done):
             trial.tallies.setdefault(unit.epoch, EpochTally(self.n_shards)).add(done)
 
     def _note_spent(self, entry: UnitRecord | PieceRecord | Turn) -> None:

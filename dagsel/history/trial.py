@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any, Literal, TypeAlias
 
+from dagsel.dispatch.units import Unit
 from dagsel.flow import Losses, Pause, Paused, Train
 from dagsel.history.tally import EpochTally
-from dagsel.messages import PieceRecord, StatePlace, StoredState, UnitWork
-from dagsel.workloads.raised import Raised
+from dagsel.messages import PieceRecord, StatePlace, StoredState, UnitRecord, UnitWork
+from dagsel.workloads.raised import Raised, RanOut
 
 TrialState: TypeAlias = Literal["running", "complete", "pruned", "failed"]
 
@@ -117,6 +118,7 @@ class TrialRecord:
     # What each change of its number of workers has cost: seconds in which it did not train.
     switches: list[float] = field(default_factory=list)
     n_switches_told: int = 0  # of how many of these the flow has heard
+    ran_out: list[RanOut] = field(default_factory=list)  # units that had too little memory
 
     @property
     def is_live(self) -> bool:
@@ -208,6 +210,30 @@ class TrialRecord:
         if event.epochs == len(self.epochs):
             return None  # that is known from the end of its epoch
         return Scored(values, event.epochs, place, self.n_checks)
+
+    def run_out(self, told: RanOut) -> None:
+        """Take in that a unit had too little memory: it is done again, with fewer samples at once.
+
+        An evaluation is done again on all shards, so that one epoch is scored in one way.
+        """
+        self.ran_out.append(told)
+        if told.unit.kind == "evaluate":
+            for epoch in self.tallies.keys() & set(range(told.unit.epoch, self.n_decided + 1)):
+                self.tallies[epoch].scored.clear()
+
+    def counts(self, done: UnitRecord) -> bool:
+        """Whether a unit's result counts; not if it was scored otherwise than its epoch is now."""
+        unit = done.unit
+        return unit.kind == "train" or done.halved == self.n_halvings(unit)
+
+    def n_halvings(self, unit: Unit) -> int:
+        """Return how often the samples are halved that a unit computes at once."""
+        noted = [told.unit for told in self.ran_out]
+        return sum(it.kind == unit.kind and it[2:] <= unit[2:] for it in noted)
+
+    def had_run_out(self, unit: Unit) -> RanOut | None:
+        """Return how this unit had run out of memory before; None if it had not."""
+        return next((told for told in self.ran_out if told.unit == unit), None)
 
     def warn(self, text: str) -> None:
         """Take in that something is odd about it; the first time counts."""

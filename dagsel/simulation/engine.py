@@ -227,7 +227,13 @@ class VirtualEngine:
         self._model.at(self.now(), HorizonSet(at))
 
     def check(
-        self, trial: int, number: int, place: StatePlace, configs: Mapping[int, Mapping[str, Any]]
+        self,
+        trial: int,
+        number: int,
+        place: StatePlace,
+        configs: Mapping[int, Mapping[str, Any]],
+        *,
+        halvings: int = 0,
     ) -> None:
         """Score a trial where it rests."""
         if self._curves.evaluation_share:

@@ -30,6 +30,7 @@ from dagsel.workloads.base import (
     never,
 )
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
+from dagsel.workloads.memory import SavesMemory
 
 _T = TypeVar("_T")
 _numbers = itertools.count()
@@ -183,6 +184,22 @@ class WorkloadSuite:
         assert (first.n_samples, n_batches) == (whole.n_samples, whole.losses.n)
         if self.gang_tolerance is not None:
             _assert_near(first.state, whole.state, self.gang_tolerance)
+
+    def test_half_the_samples_at_once_are_the_same_samples(self) -> None:
+        """A workload that can do with less memory trains and scores the same samples with it."""
+        workload = self.make_workload()
+        if not isinstance(workload, SavesMemory):
+            raise SkipTest("the workload cannot do with less memory")
+        state, shard = workload.init(self.config, 1), workload.prepare(self.make_arrays(0))
+        whole, score = self._train(workload, state), workload.evaluate(state, shard, self.config)
+        for times in (1, 30):  # at last one at a time
+            half = workload.halved(times)
+            assert half.evaluate(state, shard, self.config).n_samples == score.n_samples
+            trained = self._train(half, state)
+            assert (trained.n_samples, trained.losses.n) == (whole.n_samples, whole.losses.n)
+            assert trained.state == self._train(half, state).state
+        workload.forget()
+        assert self._train(workload, state).state == whole.state
 
     def test_a_state_hops_and_is_stored(self) -> None:
         """A state that was pickled, in band or out of band, trains on as the original does."""

@@ -10,8 +10,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from dagsel.metrics import OverSet
 
-#: What a workload learns or keeps by itself. A ``run.json`` of dagsel 0.1 holds the first.
-_LEARNT = {"_unfilled", "_casting", "_live", "_has_tried", "_programs"}
+#: What a workload learns or keeps by itself, and what changes no result: a run may go on
+#: with another ``memory``. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting", "_live", "_memory", "_has_tried", "_programs"}
 
 
 def describe(workload: Any) -> dict[str, str]:

@@ -7,10 +7,12 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType
 from typing import Any
+
+from dagsel.dispatch.units import Unit
 
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _NOT_THE_USERS = frozenset({"dagsel", "dask", "distributed"})
@@ -89,6 +91,21 @@ _CURES = tuple(
 
 
 @dataclass(frozen=True, slots=True)
+class RanOut:
+    """A unit had too little memory: an entry of the journal, too.
+
+    The trial's units of this kind, from this one on, compute half as many samples at once.
+    """
+
+    unit: Unit
+    worker: str  # name of the worker
+    error: str  # what was raised
+    limit: int | None = None  # bytes that there are; None if it is not known
+    peak: int | None = None  # that were taken at most
+    at_once: int | None = None  # samples that were computed at once; None if they cannot be fewer
+
+
+@dataclass(frozen=True, slots=True)
 class Raised:
     """An error of the code that a workload runs.
 
@@ -107,6 +124,11 @@ class Raised:
     place: str
     frames: str = ""  # the user's own frames, as Python prints them
     by_check: bool = False  # whether it was raised before anything was sent to a worker
+    ran_out: RanOut | None = None  # if a unit had too little memory
+
+    def of_memory(self, ran_out: RanOut, message: str) -> Raised:
+        """Return what it is where memory ran out."""
+        return replace(self, kind="OutOfMemoryError", message=message, ran_out=ran_out)
 
     @property
     def signature(self) -> tuple[str, str]:

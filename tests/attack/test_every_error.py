@@ -272,6 +272,7 @@ ELSEWHERE = {
     errors.NothingTrainedError: "attack/test_trains_nothing.py",
     errors.GangBrokenError: "workloads/test_traps.py",
     errors.NothingTrainedError: "attack/test_trains_nothing.py",
+    errors.OutOfMemoryError: "execution/test_out_of_memory.py",
     errors.TrainingError: "workloads/test_gang.py",
     errors.VersionMismatchError: "execution/test_optimize.py",
 }

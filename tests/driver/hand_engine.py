@@ -58,7 +58,9 @@ class HandEngine:
     def tell(self, command: Any) -> None:
         self.told.append(("tell", command))
 
-    def check(self, trial: int, number: int, place: StatePlace, configs: Any) -> None:
+    def check(
+        self, trial: int, number: int, place: StatePlace, configs: Any, *, halvings: int = 0
+    ) -> None:
         self.told.append(("check", (trial, number, place)))
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,15 +36,23 @@ def test_the_dispatcher_is_told_of_replicas_and_time_limits(
         unit_timeout_s=unit_timeout_s,
     )
     other: Any = None
-    data: Any = SimpleNamespace(n_shards=n_shards)
+    sizes = [SimpleNamespace(nbytes=n) for n in (5, 7)]
+    data: Any = SimpleNamespace(n_shards=n_shards, shard_sizes=sizes)
     flow = RandomSearch(max_epochs=1, n_trials=1)
     session = Session(settings, other, other, flow, other, data, Record("run"))
-    assert session.dispatch_config(Call(None, None, worker_timeout_s)) == DispatchConfig(
+    told = DispatchConfig(
         n_shards,
         None if replicas == "auto" else replicas,
         unit_timeout_s=unit_timeout_s,
         capacity_timeout_s=worker_timeout_s,
+        room_timeout_s=worker_timeout_s,
+        shard_bytes=7,
     )
+    assert session.dispatch_config(Call("there", None, worker_timeout_s)) == told
+    own = replace(told, room_timeout_s=0.0)  # no larger worker comes
+    assert session.dispatch_config(Call(None, None, worker_timeout_s)) == own
+    disk = Call("there", None, worker_timeout_s, hold="disk")
+    assert session.dispatch_config(disk) == replace(told, shard_bytes=0)
 
 
 def test_a_run_keeps_the_replicas_and_the_time_limit_that_it_was_called_with(

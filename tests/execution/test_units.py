@@ -299,7 +299,7 @@ def own_cluster() -> Iterator[LocalCluster]:
 REASONS = {
     "exit": "workers were lost while",
     "segv": "workers were lost while",
-    "eat": "workers were lost while",  # the nanny ends the worker at 95% of its memory
+    "eat": "filled the memory of worker",  # the nanny ends it at 95% of its memory
     "overeat": "MemoryError",
     "raise": "this unit is broken",
 }

@@ -16,12 +16,14 @@ import numpy as np
 import optuna
 import pytest
 import torch
+from distributed import LocalCluster
 from torch import nn
 from torch.nn import functional as F
 
+import dagsel
 import dagsel.metrics
 from dagsel.flow import Context, Decision, Event, Train
-from dagsel.flows import RandomSearch
+from dagsel.flows import Grid, RandomSearch
 from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.workloads import TorchWorkload, Visit
@@ -249,3 +251,48 @@ def test_a_gang_of_two_trains_as_one_worker(digits: ShardedDataset, run_dir: str
         models.append(result.best_model().state_dict())
     for name, value in models[0].items():
         torch.testing.assert_close(models[1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_batch_too_large_for_the_gpu_is_cut_and_then_fails_with_the_numbers(
+    tmp_path: Any,
+) -> None:
+    """A fraction of the GPU's memory, with an allocation for each sample beyond it."""
+    total = torch.cuda.mem_get_info()[1]
+    room = min(total // 4, 4 * 10**9)  # bytes
+    torch.cuda.set_per_process_memory_fraction(room / total)
+
+    class Hungry(nn.Module):
+        def __init__(self, share: float) -> None:
+            super().__init__()
+            self.layer, self.n_bytes = nn.Linear(4, 1), int(share * room / 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                torch.empty(len(x) * self.n_bytes, dtype=torch.uint8, device=x.device)
+            out: torch.Tensor = self.layer(x)
+            return out
+
+    x = np.random.default_rng(0).normal(size=(128, 4)).astype(np.float32)
+    data = ShardedDataset.write(tmp_path / "data.zarr", {"x": x, "y": x[:, :1]}, n_shards=1)
+    workload = TorchWorkload(
+        lambda config: Hungry(config["share"]),
+        F.mse_loss,
+        lambda parameters, config: torch.optim.Adam(parameters),
+        batch_size=32,
+    )
+
+    def space(trial: optuna.Trial) -> dict[str, float]:
+        return {"share": trial.suggest_categorical("share", [0.1, 1.2, 4.0])}
+
+    try:
+        with LocalCluster(n_workers=1, processes=False, resources={"GPU": 1}) as cluster:
+            run = dagsel.optimize(
+                optuna.create_study(), workload, data, space=space, flow=Grid(max_epochs=1),
+                metric="loss", cluster=cluster, run_dir=str(tmp_path / "run"),
+            )  # fmt: skip
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    trials = {trial.config["share"]: trial for trial in run.record.trials.values()}
+    assert [trials[s].state for s in (0.1, 1.2, 4.0)] == ["complete", "complete", "failed"]
+    assert [told.at_once for told in trials[1.2].ran_out] == [32]
+    assert "were asked for in unit 1 of epoch 1 (16 samples at once)" in trials[4.0].reason

@@ -182,8 +182,8 @@ FAULTS = (
     Fault(
         "rule: waits for trials of less priority",
         "dispatch/list_scheduler.py",
-        "or self.priority.get(trial, 0.0) < priority:",
-        "or False:",
+        "or self.priority.get(trial, 0.0) < priority or",
+        "or",
         "dispatch/test_list_scheduler.py",
     ),
     Fault(
@@ -245,7 +245,7 @@ FAULTS = (
     Fault(
         "runner: what was decided is not written before it is done",
         "driver/runner.py",
-        "        self.journal.append(self._entries)\n        self._entries = []\n        trains",
+        "        self._write()\n        trains",
         "        self._entries = []\n        trains",
         "driver/test_runner.py",
     ),

@@ -220,6 +220,27 @@ class TrainsFasterInAGang(Together):
         return Together(2 * self.rate).train_gang(state, shard, config, **how)
 
 
+class TrainsOnHalf(Line):
+    """Short of memory, it takes half of its samples and not half at once."""
+
+    is_short = False
+
+    def forget(self) -> None:
+        pass
+
+    def at_once(self, config: Config, kind: Any) -> int:
+        return BATCH
+
+    def halved(self, times: int) -> TrainsOnHalf:
+        half = TrainsOnHalf(self.rate)
+        half.is_short = True
+        return half
+
+    def train(self, state: State, shard: Shard, config: Config, **how: Any) -> Trained:
+        x, y = (part[: len(part) // 2] if self.is_short else part for part in shard)
+        return super().train(state, (x, y), config, **how)
+
+
 class KnowsItsStatesByTheirPlace(Line):
     """What is not in the state does not hop."""
 
@@ -299,6 +320,7 @@ IS_ONE = "test_is_a_workload_and_accepts_its_config"
 SAME = "test_training_is_deterministic_and_trains"
 SHARD = "test_a_unit_trains_on_its_shard"
 CUT = "test_cut_into_pieces_equals_uncut"
+HALF = "test_half_the_samples_at_once_are_the_same_samples"
 GANG = "test_a_gang_goes_through_the_same_samples"
 SCORES = "test_evaluation_gives_the_metrics_and_changes_nothing"
 STREAMS = "test_the_random_streams_of_the_process_are_left_alone"
@@ -318,6 +340,7 @@ BAD: list[tuple[type[NoModel], str]] = [
     (TrainsSlowerInPieces, CUT),
     (TrainsHalfInAGang, GANG),
     (TrainsFasterInAGang, GANG),
+    (TrainsOnHalf, HALF),
     (KnowsItsStatesByTheirPlace, "test_a_state_hops_and_is_stored"),
     (ChangesWhatIsTheSame, "test_a_state_goes_on_with_its_own_configuration"),
     (ScoresSomethingElse, SCORES),
@@ -347,7 +370,7 @@ def test_each_law_is_shown_to_bite() -> None:
     assert {law for _, law in BAD} == {name for name in dir(WorkloadSuite) if name[:5] == "test_"}
 
 
-@pytest.mark.parametrize("law", [GANG, "test_a_state_goes_on_with_its_own_configuration"])
+@pytest.mark.parametrize("law", [GANG, HALF, "test_a_state_goes_on_with_its_own_configuration"])
 def test_a_law_of_what_a_workload_cannot_do_is_skipped_and_does_not_pass(law: str) -> None:
     with pytest.raises(SkipTest):
         getattr(TestLine(), law)()

@@ -93,6 +93,10 @@ class LiveTrials:
         """Pickle and copy it as an empty one."""
         return LiveTrials, ()
 
+    def clear(self) -> None:
+        """Keep none."""
+        self._kept.clear()
+
     def built(self, trial: BuiltTrial, about: Any) -> None:
         """Take note of a trial that was built, before anything trains it.
 

@@ -87,7 +87,7 @@ def _numbers(values: list[Any]) -> list[float]:
     return [float(value) for value in values]
 
 
-def apply(model: torch.nn.Module, inputs: Any) -> Any:
+def apply(model: Callable[..., Any], inputs: Any) -> Any:
     """Call a model: with named inputs if they are a mapping, one by one if they are a tuple.
 
     Examples

@@ -144,7 +144,7 @@ class MakesTrials(FollowsMetrics):
         """Raise a `WorkloadError` if frozen parameters are not those that a trial began with."""
         if not self._leaves_out or frozen.checksum() == meta.get("frozen"):
             return
-        self._live = LiveTrials()
+        self._live.clear()
         was_changed = self.base is not None and not self.base.is_intact()
         if self.base is not None and was_changed:
             self.base.forget()

@@ -47,6 +47,7 @@ from dagsel.workloads.torch.loop import (
     standard_loop,
     track_steps,
 )
+from dagsel.workloads.torch.memory import Memory, SparesMemory
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.pretrained import Base, as_base
 from dagsel.workloads.torch.reconfigure import Reconfigures
@@ -69,7 +70,7 @@ from dagsel.workloads.torch.state import (
 from dagsel.workloads.torch.trials import MakesTrials
 
 
-class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics):
+class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetrics, SparesMemory):
     """Train PyTorch models.
 
     The state dicts of model, optimizer and learning-rate schedule travel with a trial, bit for bit,
@@ -150,6 +151,13 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         Samples that a worker trains on at once: of a larger share of a batch the gradients are
         accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
         over samples; dropout and batch normalisation see the pieces. Not with a ``train_fn``.
+        A trial that runs out of memory gets half of it, or of its batch.
+    memory
+        Bytes that a training unit takes of its device beside the shard, or a function of the
+        configuration that returns them: no worker that has less trains the trial. By default what
+        `dagsel.profile` has measured, or else parameters, gradients and moments. With
+        ``"estimate"`` also what a batch keeps for its backward pass: in the process that calls
+        dagsel, a few samples of zeros go through the model.
     base
         A pretrained model that trials adapt: a function that returns it, a module, or a
         `dagsel.Base`. Its weights are once on each worker, and in no state.
@@ -223,6 +231,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         max_batch: int | None = None,
         base: Base | Callable[[], torch.nn.Module] | torch.nn.Module | None = None,
         state: Literal["all", "trainable"] | None = None,
+        memory: Memory = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
@@ -244,6 +253,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         whole("eval_batch_size", eval_batch_size, error=WorkloadError)
         if max_batch is not None:
             whole("max_batch", max_batch, error=WorkloadError)
+        if not (memory is None or memory == "estimate" or callable(memory)):
+            whole("memory", memory, error=WorkloadError)
         if max_batch is not None and train_fn is not None:
             raise WorkloadError("max_batch is for the standard loop; accumulate gradients in your "
                                 "train_fn, or leave max_batch out")  # fmt: skip
@@ -259,7 +270,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self.lr_scheduler_interval = lr_scheduler_interval
         self.precision, self.compile, self.channels_last = precision, compile, channels_last
         self.fused, self.cuda_graphs = fused, cuda_graphs
-        self.device_memory, self.max_batch = device_memory, max_batch
+        self.device_memory, self.max_batch, self._memory = device_memory, max_batch, memory
         self._casting = Casting(loss)
         self._live = LiveTrials()
 
@@ -291,6 +302,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         dagsel.errors.WorkloadError: batch_size must be a whole number of 1 or more, got 0
         """
         self._batch_size(config)
+        self._said(config)
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             factories.check_options_of(self.optimizer, config)
@@ -377,7 +389,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 drop_last=self.drop_last,
                 cursor=cursor,
                 should_stop=should_stop,
-                max_batch=self.max_batch,
+                max_batch=self._most_at_once(config, 1 if gang is None else gang.size),
             )
             module, optimizer, schedule = trial.module, trial.optimizer, trial.schedule
             if schedule is not None and trial.cursor is None:
@@ -430,7 +442,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             with torch.inference_mode(), multiplying(self.precision, device):
                 set_streams(device)
                 pool, means = self._parted()
-                parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
+                size = self.at_once(config, "evaluate") or self.eval_batch_size
+                parts = evaluation_batches(shard, config, size, self._making)
                 of_batch = {"loss": self.loss, **means}
                 n_samples, found = mean_metrics(module.eval(), parts, of_batch, pool)
         return Evaluated(n_samples, found, None if pool is None else pool.pack())

@@ -1,0 +1,164 @@
+"""What units raise: how the scheduler hears of it, and what is done where memory ran out."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from distributed import Reschedule
+
+from dagsel.dispatch.units import Unit
+from dagsel.errors import DagselError, NothingTrainedError, OutOfMemoryError, WorkloadError
+from dagsel.execution.process import give_back_memory
+from dagsel.messages import Notice, UnitRaised
+from dagsel.workloads.base import Workload
+from dagsel.workloads.memory import (
+    SavesMemory,
+    drop_frames,
+    is_out_of_memory,
+    said,
+    text_of,
+    with_halved,
+)
+from dagsel.workloads.raised import RanOut, raised
+
+
+class Raising:
+    """Tells what a run's units raise on a worker.
+
+    Parameters
+    ----------
+    workload
+        What is trained.
+    tell
+        Tells the scheduler something.
+    worker
+        Name of the worker.
+    memory_limit
+        That of its process by Dask; None for none.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        tell: Callable[[Notice], None],
+        *,
+        worker: str = "",
+        memory_limit: int | None = None,
+    ) -> None:
+        self._workload, self._tell = workload, tell
+        self._worker, self._memory_limit = worker, memory_limit
+
+    @contextmanager
+    def telling(self, unit: Unit, config: Mapping[str, Any], halvings: int) -> Iterator[None]:
+        """Tell what a unit raises; where memory ran out, free what can be freed."""
+        ran_out: RanOut | None = None
+        text = ""
+        try:
+            yield
+        except Reschedule:
+            raise
+        except Exception as error:
+            told = raised(error, self._workload)
+            is_ours = isinstance(error, DagselError) and not isinstance(
+                error, WorkloadError | NothingTrainedError
+            )
+            if is_out_of_memory(error):
+                ran_out = self._ran_out(unit, error, config, halvings)
+                text = f"{text_of(ran_out)}: {ran_out.error}"
+                told, is_ours = told.of_memory(ran_out, text), False
+                drop_frames(error)
+            self._tell(UnitRaised(unit, told, is_the_workloads=not is_ours))
+            if ran_out is None:
+                raise
+        if ran_out is not None:
+            self.relieve()
+            raise OutOfMemoryError(text) from None
+
+    def relieve(self) -> None:
+        """Free the memory of this process that units do without."""
+        if isinstance(self._workload, SavesMemory):
+            self._workload.forget()
+        gc.collect()
+        if (cuda := _cuda()) is not None:
+            cuda.empty_cache()
+        give_back_memory()
+
+    def _ran_out(
+        self, unit: Unit, error: Exception, config: Mapping[str, Any], halvings: int
+    ) -> RanOut:
+        workload, at_once = with_halved(self._workload, halvings), None
+        if isinstance(workload, SavesMemory):
+            with suppress(Exception):  # the user's own function of the configuration
+                at_once = workload.at_once(config, unit.kind)
+        limit, peak = memory_numbers(self._memory_limit)
+        return RanOut(unit, self._worker, said(error), limit, peak, at_once)
+
+
+def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:
+    """Return how many bytes training may take in this process, and how many were taken at most.
+
+    Of the GPU, if there is one; else of the process: by `limit`, or by the system's limits on it.
+    """
+    cuda = _cuda()
+    if cuda is not None:
+        return int(cuda.mem_get_info()[1]), int(cuda.max_memory_allocated())
+    bounds = {"VmHWM": limit} if limit else {}
+    with suppress(ImportError, ValueError, OSError):  # not everywhere
+        import resource
+
+        for name, which in (("VmPeak", resource.RLIMIT_AS), ("VmData", resource.RLIMIT_DATA)):
+            soft, _ = resource.getrlimit(which)
+            if soft != resource.RLIM_INFINITY:
+                bounds[name] = soft
+    name = min(bounds, key=lambda bound: bounds[bound] or 0, default="VmHWM")
+    return bounds.get(name), process_bytes(name)
+
+
+def own_bytes() -> int | None:
+    """Return the memory of this process that it shares with no other; None if nobody knows.
+
+    A worker that is a copy of the user's program has all of that in its memory, and takes none.
+
+    Examples
+    --------
+    >>> own = own_bytes()
+    >>> own is None or own > 1_000_000
+    True
+    """
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    return None
+
+
+def gpu_memory() -> int | None:
+    """Return the free bytes of this process's GPU; None if it has none."""
+    cuda = _cuda()
+    return None if cuda is None else int(cuda.mem_get_info()[0])
+
+
+def process_bytes(name: str) -> int | None:
+    """Return what the system says of this process's memory by a name; None if it says nothing.
+
+    Examples
+    --------
+    >>> peak = process_bytes("VmHWM")
+    >>> peak is None or peak > 1_000_000
+    True
+    """
+    with suppress(OSError, ValueError):
+        for line in Path(f"/proc/{os.getpid()}/status").read_text().splitlines():
+            if line.startswith(f"{name}:"):
+                return 1024 * int(line.split()[1])
+    return None
+
+
+def _cuda() -> Any:
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None
