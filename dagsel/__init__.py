@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
     from dagsel.verbosity import set_verbosity as set_verbosity
+    from dagsel.workloads import HFWorkload as HFWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
 
 _HOMES = {
     "Attached": "dagsel.attaching",
+    "HFWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
     "Search": "dagsel.searching",
@@ -72,6 +74,7 @@ _MODULES = (
 
 __all__ = [
     "Attached",
+    "HFWorkload",
     "Profile",
     "Run",
     "Search",

@@ -1,7 +1,7 @@
-"""What to train: the `Workload` protocol and the two workloads that dagsel brings.
+"""What to train: the `Workload` protocol and the workloads that dagsel brings.
 
-Importing this package imports neither PyTorch nor scikit-learn: `TorchWorkload` and
-`SklearnWorkload` are loaded when they are first named.
+Importing this package imports neither PyTorch nor scikit-learn nor transformers: each workload is
+loaded when it is first named.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Workload
 
 if TYPE_CHECKING:
+    from dagsel.workloads.huggingface import HFWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import TorchWorkload
 
 __all__ = [
     "Evaluated",
+    "HFWorkload",
     "Reconfigurable",
     "SklearnWorkload",
     "TorchWorkload",
@@ -25,7 +27,11 @@ __all__ = [
     "Workload",
 ]
 
-_LAZY = {"SklearnWorkload": "dagsel.workloads.sklearn", "TorchWorkload": "dagsel.workloads.torch"}
+_LAZY = {
+    "HFWorkload": "dagsel.workloads.huggingface",
+    "SklearnWorkload": "dagsel.workloads.sklearn",
+    "TorchWorkload": "dagsel.workloads.torch",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 from dagsel.metrics import OverSet
 
-#: What a `TorchWorkload` learns or keeps by itself. A ``run.json`` of dagsel 0.1 holds the first.
-_LEARNT = {"_unfilled", "_casting", "_live"}
+#: What workloads of PyTorch learn or keep. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting", "_live", "_asked"}
 
 
 def describe(workload: Any) -> dict[str, str]:
