@@ -16,7 +16,7 @@ import torch
 from dagsel.checks import shown
 from dagsel.codec import plain_part
 from dagsel.errors import WorkloadError
-from dagsel.workloads.huggingface.passes import Passes, core_of
+from dagsel.workloads.huggingface.passes import Passes, core_of, is_shifted
 from dagsel.workloads.torch.models import Ensemble
 
 #: peft 0.21 asks transformers 5.24 by a name that will be gone in transformers 6.
@@ -80,6 +80,9 @@ def check_model(model: Any) -> Any:
             f"no parameter of the {type(model).__name__} that model gave has requires_grad, so "
             "nothing would train; leave some of them unfrozen, or add an adapter"
         )
+    core = core_of(model)
+    if getattr(core, "loss_type", None) is None and is_shifted(core):
+        core.loss_type = "ForCausalLM"  # what is taken for GPT-2 anyway, and warned of
     return model
 
 
