@@ -41,8 +41,14 @@ from tests.fused import fused
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
 
 N, BATCH = 13, 4
-TINY = {"n_layer": 2, "n_embd": 16, "n_head": 2, "vocab_size": 24, "n_positions": 16}
-ENDS = {"bos_token_id": 0, "eos_token_id": 0}
+TINY: dict[str, Any] = {
+    "n_layer": 2,
+    "n_embd": 16,
+    "n_head": 2,
+    "vocab_size": 24,
+    "n_positions": 16,
+}
+ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
 
 
 def gpt2(config: Any, **options: Any) -> GPT2LMHeadModel:
@@ -50,7 +56,7 @@ def gpt2(config: Any, **options: Any) -> GPT2LMHeadModel:
 
 
 def small_bert(num_labels: int = 3) -> BertConfig:
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     return BertConfig(**small, intermediate_size=16, vocab_size=24, num_labels=num_labels)
 
 
@@ -109,12 +115,17 @@ def without_dropout(config: Any) -> GPT2LMHeadModel:
 
 
 def llama(config: Any) -> LlamaForCausalLM:
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     return LlamaForCausalLM(LlamaConfig(**small, intermediate_size=16, vocab_size=24, **ENDS))
 
 
 def lora(config: Any) -> Any:
-    given = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "lora_dropout": 0.1}
+    given: dict[str, Any] = {
+        "r": 2,
+        "target_modules": ["c_attn"],
+        "fan_in_fan_out": True,
+        "lora_dropout": 0.1,
+    }
     return get_peft_model(gpt2(config), LoraConfig(**given, task_type="CAUSAL_LM"))
 
 

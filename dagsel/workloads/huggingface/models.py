@@ -7,7 +7,8 @@ import re
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,25 @@ def made_by(make: Callable[[], Any]) -> Any:
     if not any(item[1] is not None and item[1].pattern == pattern for item in warnings.filters):
         warnings.filterwarnings("ignore", pattern, FutureWarning)
     try:
-        return make()
+        with no_bars():
+            return make()
     except ValueError as error:
         if "Target modules" not in str(error) and "targeted" not in str(error):
             raise
         raise WorkloadError(_unmatched(error)) from error
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Show no progress bars of files that are read and written: each unit would have some."""
+    shown_by = needs_transformers().utils.logging
+    was = shown_by.is_progress_bar_enabled()
+    shown_by.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was:
+            shown_by.enable_progress_bar()
 
 
 def _unmatched(error: ValueError) -> str:
@@ -130,7 +145,7 @@ def keeps_packed_apart(model: Any, passes: Passes, packing: Callable[[Any], Any]
 
 def files_of(model: Any, tokenizer: Any, config: Mapping[str, Any], about: str) -> dict[str, bytes]:
     """Return what ``from_pretrained`` reads, by name."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, no_bars():
         model.save_pretrained(folder)
         if tokenizer is not None:
             tokenizer.save_pretrained(folder)
