@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dagsel.simulation import simulate as simulate
     from dagsel.simulation.preview import preview as preview
     from dagsel.verbosity import set_verbosity as set_verbosity
+    from dagsel.workloads import Base as Base
     from dagsel.workloads import HFWorkload as HFWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Attached": "dagsel.attaching",
+    "Base": "dagsel.workloads",
     "HFWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
@@ -74,6 +76,7 @@ _MODULES = (
 
 __all__ = [
     "Attached",
+    "Base",
     "HFWorkload",
     "Profile",
     "Run",

@@ -14,9 +14,10 @@ from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Wor
 if TYPE_CHECKING:
     from dagsel.workloads.huggingface import HFWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
-    from dagsel.workloads.torch import TorchWorkload
+    from dagsel.workloads.torch import Base, TorchWorkload
 
 __all__ = [
+    "Base",
     "Evaluated",
     "HFWorkload",
     "Reconfigurable",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Base": "dagsel.workloads.torch",
     "HFWorkload": "dagsel.workloads.huggingface",
     "SklearnWorkload": "dagsel.workloads.sklearn",
     "TorchWorkload": "dagsel.workloads.torch",

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from dagsel.metrics import OverSet
 
@@ -48,7 +48,18 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     ]
 
 
+@runtime_checkable
+class Described(Protocol):
+    """A part of a workload that says itself what it is."""
+
+    def described(self) -> str:
+        """Return the same text for an equal part, in every process."""
+        ...
+
+
 def _text(part: Any) -> str:
+    if isinstance(part, Described):
+        return part.described()
     if isinstance(part, partial):
         return f"partial of {_text(part.func)}"
     if isinstance(part, OverSet):

@@ -108,10 +108,13 @@ def _has_storage(value: Any) -> bool:
     )
 
 
-def build_unfilled(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module | None:
+def build_unfilled(
+    factory: Callable[[], torch.nn.Module], *, frozen_too: bool = True
+) -> torch.nn.Module | None:
     """Build a module without its random numbers; return None if it might differ.
 
-    The random streams must be where they were when the trial began.
+    The random streams must be where they were when the trial began. Unless `frozen_too`, frozen
+    parameters are none of what is overwritten.
     """
     before = read_streams("cpu")
     with _Unfilled() as mode:
@@ -121,8 +124,9 @@ def build_unfilled(factory: Callable[[], torch.nn.Module]) -> torch.nn.Module | 
         return None
     covered = {
         value.untyped_storage()._cdata
-        for value in module.state_dict().values()
+        for value in module.state_dict(keep_vars=True).values()
         if _has_storage(value) and value.untyped_storage().nbytes() == value.nbytes
+        if frozen_too or value.requires_grad or not isinstance(value, torch.nn.Parameter)
     }
     return module if mode.alive() <= covered else None
 

@@ -34,16 +34,20 @@ _CALLS = {
         "train, with def train(model, optimizer, batches, config): ...",
     ),
 }
+_WITH_BASE = (
+    "config, base",
+    "lambda config, base: torch.nn.Sequential(base, torch.nn.Linear(64, 10))",
+)
 _OPTIONAL = {"lr_scheduler", "input_fn", "collate", "augment", "train_fn"}
 
 
 @short_traceback
-def check_functions(**functions: Any) -> None:
+def check_functions(*, base: Any = None, **functions: Any) -> None:
     """Raise a `WorkloadError` if one is not called as a `TorchWorkload` calls it."""
     for name, function in functions.items():
         if function is None and name in _OPTIONAL:
             continue
-        arguments, write = _CALLS[name]
+        arguments, write = _CALLS[name] if name != "model" or base is None else _WITH_BASE
         instead = next(_instead(name, function), None)
         if instead is None and not takes(function, arguments.count(",") + 1):
             is_class = isinstance(function, type)

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from dagsel.state import State
 from dagsel.workloads.random_streams import write_streams
+from dagsel.workloads.torch.frozen import Frozen
 from dagsel.workloads.torch.outline import Outlines, UnknownError, bits
 from dagsel.workloads.torch.state import Captured
 
@@ -51,6 +52,7 @@ class BuiltTrial:
     seed: int
     set_streams: Callable[[torch.device], object]  # to those of the trial
     cursor: dict[str, Any] | None = None  # where its unit was stopped inside a shard
+    frozen: Frozen = field(default_factory=Frozen)  # what of the module is in no state
     outline: Any = None  # of what it was built of, and the module; None if it cannot be kept
     scratch: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -62,6 +64,7 @@ class _Kept:
     header: bytes
     n_bytes: int
     numbers: list[tuple[int, int, bool, Any]]  # begin, end, whether it is the module's; their bits
+    scratch: list[tuple[torch.Tensor, torch.Tensor]]  # buffers of a base that are as they were
 
     def is_of(self, state: State, *, steps: bool) -> bool:
         """Whether a state is, bit for bit, what is held: all of it, or all but the steps' part."""
@@ -71,7 +74,8 @@ class _Kept:
                 there = data[begin:end]
                 if (there.view(held.dtype).reshape(held.shape) != held).any():
                     return False
-        return all(bool((bits(now) == bits(then)).all()) for now, then in self.trial.scratch)
+        scratch = [*self.trial.scratch, *self.scratch]
+        return all(bool((bits(now) == bits(then)).all()) for now, then in scratch)
 
 
 class LiveTrials:
@@ -118,7 +122,8 @@ class LiveTrials:
             for name, tensor in captured.tensors.items()
         ]
         header = bytes(state.buffer[:n_header])
-        kept = _Kept(trial, steps, header, state.nbytes, numbers)
+        as_they_were = [(b.buffer, b.original) for b in trial.frozen.buffers if not b.is_changed()]
+        kept = _Kept(trial, steps, header, state.nbytes, numbers, as_they_were)
         trial.set_streams, trial.cursor = partial(_set_streams, captured.streams), None
         self._kept.append(kept)
         while len(self._kept) > MOST or sum(kept.n_bytes for kept in self._kept) > MOST_BYTES:

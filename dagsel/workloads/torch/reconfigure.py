@@ -8,6 +8,7 @@ kept.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from dagsel.state import State, reading_state
 from dagsel.workloads.base import Config
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch.build import equal
+from dagsel.workloads.torch.frozen import Frozen
 from dagsel.workloads.torch.schedules import takes_metric
 from dagsel.workloads.torch.state import StateReader, module_tree, pack
 
@@ -33,6 +35,9 @@ class Reconfigures:
     """The part of a workload of PyTorch that makes a trial go on with another configuration."""
 
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
+        raise NotImplementedError
+
+    def _frozen(self, module: torch.nn.Module) -> Frozen:
         raise NotImplementedError
 
     def _build_optimizer(
@@ -74,7 +79,8 @@ class Reconfigures:
 
     def _outline(self, config: Config, steps: int) -> Outline:
         module = self._build(config, seed=0, large=True)
-        return outline(module, *self._build_optimizer(module, config), steps)
+        frozen = self._frozen(module).may_lack()
+        return outline(module, *self._build_optimizer(module, config), steps, without=frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,11 @@ class Outline:
 
 
 def outline(
-    module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any, steps: int
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    steps: int,
+    without: Collection[str] = (),
 ) -> Outline:
     """Return the outline of a fresh model, optimizer and schedule; steps the schedule."""
     follows = takes_metric(schedule)
@@ -100,7 +110,7 @@ def outline(
         optimizer._opt_called = True  # type: ignore[attr-defined]  # or PyTorch warns
         for _ in range(steps):
             schedule.step()
-    model = module_tree(module)["model"].items()
+    model = module_tree(module, without)["model"].items()
     kind: dict[str, Any] = {
         f"model {name}": list(getattr(value, "shape", ())) for name, value in model
     }

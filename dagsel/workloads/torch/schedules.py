@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -65,10 +65,13 @@ class FollowsMetrics:
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         raise NotImplementedError
 
+    def _parameters(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+        raise NotImplementedError
+
     def _build_optimizer(
         self, module: torch.nn.Module, config: Config
     ) -> tuple[torch.optim.Optimizer, Any]:
-        made = factories.make_optimizer(self.optimizer, module.parameters(), config)
+        made = factories.make_optimizer(self.optimizer, self._parameters(module), config)
         optimizer = check_optimizer(made)
         if self.lr_scheduler is None:
             return optimizer, None

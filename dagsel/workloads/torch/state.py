@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,22 +79,37 @@ def capture(
     schedule: Any,
     meta: dict[str, Json],
     device: Any = "cpu",
+    *,
+    without: Collection[str] = (),
 ) -> Captured:
-    """Pack a trial: its model, optimizer, learning-rate schedule and random streams."""
+    """Pack a trial: its model, optimizer, learning-rate schedule and random streams.
+
+    The entries of the module's state dict that are named in `without` are left out.
+    """
     streams = read_streams(device)
-    tree = {**_tree(module, optimizer, schedule), "random": streams}
+    tree = {**_tree(module, optimizer, schedule, without), "random": streams}
     state, tensors = _packed(tree, {"kind": "torch", **meta})
     return Captured(state, tensors, streams)
 
 
-def check(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> None:
+def check(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    without: Collection[str] = (),
+) -> None:
     """Raise a `WorkloadError` if something of a trial cannot be in a state."""
-    flatten(_tree(module, optimizer, schedule), _leaf)
+    flatten(_tree(module, optimizer, schedule, without), _leaf)
 
 
-def _tree(module: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Any) -> Any:
+def _tree(
+    module: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Any,
+    without: Collection[str],
+) -> Any:
     return {
-        **module_tree(module),
+        **module_tree(module, without),
         "optimizer": optimizer.state_dict(),
         "schedule": None if schedule is None else schedule.state_dict(),
     }
@@ -171,8 +186,10 @@ class StateReader:
 
 
 @reading_state(torch.OutOfMemoryError)
-def load_module(reader: StateReader, module: torch.nn.Module) -> None:
-    """Copy a state's model into a module."""
+def load_module(
+    reader: StateReader, module: torch.nn.Module, may_lack: Collection[str] = ()
+) -> None:
+    """Copy a state's model into a module; the state may lack some entries of its state dict."""
 
     def leaves(leaf: Callable[[str], torch.Tensor]) -> dict[str, Any]:
         # Unlike a dict, it can have the attribute that PyTorch reads.
@@ -182,23 +199,34 @@ def load_module(reader: StateReader, module: torch.nn.Module) -> None:
         }
         return state_dict
 
+    def load(leaf: Callable[[str], torch.Tensor]) -> None:
+        missing, unexpected = module.load_state_dict(leaves(leaf), strict=not may_lack)
+        wrong = [*unexpected, *(name for name in missing if name not in may_lack)]
+        if wrong:
+            raise KeyError(wrong[0])
+
     extra = any(name.endswith("_extra_state") for name in reader.tree["model"])
-    module.load_state_dict(leaves(reader.copy if extra else reader.view))
+    load(reader.copy if extra else reader.view)
     if any(reader.owns(value) for value in _tensors(module)):
-        module.load_state_dict(leaves(lambda name: reader.view(name).clone()))
+        load(lambda name: reader.view(name).clone())
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def module_tree(module: torch.nn.Module) -> dict[str, Any]:
+def module_tree(module: torch.nn.Module, without: Collection[str] = ()) -> dict[str, Any]:
     """Return a module's part of a state: its tensors and the versions of their meaning."""
     state_dict = module.state_dict()
     metadata: dict[str, Any] = getattr(state_dict, "_metadata", {})
+    model = {name: value for name, value in state_dict.items() if name not in without}
+    # A module without a tensor in the state has nothing whose meaning could change.
+    owners = {""}.union(name.rpartition(".")[0] for name in model) if without else metadata
     return {
-        "model": dict(state_dict),
-        "versions": {name: entry.get("version") for name, entry in metadata.items()},
+        "model": model,
+        "versions": {
+            name: entry.get("version") for name, entry in metadata.items() if name in owners
+        },
     }
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from dagsel.codec import Json
+from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config
 from dagsel.workloads.random_streams import seed_streams
 from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.device import Shard, accelerator, device_of
 from dagsel.workloads.torch.fit import Casting
+from dagsel.workloads.torch.frozen import Frozen, checksums
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
+from dagsel.workloads.torch.pretrained import Base, own_what_trains
 from dagsel.workloads.torch.schedules import FollowsMetrics
 from dagsel.workloads.torch.speed import Precision, equip
 from dagsel.workloads.torch.state import (
@@ -28,11 +32,13 @@ from dagsel.workloads.torch.state import (
 class MakesTrials(FollowsMetrics):
     """The part of a workload of PyTorch that makes modules and optimizers of a state."""
 
-    model: Callable[[Any], torch.nn.Module]
+    model: Callable[..., torch.nn.Module]
     train_fn: Any
     precision: Precision
     compile: bool | str
     channels_last: bool
+    base: Base | None
+    state: Literal["all", "trainable"] | None
     _casting: Casting
     _live: LiveTrials
     _unfilled = True  # until a build shows that it cannot be done
@@ -50,7 +56,9 @@ class MakesTrials(FollowsMetrics):
         if schedule is not None:
             load_schedule(reader, schedule, optimizer)
         set_streams, cursor = reader.set_streams, reader.meta.get("cursor")
-        trial = BuiltTrial(module, optimizer, schedule, reader.seed, set_streams, cursor)
+        trial = BuiltTrial(
+            module, optimizer, schedule, reader.seed, set_streams, cursor, self._frozen(module)
+        )
         if about is not None:
             self._live.built(trial, about)
         return trial
@@ -64,9 +72,13 @@ class MakesTrials(FollowsMetrics):
         with self._live.lend(state, about) as live:
             if live is not None:
                 yield live.module, live.set_streams
-                return
-            reader = StateReader(state)
-            yield self._equipped(reader, config, shard), reader.set_streams
+                frozen = live.frozen
+            else:
+                reader = StateReader(state)
+                module = self._equipped(reader, config, shard)
+                frozen = self._frozen(module)
+                yield module, reader.set_streams
+            self._check_frozen(frozen, state.meta, config)
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""
@@ -76,26 +88,92 @@ class MakesTrials(FollowsMetrics):
         options = self.precision, self.channels_last
         return {**config}, self.model, self.optimizer, self.lr_scheduler, options
 
-    def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
+    def _build(
+        self,
+        config: Config,
+        seed: int,
+        *,
+        large: bool = False,
+        device: torch.device | None = None,
+    ) -> torch.nn.Module:
+        base, model = self.base, self.model
+        if base is not None:
+            base.load(device)  # not between the trial's random numbers
+
+        def make() -> Any:
+            return model(config) if base is None else model(config, base.module(device))
+
+        module: torch.nn.Module | None = None
         # Always from the trial's first random numbers: a factory may draw more than its weights.
-        module: Any = None
         if large and self._unfilled:
             seed_streams(seed, torch=True)
-            module = build_unfilled(lambda: self.model(config))
+            module = build_unfilled(make, frozen_too=not self._leaves_out)
             self._unfilled = module is not None
         if module is None:
             seed_streams(seed, torch=True)
-            module = self.model(config)
-        return self._casting.learn(check_module(module))
+            module = make()
+        self._casting.learn(check_module(module))
+        if self._leaves_out:
+            own_what_trains(module, base)
+        return module
+
+    @property
+    def _leaves_out(self) -> bool:
+        """Whether a state holds only what trains."""
+        return self.state == "trainable" or (self.state is None and self.base is not None)
+
+    def _parameters(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+        """Return the parameters that the optimizer gets."""
+        held = module.parameters()
+        return (it for it in held if it.requires_grad) if self._leaves_out else held
+
+    def _frozen(self, module: torch.nn.Module) -> Frozen:
+        """Return what of a module that was just built is in no state."""
+        if not self._leaves_out:
+            return Frozen()
+        return Frozen.of(module, () if self.base is None else self.base.buffers_of(module))
+
+    def _about_frozen(self, frozen: Frozen) -> dict[str, Json]:
+        """Return what a state says of the part that it leaves out."""
+        if not self._leaves_out:
+            return {}
+        digest = None if self.base is None else self.base.digest
+        return {"base": digest, "frozen": frozen.checksum()}
+
+    def _check_frozen(self, frozen: Frozen, meta: Mapping[str, Any], config: Config) -> None:
+        """Raise a `WorkloadError` if frozen parameters are not those that a trial began with."""
+        if not self._leaves_out or frozen.checksum() == meta["frozen"]:
+            return
+        self._live = LiveTrials()
+        was_changed = self.base is not None and not self.base.is_intact()
+        if self.base is not None and was_changed:
+            self.base.forget()
+        fresh = self._build(config, meta["seed"]).state_dict()
+        names = [
+            name
+            for name, held in frozen.parameters.items()
+            if name in fresh and checksums([fresh[name].to(held.device)]) != checksums([held])
+        ]
+        what = f"such as {names[0]!r}" if names else "though a new model has the same ones now"
+        raise WorkloadError(
+            f"weights that do not train (requires_grad=False) are not as they were when the trial "
+            f"began, {what}: set requires_grad=True in model(...) for all that training changes, "
+            "and build the others the same each time"
+        )
 
     def _restore(
         self, reader: StateReader, config: Config, device: torch.device
     ) -> torch.nn.Module:
+        if self.base is not None and reader.meta.get("base") != self.base.digest:
+            raise WorkloadError(
+                f"the state is of a trial of another base: its sha256 is {reader.meta.get('base')} "
+                f"there and {self.base.digest} here; give the base that the search began with"
+            )
         large = reader.nbytes("model.") > LARGE
-        module = self._build(config, reader.seed, large=large)
+        module = self._build(config, reader.seed, large=large, device=device)
         if any(parameter.device != device for parameter in module.parameters()):
             module = module.to(device)
-        load_module(reader, module)
+        load_module(reader, module, self._frozen(module).may_lack())
         return module
 
     def _equipped(self, reader: StateReader, config: Config, shard: Shard) -> torch.nn.Module:

@@ -45,6 +45,7 @@ from dagsel.workloads.torch.loop import (
     track_steps,
 )
 from dagsel.workloads.torch.models import GivesModules
+from dagsel.workloads.torch.pretrained import Base, as_base
 from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
 from dagsel.workloads.torch.schedules import begin_epoch, end_epoch
@@ -77,7 +78,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
     Parameters
     ----------
     model
-        ``model(config)`` builds the module.
+        ``model(config)`` builds the module; with a `base`, ``model(config, base)``.
     loss
         ``loss(output, target)`` returns the mean loss of a batch.
     optimizer
@@ -147,6 +148,13 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         Samples that a worker trains on at once: of a larger share of a batch the gradients are
         accumulated piece by piece, which changes them by rounding alone. The loss must be a mean
         over samples; dropout and batch normalisation see the pieces. Not with a ``train_fn``.
+    base
+        A pretrained model that trials adapt: a function that returns it, a module, or a
+        `dagsel.Base`. Its weights are once on each worker, and in no state.
+    state
+        What a state holds: ``"all"`` of the module, or what is ``"trainable"``: the parameters with
+        ``requires_grad`` and the buffers. The function ``model`` then makes the others the same
+        each time, or a trial fails. By default ``"all"`` without a `base`.
 
     Notes
     -----
@@ -189,7 +197,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     def __init__(
         self,
-        model: Callable[[Any], torch.nn.Module],
+        model: Callable[..., torch.nn.Module],
         loss: Callable[[Any, Any], torch.Tensor],
         optimizer: Callable[[Any, Any], torch.optim.Optimizer] | type[torch.optim.Optimizer],
         *,
@@ -211,11 +219,19 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         cuda_graphs: bool = False,
         device_memory: int | float = 0.5,
         max_batch: int | None = None,
+        base: Base | Callable[[], torch.nn.Module] | torch.nn.Module | None = None,
+        state: Literal["all", "trainable"] | None = None,
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler, self.input_fn, self.train_fn = lr_scheduler, input_fn, train_fn
         self.collate, self.augment = collate, augment
+        self.base = as_base(base)
         factories.check_functions(**vars(self))
+        if state not in (None, "all", "trainable"):
+            raise WorkloadError(f"state is {state!r}, not 'all' or 'trainable'")
+        if base is not None and state == "all":
+            raise WorkloadError("state='all' would store the base with each trial; leave it out")
+        self.state = state
         self.bucket_by = bucket_by
         self._metrics = metric_functions(metrics)
         if "loss" in self._metrics:
@@ -277,7 +293,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             module = self._build(config, seed=0, large=True)
             factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
-            check(module, optimizer, schedule)
+            check(module, optimizer, schedule, self._frozen(module).left_out())
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
@@ -308,7 +324,9 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         with preserved_streams(torch=True):
             module = self._build(config, seed)
             optimizer, schedule = self._build_optimizer(module, config)
-            return capture(module, optimizer, schedule, {"seed": seed}).state
+            frozen = self._frozen(module)
+            meta = {"seed": seed, **self._about_frozen(frozen)}
+            return capture(module, optimizer, schedule, meta, without=frozen.left_out()).state
 
     def train(
         self,
@@ -389,11 +407,15 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             if visit.ends_epoch and not batches.stopped:
                 end_epoch(schedule, self.lr_scheduler_interval)
             reached = batches.cursor
-            meta = {"seed": trial.seed, "cursor": asdict(reached)}
-            if not batches.stopped:
-                del meta["cursor"]
+            meta: dict[str, Any] = {"seed": trial.seed}
+            if batches.stopped:
+                meta["cursor"] = asdict(reached)
+            if self._leaves_out:
+                self._check_frozen(trial.frozen, state.meta, config)
+                meta.update({name: state.meta[name] for name in ("base", "frozen")})
             if gang is None or gang.rank == 0:
-                captured = capture(module, optimizer, schedule, meta, device.type)
+                left_out = trial.frozen.left_out()
+                captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
                 state = captured.state
             if gang is None and not batches.stopped:
                 self._live.keep(trial, captured)
@@ -422,6 +444,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
     def restore(self, state: State, config: Config) -> torch.nn.Module:
         """Make the trained module of a state, on the CPU and in evaluation mode."""
         with preserved_streams(torch=True):
+            if self.base is not None and not self.base.is_intact():  # somebody has a model of it
+                self.base.forget()
             return self._restore(StateReader(state), config, torch.device("cpu")).eval()
 
     @property
