@@ -165,11 +165,30 @@ class TestClassifier(WorkloadSuite):
         return reviews(seed)
 
 
+def pretrained() -> GPT2LMHeadModel:
+    torch.manual_seed(11)
+    return gpt2({})
+
+
+def around(config: Any, base: Any) -> Any:
+    given: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    peft = LoraConfig(r=2, lora_dropout=0.1, task_type="CAUSAL_LM", **given)
+    return get_peft_model(base, peft)
+
+
+def by_hand(config: Any) -> Any:
+    """Build the same without a base; the base's random numbers are not the trial's."""
+    streams = torch.get_rng_state()
+    base = pretrained()
+    torch.set_rng_state(streams)
+    return around(config, base)
+
+
 class TestLora(WorkloadSuite):
     gang_tolerance = None  # dropout
 
     def make_workload(self) -> HFWorkload:
-        return lm(model=lora, packing=True)
+        return lm(model=around, base=pretrained, packing=True)
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
         return tokens(seed)
@@ -240,6 +259,7 @@ LOOPS: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
     ),
     "checkpointing": (gpt2, lm_batch, tokens, {}, {"gradient_checkpointing": True}),
     "lora": (lora, lm_batch, tokens, {}, {}),
+    "lora around a base": (by_hand, lm_batch, tokens, {}, {"model": around, "base": pretrained}),
     "llama": (llama, lm_batch, tokens, {}, {}),
     "classifier": (bert, review_batch, reviews, {}, {}),
 }  # fmt: skip
@@ -250,7 +270,7 @@ LOOPS: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
 def test_units_equal_a_plain_loop(name: str, stop_every: int | None) -> None:
     model, batch_of, arrays, in_plain, options = LOOPS[name]
     wanted, losses = plain(model, batch_of, arrays, **in_plain)
-    workload = lm(model=model, bucket_by=None, **options)
+    workload = lm(**{"model": model, "bucket_by": None, **options})
     state, found = by_units(workload, arrays, stop_every)
     trained = workload.restore(state, {}).state_dict()
     assert trained.keys() == wanted.keys()
@@ -258,6 +278,19 @@ def test_units_equal_a_plain_loop(name: str, stop_every: int | None) -> None:
     for (epoch, shard), loss in zip(itertools.product((1, 2), (0, 1)), found, strict=True):
         own = [(n, value) for e, s, n, value in losses if (e, s) == (epoch, shard)]
         assert loss == sum(n * value for n, value in own) / N
+
+
+def test_a_state_of_an_adapter_holds_the_adapter() -> None:
+    workload = lm(model=around, base=pretrained)
+    state = by_units(workload, tokens)[0]
+    trains = [p for p in around({}, pretrained()).parameters() if p.requires_grad]
+    n_bytes = 3 * sum(parameter.nbytes for parameter in trains)  # weights, and Adam's moments
+    held = {name: tensor for name, tensor in state.tensors.items() if "random" not in name}
+    assert sum(tensor.data.nbytes for tensor in held.values()) <= 1.1 * n_bytes
+    assert not [name for name in held if "base_layer" in name or "wte" in name]
+    model = workload.restore(state, {})
+    assert torch.equal(model.base_model.model.lm_head.weight, pretrained().lm_head.weight)
+    assert model.base_model.model.lm_head.weight is model.base_model.model.transformer.wte.weight
 
 
 def test_collators_of_transformers_and_tokenizers_make_the_same_batches() -> None:

@@ -38,6 +38,7 @@ from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making, evaluation_batches
 from dagsel.workloads.torch.device import Shard, device_of
 from dagsel.workloads.torch.loop import ShardBatches
+from dagsel.workloads.torch.pretrained import Base
 from dagsel.workloads.torch.speed import Fused, Precision, multiplying, stepping
 from dagsel.workloads.torch.state import StateReader
 from dagsel.workloads.torch.workload import TorchWorkload
@@ -57,7 +58,7 @@ class HFWorkload(TorchWorkload):
     ----------
     model
         ``model(config)`` builds the model: a ``PreTrainedModel``, or what ``get_peft_model`` makes
-        of one.
+        of one. With a `base`, ``model(config, base)``: an adapter around the pretrained model.
     optimizer
         As for `TorchWorkload`: ``optimizer(parameters, config)``, or a class.
     batch_size
@@ -99,6 +100,10 @@ class HFWorkload(TorchWorkload):
         each sequence, and none sees another; a model for which this does not hold is refused.
     label_names
         Names of the columns that are labels.
+    base, state
+        As for `TorchWorkload`: the pretrained model that trials adapt, which is once on each worker
+        and in no state, such as ``base=lambda: AutoModelForCausalLM.from_pretrained(folder)``; and
+        what a state holds.
     drop_last, eval_batch_size, compile, fused, device_memory
         As for `TorchWorkload`.
 
@@ -139,7 +144,7 @@ class HFWorkload(TorchWorkload):
 
     def __init__(
         self,
-        model: Callable[[Any], torch.nn.Module],
+        model: Callable[..., torch.nn.Module],
         optimizer: Callable[[Any, Any], torch.optim.Optimizer] | type[torch.optim.Optimizer],
         *,
         batch_size: int | Callable[[Any], int],
@@ -157,6 +162,8 @@ class HFWorkload(TorchWorkload):
         label_names: Sequence[str] = ("labels",),
         drop_last: bool = False,
         eval_batch_size: int = 32,
+        base: Base | Callable[[], torch.nn.Module] | torch.nn.Module | None = None,
+        state: Literal["all", "trainable"] | None = None,
         compile: bool | str = False,  # noqa: A002 - PyTorch's own word
         fused: Fused = "auto",
         device_memory: int | float = 0.5,
@@ -171,7 +178,7 @@ class HFWorkload(TorchWorkload):
             input_fn=as_it_is, collate=collating(collator, names, packing=is_packed),
             bucket_by=None if is_packed else bucket_by, max_batch=max_batch, precision=precision,
             drop_last=drop_last, eval_batch_size=eval_batch_size, compile=compile, fused=fused,
-            device_memory=device_memory,
+            device_memory=device_memory, base=base, state=state,
         )  # fmt: skip
         self.collator, self.label_names, self.packing = collator, names, is_packed
         self.gradient_checkpointing = flag(
@@ -257,10 +264,16 @@ class HFWorkload(TorchWorkload):
         """
         return files_of(model, tokenizer_of(self.collator), config, about)
 
-    def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
-        model = check_model(
-            made_by(lambda: super(HFWorkload, self)._build(config, seed, large=large))
-        )
+    def _build(
+        self,
+        config: Config,
+        seed: int,
+        *,
+        large: bool = False,
+        device: torch.device | None = None,
+    ) -> torch.nn.Module:
+        build = super()._build
+        model = check_model(made_by(lambda: build(config, seed, large=large, device=device)))
         if self.gradient_checkpointing:
             check_checkpointing(model)
         self._asked = {**config}, Asked.by(model)
