@@ -45,6 +45,7 @@ def test_what_is_exported() -> None:
 
     assert dagsel.__all__ == [
         "Attached",
+        "Base",
         "HFWorkload",
         "Profile",
         "Run",

@@ -34,6 +34,7 @@ from dagsel.state import State
 from dagsel.storage import RaggedArray
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import HFWorkload, Visit
+from dagsel.workloads.huggingface.passes import Passes
 from tests.fused import fused
 
 #: peft 0.21 asks transformers 5.24 by a name that will be gone; HFWorkload ignores it, these loops
@@ -57,7 +58,8 @@ def gpt2(config: Any, **options: Any) -> GPT2LMHeadModel:
 
 def small_bert(num_labels: int = 3) -> BertConfig:
     small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return BertConfig(**small, intermediate_size=16, vocab_size=24, num_labels=num_labels)
+    small |= {"num_labels": num_labels}
+    return BertConfig(**small, intermediate_size=16, vocab_size=24)
 
 
 def bert(config: Any, num_labels: int = 3) -> BertForSequenceClassification:
@@ -75,6 +77,15 @@ def texts(seed: int, n: int = N) -> list[Any]:
 
 def tokens(seed: int, n: int = N) -> dict[str, Any]:
     return {"input_ids": RaggedArray.of(texts(seed, n))}
+
+
+def partly(seed: int) -> dict[str, Any]:
+    """Return texts of which some tokens are no labels, and one that has none at all."""
+    ids, rng = texts(seed), np.random.default_rng(seed)
+    share = rng.uniform(size=N)
+    share[3] = 0
+    labels = [np.where(rng.random(len(i)) < p, i, -100) for i, p in zip(ids, share, strict=True)]
+    return {"input_ids": RaggedArray.of(ids), "labels": RaggedArray.of(labels)}
 
 
 def reviews(seed: int, n: int = N) -> dict[str, Any]:
@@ -143,15 +154,15 @@ class TestGpt2(WorkloadSuite):
 
 
 class TestGang(WorkloadSuite):
-    """Shares of a batch count by their labels: some of these samples have few, one has none."""
+    """Shares of a batch count by their labels, of which some samples have few."""
 
     def make_workload(self) -> HFWorkload:
-        return lm(model=without_dropout, optimizer=sgd, max_batch=1, max_grad_norm=1.0)
+        return lm(
+            model=without_dropout, optimizer=sgd, max_batch=1, max_grad_norm=9.0, bucket_by=None
+        )
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
-        ids = texts(seed)
-        labels = [np.where(np.arange(len(row)) < at, -100, row) for at, row in enumerate(ids)]
-        return {"input_ids": RaggedArray.of(ids), "labels": RaggedArray.of(labels)}
+        return partly(seed)
 
 
 class TestClassifier(WorkloadSuite):
@@ -192,6 +203,11 @@ class TestLora(WorkloadSuite):
 
     def make_arrays(self, seed: int) -> dict[str, Any]:
         return tokens(seed)
+
+
+def made_of(workload: HFWorkload, batch: dict[str, Any]) -> Any:
+    assert workload.collate is not None
+    return workload.collate(batch)
 
 
 def padded(rows: list[Any], fill: int = 0) -> torch.Tensor:
@@ -241,9 +257,13 @@ def by_units(workload: HFWorkload, arrays: Any, stop_every: int | None = None) -
         prepared, finished = workload.prepare(arrays(shard)), False
         while not finished:
             asked = itertools.count(1)
+
+            def stop(asked: Any = asked) -> bool:
+                return next(asked) == stop_every
+
             trained = workload.train(
                 State(bytes(state.buffer)), prepared, {}, visit=Visit(7, 2, epoch, shard),
-                should_stop=lambda asked=asked: next(asked) == stop_every,
+                should_stop=stop,
             )  # fmt: skip
             state, finished = trained.state, trained.finished
         losses.append(trained.loss)
@@ -288,7 +308,7 @@ def test_a_state_of_an_adapter_holds_the_adapter() -> None:
     held = {name: tensor for name, tensor in state.tensors.items() if "random" not in name}
     assert sum(tensor.data.nbytes for tensor in held.values()) <= 1.1 * n_bytes
     assert not [name for name in held if "base_layer" in name or "wte" in name]
-    model = workload.restore(state, {})
+    model: Any = workload.restore(state, {})
     assert torch.equal(model.base_model.model.lm_head.weight, pretrained().lm_head.weight)
     assert model.base_model.model.lm_head.weight is model.base_model.model.transformer.wte.weight
 
@@ -310,7 +330,7 @@ def test_rows_are_filled_up_where_and_with_what_the_tokenizer_says() -> None:
     labels = RaggedArray.of([[1, 2, 3], [4]])
     data = {"input_ids": labels, "token_type_ids": labels, "labels": labels}
     batch = {name: rows.rows([0, 1]) for name, rows in lm().prepare(data).items()}
-    made = lm(collator=words).collate(batch)
+    made = made_of(lm(collator=words), batch)
     assert made["input_ids"].tolist() == [[1, 2, 3], [9, 9, 4]]
     assert made["token_type_ids"].tolist() == [[1, 2, 3], [0, 0, 4]]
     assert made["labels"].tolist() == [[1, 2, 3], [-100, -100, 4]]
@@ -318,10 +338,10 @@ def test_rows_are_filled_up_where_and_with_what_the_tokenizer_says() -> None:
 
 
 def test_a_decoder_that_classifies_finds_the_last_token_without_a_tokenizer() -> None:
+    three: dict[str, Any] = {"num_labels": 3}
+
     def decoder(config: Any) -> GPT2ForSequenceClassification:
-        return GPT2ForSequenceClassification(
-            GPT2Config(**TINY, **ENDS, num_labels=3, pad_token_id=3, embd_pdrop=0.0)
-        )
+        return GPT2ForSequenceClassification(GPT2Config(**TINY, **ENDS, **three, pad_token_id=3))
 
     workload = lm(model=decoder)
     state, data = workload.init({}, 0), reviews(1)
@@ -353,7 +373,7 @@ def test_scores_are_those_of_one_pass_over_the_whole_set(options: dict[str, Any]
     workload = lm(metrics=metrics, **options)
     state, kept, rows = workload.init({}, 1), [], []
     for seed, n in ((0, 13), (1, 2), (2, 7)):  # shards with unequal numbers of labels
-        data = TestGang().make_arrays(seed)
+        data = partly(seed)
         data = {name: RaggedArray.of([array[k] for k in range(n)]) for name, array in data.items()}
         rows += [{name: data[name][k] for name in data} for k in range(n)]
         scored = workload.evaluate(state, workload.prepare(data), {})
@@ -370,13 +390,14 @@ def test_scores_are_those_of_one_pass_over_the_whole_set(options: dict[str, Any]
 
 
 @pytest.mark.parametrize("model", [without_dropout, llama])
+@pytest.mark.parametrize("arrays", [tokens, partly])
 @pytest.mark.parametrize("options", [{"packing": True}, {"max_batch": 3}, {"max_batch": 1}])
 def test_packing_and_accumulation_change_loss_and_gradients_by_rounding_alone(
-    model: Any, options: dict[str, Any]
+    model: Any, arrays: Any, options: dict[str, Any]
 ) -> None:
     def step(**options: Any) -> tuple[Any, float]:
         workload = lm(model=model, optimizer=sgd, batch_size=N, bucket_by=None, **options)
-        shard, state = workload.prepare(TestGang().make_arrays(3)), workload.init({}, 1)
+        shard, state = workload.prepare(arrays(3)), workload.init({}, 1)
         trained = workload.train(state, shard, {}, visit=Visit(0, 0, 1, 0))
         before, after = (workload.restore(s, {}).state_dict() for s in (state, trained.state))
         assert trained.loss is not None
@@ -390,7 +411,7 @@ def test_packing_and_accumulation_change_loss_and_gradients_by_rounding_alone(
 
 
 def test_a_packed_row_holds_several_sequences() -> None:
-    made = lm(packing=True).collate({"input_ids": [torch.arange(1, 1 + n) for n in (3, 6, 3, 5)]})
+    made = made_of(lm(packing=True), {"input_ids": [torch.arange(1, 1 + n) for n in (3, 6, 3, 5)]})
     assert made["input_ids"].shape == (3, 6)
     assert "attention_mask" not in made
 
@@ -427,23 +448,47 @@ def test_masks_are_drawn_from_the_trial_and_for_scores_always_the_same() -> None
     states = [by_units(workload, tokens, stop)[0] for stop in (None, 1)]
     assert states[0] == states[1]
     shard = workload.prepare(tokens(9))
-    other = State.pack({**states[0].tensors}, {**states[0].meta})
-    random_part = workload.init({}, 99)
-    assert workload.evaluate(states[0], shard, {}) == workload.evaluate(other, shard, {})
-    assert workload.evaluate(random_part, shard, {}).metrics["loss"] > 1
+    streams = {n: t for n, t in workload.init({}, 99).tensors.items() if n.startswith("random")}
+    other = State.pack({**states[0].tensors, **streams}, states[0].meta)
+    assert other != states[0]
+    assert workload.evaluate(other, shard, {}) == workload.evaluate(states[0], shard, {})
 
 
 def test_only_what_a_model_knows_reaches_it_and_float64_becomes_the_models_dtype() -> None:
-    def regression(config: Any) -> BertForSequenceClassification:
-        return bert(config, num_labels=1)
-
-    data = {**reviews(0), "spare": np.ones((N, 2))}
-    data["labels"] = data.pop("label") / 3
-    workload = lm(model=regression)
-    state, shard = workload.init({}, 0), workload.prepare(data)
+    data = {**reviews(0), "spare": np.ones((N, 2)), "inputs_embeds": np.ones((N, 4, 16))}
+    del data["input_ids"]
+    workload = lm(model=bert, bucket_by=None)
+    shard, state = workload.prepare(data), workload.init({}, 0)
     trained = workload.train(state, shard, {}, visit=Visit(0, 0, 1, 0))
     assert trained.loss is not None
     assert 0 < trained.loss < 5
+    batch = {**made_of(workload, shard), "cache": torch.ones(1)}
+    inputs, labels = Passes(("labels",)).given(bert({}), batch)
+    assert {*inputs} == {"inputs_embeds", "labels"}
+    assert [*labels] == ["labels"]
+    inputs, _ = Passes(("labels",)).given(
+        gpt2({}), {"input_ids": torch.ones(1, 3, dtype=torch.long)}
+    )
+    assert [*inputs] == ["input_ids", "labels", "use_cache"]
+
+
+def test_checkpointing_computes_activations_anew() -> None:
+    calls: list[int] = []
+
+    def counted(config: Any) -> GPT2LMHeadModel:
+        model = gpt2(config)
+        model.transformer.h[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+        return model
+
+    n_calls = []
+    for options in ({}, {"gradient_checkpointing": True}):
+        workload = lm(model=counted, **options)
+        state = workload.init({}, 0)
+        calls.clear()
+        trained = workload.train(state, workload.prepare(tokens(0)), {}, visit=Visit(0, 0, 1, 0))
+        n_calls.append(len(calls))
+        assert workload.restore(trained.state, {}).transformer.gradient_checkpointing is False
+    assert n_calls == [4, 8]
 
 
 def test_several_models_are_the_mean_of_their_logits() -> None:

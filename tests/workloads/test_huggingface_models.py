@@ -252,9 +252,8 @@ def test_data_that_fits_is_not_refused(tmp_path: Path) -> None:
             "num_layers": 1,
             "num_heads": 2,
         }
-        return T5ForConditionalGeneration(
-            T5Config(**small, vocab_size=24, decoder_start_token_id=0)
-        )
+        small |= {"decoder_start_token_id": 0}
+        return T5ForConditionalGeneration(T5Config(**small, vocab_size=24))
 
     pads = DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))
     pairs = {**tokens(0), "labels": RaggedArray.of(texts(1))}

@@ -12,7 +12,7 @@ import torch
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import DataOutline
 from dagsel.workloads.huggingface.collating import Packing
-from dagsel.workloads.huggingface.passes import arguments, core_of, is_shifted, own_loss
+from dagsel.workloads.huggingface.passes import OwnLoss, arguments, core_of, is_shifted
 from dagsel.workloads.torch.batches import Making
 
 logger = logging.getLogger("dagsel")
@@ -21,9 +21,13 @@ logger = logging.getLogger("dagsel")
 _INSTEAD = {"input_ids": ("inputs_embeds",)}
 
 
-def as_it_is(batch: dict[str, Any], config: Any) -> tuple[Any, Any]:
-    """Return a batch; what of it are inputs, and what labels, the model says."""
-    return batch, None
+@dataclass(frozen=True)
+class AsItIs:
+    """What a batch is made into before a model is known: nothing else."""
+
+    def __call__(self, batch: dict[str, Any], config: Any) -> tuple[Any, Any]:
+        """Return a batch; what of it are inputs, and what labels, the model says."""
+        return batch, None
 
 
 class MakingTokens(Making):
@@ -36,7 +40,7 @@ class MakingTokens(Making):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ModelCall:
     """What a model is called with.
 
     Parameters
@@ -57,10 +61,10 @@ class Asked:
     makes_labels: bool
 
     @classmethod
-    def by(cls, model: Any) -> Asked:
+    def by(cls, model: Any) -> ModelCall:
         """Return what a model is called with."""
         core = core_of(model)
-        its = arguments(type(core))
+        its = arguments(core)
         needed = tuple(name for name, its in its.items() if its.default is its.empty)
         return cls(type(core).__name__, needed, core.main_input_name, is_shifted(core))
 
@@ -78,7 +82,7 @@ class Asked:
             )
         lacking = [name for name in label_names if name not in given]
         if lacking and not (self.makes_labels and lacking == [*label_names]):
-            what = f"the loss of {self.model}" if loss is own_loss else "loss="
+            what = f"the loss of {self.model}" if isinstance(loss, OwnLoss) else "loss="
             raise WorkloadError(
                 f"{what} needs the labels {lacking[0]!r}, and no column gives them: {columns}; "
                 "write a column of that name, or name yours in label_names="

@@ -35,10 +35,14 @@ def core_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-@functools.lru_cache(maxsize=64)
-def arguments(kind: type[torch.nn.Module]) -> Mapping[str, inspect.Parameter]:
+def arguments(core: Any) -> Mapping[str, inspect.Parameter]:
     """Return the arguments of a model's forward pass that have a name."""
-    its = inspect.signature(kind.forward).parameters.values()
+    return _arguments(type(core).forward)
+
+
+@functools.lru_cache(maxsize=64)
+def _arguments(forward: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    its = inspect.signature(forward).parameters.values()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {p.name: p for p in its if p.kind not in kinds and p.name != "self"}
 
@@ -53,15 +57,19 @@ def is_shifted(core: Any) -> bool:
     return kind in ("ForCausalLM", "ForConditionalGeneration")
 
 
-def own_loss(output: Any, labels: Any) -> torch.Tensor:
-    """Return the loss that the model itself has computed."""
-    loss = output.get("loss") if isinstance(output, Mapping) else None
-    if not isinstance(loss, torch.Tensor):
-        raise WorkloadError(
-            f"the model returns {type(output).__name__} without a loss; give "
-            "loss=function, called as loss(output, labels)"
-        )
-    return loss
+@dataclass(frozen=True)
+class OwnLoss:
+    """The loss that a model itself has computed."""
+
+    def __call__(self, output: Any, labels: Any) -> torch.Tensor:
+        """Return the loss among what a model returns."""
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        if not isinstance(loss, torch.Tensor):
+            raise WorkloadError(
+                f"the model returns {type(output).__name__} without a loss; give "
+                "loss=function, called as loss(output, labels)"
+            )
+        return loss
 
 
 @dataclass(frozen=True)
@@ -79,7 +87,7 @@ class Passes:
     """
 
     label_names: tuple[str, ...]
-    loss: Callable[[Any, Any], torch.Tensor] = own_loss
+    loss: Callable[[Any, Any], torch.Tensor] = OwnLoss()
     fills: bool = False
 
     def given(self, model: Any, batch: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -98,9 +106,9 @@ class Passes:
         pad_id = getattr(core.config, "pad_token_id", None)
         if self.fills and pad_id and ids is not None and mask is not None:
             arrays["input_ids"] = ids.masked_fill(mask == 0, pad_id)
-        known = arguments(type(core))
+        known = arguments(core)
         inputs = {name: value for name, value in arrays.items() if not known or name in known}
-        if self.loss is own_loss or getattr(core.config, "is_encoder_decoder", False):
+        if isinstance(self.loss, OwnLoss) or getattr(core.config, "is_encoder_decoder", False):
             inputs |= labels
         else:
             inputs = {name: value for name, value in inputs.items() if name not in labels}

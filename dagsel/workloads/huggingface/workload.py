@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,9 +16,9 @@ from dagsel.state import State
 from dagsel.workloads.base import Config, DataOutline, Evaluated, Metrics
 from dagsel.workloads.huggingface.collating import Packing, Padding, collating, tokenizer_of
 from dagsel.workloads.huggingface.columns import (
-    Asked,
+    AsItIs,
     MakingTokens,
-    as_it_is,
+    ModelCall,
     check_packing,
     columns_of,
 )
@@ -26,13 +27,12 @@ from dagsel.workloads.huggingface.models import (
     check_checkpointing,
     check_model,
     checkpoint_activations,
-    core_of,
     files_of,
     keeps_packed_apart,
     made_by,
     needs_transformers,
 )
-from dagsel.workloads.huggingface.passes import Passes, means, own_loss, score, train_on
+from dagsel.workloads.huggingface.passes import OwnLoss, Passes, core_of, means, score, train_on
 from dagsel.workloads.pooled import Pool, is_pooled, pooled_values
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making, evaluation_batches
@@ -173,9 +173,10 @@ class HFWorkload(TorchWorkload):
         is_packed = flag("packing", packing, error=WorkloadError)
         has_perplexity, others = _without_perplexity(metrics)
         super().__init__(
-            model, loss or own_loss, optimizer, batch_size=batch_size, metrics=others,
+            model, OwnLoss() if loss is None else loss, optimizer, batch_size=batch_size,
+            metrics=others,
             lr_scheduler=lr_scheduler, lr_scheduler_interval=lr_scheduler_interval,
-            input_fn=as_it_is, collate=collating(collator, names, packing=is_packed),
+            input_fn=AsItIs(), collate=collating(collator, names, packing=is_packed),
             bucket_by=None if is_packed else bucket_by, max_batch=max_batch, precision=precision,
             drop_last=drop_last, eval_batch_size=eval_batch_size, compile=compile, fused=fused,
             device_memory=device_memory, base=base, state=state,
@@ -188,7 +189,8 @@ class HFWorkload(TorchWorkload):
             _norm(max_grad_norm)
         self.max_grad_norm = max_grad_norm
         self._has_perplexity = has_perplexity
-        self._asked: tuple[dict[str, Any], Asked] | None = None  # what the last model is given
+        self._packs: set[Any] = set()  # models that keep the sequences of a row apart
+        self._asked: tuple[dict[str, Any], ModelCall] | None = None  # what the last model is given
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -219,12 +221,14 @@ class HFWorkload(TorchWorkload):
             return
         with preserved_streams(torch=True):
             model = self._build(config, seed=0)
-            if not keeps_packed_apart(model, self._passes, self.collate):
+            core = core_of(model)
+            how = type(core), core.config._attn_implementation
+            if how not in self._packs and not keeps_packed_apart(model, self._passes, self.collate):
                 raise WorkloadError(
-                    f"packing=True, and a {type(core_of(model)).__name__} lets the sequences of a "
-                    "row see each other: it does not tell them apart by position_ids; leave "
-                    "packing out"
+                    f"packing=True, and a {type(core).__name__} lets the sequences of a row see "
+                    "each other: it does not tell them apart by position_ids; leave packing out"
                 )
+            self._packs.add(how)
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
@@ -273,10 +277,11 @@ class HFWorkload(TorchWorkload):
         device: torch.device | None = None,
     ) -> torch.nn.Module:
         build = super()._build
-        model = check_model(made_by(lambda: build(config, seed, large=large, device=device)))
+        make = partial(build, config, seed, large=large, device=device)
+        model: torch.nn.Module = check_model(made_by(make))
         if self.gradient_checkpointing:
             check_checkpointing(model)
-        self._asked = {**config}, Asked.by(model)
+        self._asked = {**config}, ModelCall.by(model)
         return model
 
     def _equipped(self, reader: StateReader, config: Config, shard: Shard) -> torch.nn.Module:
@@ -302,7 +307,7 @@ class HFWorkload(TorchWorkload):
 
     @property
     def _making(self) -> Making:
-        return MakingTokens(as_it_is, self.collate, None, self.bucket_by)
+        return MakingTokens(AsItIs(), self.collate, None, self.bucket_by)
 
     @property
     def _passes(self) -> Passes:
