@@ -278,7 +278,6 @@ LOOPS: dict[str, tuple[Any, Any, Any, dict[str, Any], dict[str, Any]]] = {
         {"schedule": cosine, "norm": 0.3}, {"lr_scheduler": cosine, "max_grad_norm": 0.3},
     ),
     "checkpointing": (gpt2, lm_batch, tokens, {}, {"gradient_checkpointing": True}),
-    "lora": (lora, lm_batch, tokens, {}, {}),
     "lora around a base": (by_hand, lm_batch, tokens, {}, {"model": around, "base": pretrained}),
     "llama": (llama, lm_batch, tokens, {}, {}),
     "classifier": (bert, review_batch, reviews, {}, {}),
