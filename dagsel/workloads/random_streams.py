@@ -17,6 +17,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 Device: TypeAlias = Literal["cpu", "cuda"]
+#: Of the threads of a gang, one at a time. PyTorch makes a tensor while it holds its generator's
+#: mutex, and the garbage collection which that may begin lets another thread run: if that one asks
+#: for the state too, it waits for the mutex and does not let the first one go on.
+_TORCH = threading.Lock()
 #: A thread that waits for the streams looks so often whether it has to give up.
 LOOK_UP_S = 0.05
 
@@ -29,7 +33,8 @@ def seed_streams(seed: int, *, torch: bool = False) -> None:
         library = _torch()
         # Where there is no GPU to seed, `torch.manual_seed` only takes longer: half a millisecond.
         seed_torch = library if library.cuda.is_available() else library.default_generator
-        seed_torch.manual_seed(seed % 2**63)
+        with _TORCH:
+            seed_torch.manual_seed(seed % 2**63)
 
 
 def read_streams(device: Device | None = None) -> dict[str, Any]:
@@ -39,10 +44,11 @@ def read_streams(device: Device | None = None) -> dict[str, Any]:
         "python": {"version": version, "words": np.array(words, np.uint32), "gauss": gauss},
         "numpy": np.random.get_state(legacy=False),
     }
-    if device is not None:
-        streams["torch"] = _torch().get_rng_state()
-    if device == "cuda":
-        streams["cuda"] = _torch().cuda.get_rng_state()
+    with _TORCH:
+        if device is not None:
+            streams["torch"] = _torch().get_rng_state()
+        if device == "cuda":
+            streams["cuda"] = _torch().cuda.get_rng_state()
     return streams
 
 
@@ -51,10 +57,11 @@ def write_streams(streams: dict[str, Any]) -> None:
     python = streams["python"]
     random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
     np.random.set_state(checked_stream(streams["numpy"]))
-    if "torch" in streams:
-        _torch().set_rng_state(streams["torch"])
-    if "cuda" in streams:
-        _torch().cuda.set_rng_state(streams["cuda"])
+    with _TORCH:
+        if "torch" in streams:
+            _torch().set_rng_state(streams["torch"])
+        if "cuda" in streams:
+            _torch().cuda.set_rng_state(streams["cuda"])
 
 
 def checked_stream(stream: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A base model is once in a process and in no state; what training must not change stays as it was.
+"""A base model is once in a process and in no state; what training must not change stays.
 
-- States hold what trains and the buffers that changed, and losses are those of a plain loop, bit for
-  bit.
-- Trials of a process share the base's memory; a file is mapped; nothing that a trial does is seen by
-  another.
+- States hold what trains and the buffers that changed, and losses are those of a plain loop, bit
+  for bit.
+- Trials of a process share the base's memory; a file is mapped; nothing that a trial does is seen
+  by another.
 - Another base, a file that has changed, weights that changed though they are frozen: each an error.
 """
 
@@ -140,7 +140,7 @@ def test_losses_and_weights_are_those_of_a_plain_loop() -> None:
         for part in torch.from_numpy(visit(epoch).order(27)).split(8):
             optimizer.zero_grad()
             loss = F.cross_entropy(model.train()(x[part]), y[part])
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             total += loss.item() * len(part)
         assert done.loss == total / 27
@@ -162,14 +162,15 @@ def test_a_state_holds_what_trains_and_the_buffers_that_changed() -> None:
 
 def test_trials_share_the_weights_of_the_base_and_nothing_else() -> None:
     base = Base(body)
-    first, second = (adapted({"rank": rank}, base.module()) for rank in (2, 3))
-    assert first[0].second.weight.data_ptr() == second[0].second.weight.data_ptr()  # type: ignore
-    assert first[0].second is first[0].tied  # type: ignore[union-attr]
-    assert not any(p.requires_grad for p in first[0].second.parameters())  # type: ignore
-    first[0].norm.running_mean += 1  # type: ignore
-    first[0].second.bias.requires_grad_()  # type: ignore
-    assert not second[0].norm.running_mean.any()  # type: ignore
-    assert not second[0].second.bias.requires_grad  # type: ignore[union-attr]
+    its: list[Any] = [adapted({"rank": rank}, base.module()) for rank in (2, 3)]
+    first, second = its
+    assert first[0].second.weight.data_ptr() == second[0].second.weight.data_ptr()
+    assert first[0].second is first[0].tied
+    assert not any(p.requires_grad for p in first[0].second.parameters())
+    first[0].norm.running_mean += 1
+    first[0].second.bias.requires_grad_()
+    assert not second[0].norm.running_mean.any()
+    assert not second[0].second.bias.requires_grad
     assert base.is_intact()
 
 
@@ -183,10 +184,10 @@ def test_what_is_unfrozen_is_a_copy_and_in_the_state() -> None:
     after = trained(it, state)
     # The layer has two names, and one memory.
     assert {"0.second.weight", "0.tied.weight"} < entries(after) | {"0.tied.weight"}
-    assert it.base is not None and it.base.is_intact()
-    assert checksums([it.restore(after, CONFIG)[0].second.weight]) != checksums(  # type: ignore
-        [it.restore(state, CONFIG)[0].second.weight]  # type: ignore[index]
-    )
+    assert it.base is not None
+    assert it.base.is_intact()
+    its: list[Any] = [it.restore(of, CONFIG) for of in (state, after)]
+    assert checksums([its[0][0].second.weight]) != checksums([its[1][0].second.weight])
 
 
 def test_a_process_loads_it_once_also_for_several_workloads() -> None:
@@ -201,7 +202,7 @@ def test_a_process_loads_it_once_also_for_several_workloads() -> None:
     trained(it, it.init(CONFIG, 0))
     it.evaluate(it.init(CONFIG, 1), it.prepare(arrays(1)), CONFIG)
     assert len(calls) == 1
-    here: TorchWorkload = pickle.loads(sent)  # noqa: S301 - as a worker gets it
+    here: TorchWorkload = pickle.loads(sent)  # as a worker gets it
     trained(here, here.init(CONFIG, 0))
     assert len(calls) == 1
     del it, here
@@ -226,13 +227,14 @@ def test_weights_of_a_file_are_mapped_and_equal_those_of_a_function(
         url = "memory://bases/body.safetensors"
         fsspec.filesystem("memory").pipe(url, Path(path).read_bytes())
     from_file, from_function = workload(base=Base(Body, url, sha256=digest)), workload()
-    assert from_file.base is not None and from_file.base.digest == digest
+    assert from_file.base is not None
+    assert from_file.base.digest == digest
     if where == "a path":
-        weight = from_file.base.module().first.weight  # type: ignore[union-attr]
+        mapped: Any = from_file.base.module()
         maps = Path("/proc/self/maps").read_text().splitlines()
         spans = [line.split()[0] for line in maps if line.endswith(path)]
         within = [[int(end, 16) for end in span.split("-")] for span in spans]
-        assert any(low <= weight.data_ptr() < high for low, high in within)  # type: ignore
+        assert any(low <= mapped.first.weight.data_ptr() < high for low, high in within)
     ends = [trained(it, it.init(CONFIG, 0)) for it in (from_file, from_function)]
     assert all(
         ends[0].tensors[name].data.tobytes() == ends[1].tensors[name].data.tobytes()
@@ -287,7 +289,7 @@ def test_frozen_weights_that_training_changes_fail_the_trial_and_no_other(
         for inputs, targets in batches:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             batches.log(loss)
 
@@ -358,7 +360,7 @@ def test_a_file_that_has_changed_is_refused_before_anything_trains(tmp_path: Pat
         (lambda path: Base(lambda: nn.Linear(6, 16), path), "has 'weight', and its files"),
         (lambda path: Base(lambda: nn.Sequential(), path), "and its module has not"),
         (lambda path: Base(lambda: Wide(), path), r"is \(17, 6\) in its module and \(16, 6\)"),
-        (lambda path: Base(lambda: 3, ()), "base gave 3, not a torch.nn.Module"),  # type: ignore
+        (lambda path: Base(three), "base gave 3, not a torch.nn.Module"),
     ],
 )
 def test_a_base_that_cannot_be_had(
@@ -367,6 +369,10 @@ def test_a_base_that_cannot_be_had(
     path, _ = saved(tmp_path)
     with pytest.raises(WorkloadError, match=message):
         workload(base=make(path)).validate(CONFIG)
+
+
+def three() -> Any:
+    return 3
 
 
 class Wide(Body):

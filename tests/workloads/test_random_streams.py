@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -104,3 +106,28 @@ def test_an_error_gives_them_back() -> None:
         raise KeyError
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(get).result(30)
+
+
+READING = """
+import gc, threading, torch
+from dagsel.workloads.random_streams import read_streams
+
+def read():
+    for _ in range(1500):
+        rubbish = [torch.zeros(3) for _ in range(20)]
+        rubbish.append(rubbish)
+        del rubbish
+        read_streams("cpu")
+
+gc.set_threshold(1)
+threads = [threading.Thread(target=read) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_the_ranks_of_a_gang_read_them_at_once_and_do_not_stop_each_other() -> None:
+    # In a process of its own: threads that wait for each other inside PyTorch end with it alone.
+    subprocess.run([sys.executable, "-c", READING], timeout=120, check=True)

@@ -142,7 +142,7 @@ class MakesTrials(FollowsMetrics):
 
     def _check_frozen(self, frozen: Frozen, meta: Mapping[str, Any], config: Config) -> None:
         """Raise a `WorkloadError` if frozen parameters are not those that a trial began with."""
-        if not self._leaves_out or frozen.checksum() == meta["frozen"]:
+        if not self._leaves_out or frozen.checksum() == meta.get("frozen"):
             return
         self._live = LiveTrials()
         was_changed = self.base is not None and not self.base.is_intact()

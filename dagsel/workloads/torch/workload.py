@@ -412,7 +412,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 meta["cursor"] = asdict(reached)
             if self._leaves_out:
                 self._check_frozen(trial.frozen, state.meta, config)
-                meta.update({name: state.meta[name] for name in ("base", "frozen")})
+                meta.update({name: state.meta.get(name) for name in ("base", "frozen")})
             if gang is None or gang.rank == 0:
                 left_out = trial.frozen.left_out()
                 captured = capture(module, optimizer, schedule, meta, device.type, without=left_out)
