@@ -4,140 +4,59 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
 from torch.nn import functional as F
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
     GPT2Config,
     GPT2ForSequenceClassification,
     GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    get_cosine_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
 )
 
 import dagsel.metrics
+from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.storage import RaggedArray
 from dagsel.testing import WorkloadSuite
-from dagsel.workloads import HFWorkload, Visit
+from dagsel.workloads import Base, HFWorkload, Visit
 from dagsel.workloads.huggingface.passes import Passes
 from tests.fused import fused
+from tests.workloads.test_device import HostDevice
+from tests.workloads.test_device import device as device
+from tests.workloads.tiny_transformers import (
+    ENDS,
+    TINY,
+    N,
+    adamw,
+    around,
+    bert,
+    bert_mlm,
+    by_hand,
+    cosine,
+    gpt2,
+    llama,
+    lm,
+    one_pass,
+    padded,
+    partly,
+    pretrained,
+    reviews,
+    sgd,
+    tokenizer,
+    tokens,
+    warmed,
+    without_dropout,
+)
 
 #: peft 0.21 asks transformers 5.24 by a name that will be gone; HFWorkload ignores it, these loops
 #: are without it.
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
-
-N, BATCH = 13, 4
-TINY: dict[str, Any] = {
-    "n_layer": 2,
-    "n_embd": 16,
-    "n_head": 2,
-    "vocab_size": 24,
-    "n_positions": 16,
-}
-ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
-
-
-def gpt2(config: Any, **options: Any) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(GPT2Config(**TINY, **ENDS, **options))
-
-
-def small_bert(num_labels: int = 3) -> BertConfig:
-    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    small |= {"num_labels": num_labels}
-    return BertConfig(**small, intermediate_size=16, vocab_size=24)
-
-
-def bert(config: Any, num_labels: int = 3) -> BertForSequenceClassification:
-    return BertForSequenceClassification(small_bert(num_labels))
-
-
-def bert_mlm(config: Any) -> BertForMaskedLM:
-    return BertForMaskedLM(small_bert())
-
-
-def texts(seed: int, n: int = N) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    return [rng.integers(1, 24, size=k) for k in rng.integers(2, 12, size=n)]
-
-
-def tokens(seed: int, n: int = N) -> dict[str, Any]:
-    return {"input_ids": RaggedArray.of(texts(seed, n))}
-
-
-def partly(seed: int) -> dict[str, Any]:
-    """Return texts of which some tokens are no labels, and one that has none at all."""
-    ids, rng = texts(seed), np.random.default_rng(seed)
-    share = rng.uniform(size=N)
-    share[3] = 0
-    labels = [np.where(rng.random(len(i)) < p, i, -100) for i, p in zip(ids, share, strict=True)]
-    return {"input_ids": RaggedArray.of(ids), "labels": RaggedArray.of(labels)}
-
-
-def reviews(seed: int, n: int = N) -> dict[str, Any]:
-    ids = texts(seed, n)
-    return {"input_ids": RaggedArray.of(ids), "label": np.array([int(row[0]) % 3 for row in ids])}
-
-
-def tokenizer(**options: Any) -> PreTrainedTokenizerFast:
-    vocabulary = {"[PAD]": 0, **{f"w{k}": k for k in range(1, 24)}}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="w1")), **options
-    )
-
-
-def adamw(parameters: Any, config: Any) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=0.01)
-
-
-def sgd(parameters: Any, config: Any) -> torch.optim.SGD:
-    return torch.optim.SGD(parameters, lr=0.5)
-
-
-def warmed(optimizer: Any, config: Any) -> Any:
-    return get_linear_schedule_with_warmup(optimizer, 3, 20)
-
-
-def cosine(optimizer: Any, config: Any) -> Any:
-    return get_cosine_schedule_with_warmup(optimizer, 3, 20)
-
-
-def lm(**options: Any) -> HFWorkload:
-    given: dict[str, Any] = {"model": gpt2, "optimizer": adamw, "batch_size": BATCH}
-    return HFWorkload(**{**given, **options})
-
-
-def without_dropout(config: Any) -> GPT2LMHeadModel:
-    return gpt2(config, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
-
-
-def llama(config: Any) -> LlamaForCausalLM:
-    small: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(**small, intermediate_size=16, vocab_size=24, **ENDS))
-
-
-def lora(config: Any) -> Any:
-    given: dict[str, Any] = {
-        "r": 2,
-        "target_modules": ["c_attn"],
-        "fan_in_fan_out": True,
-        "lora_dropout": 0.1,
-    }
-    return get_peft_model(gpt2(config), LoraConfig(**given, task_type="CAUSAL_LM"))
 
 
 class TestGpt2(WorkloadSuite):
@@ -176,25 +95,6 @@ class TestClassifier(WorkloadSuite):
         return reviews(seed)
 
 
-def pretrained() -> GPT2LMHeadModel:
-    torch.manual_seed(11)
-    return gpt2({})
-
-
-def around(config: Any, base: Any) -> Any:
-    given: dict[str, Any] = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
-    peft = LoraConfig(r=2, lora_dropout=0.1, task_type="CAUSAL_LM", **given)
-    return get_peft_model(base, peft)
-
-
-def by_hand(config: Any) -> Any:
-    """Build the same without a base; the base's random numbers are not the trial's."""
-    streams = torch.get_rng_state()
-    base = pretrained()
-    torch.set_rng_state(streams)
-    return around(config, base)
-
-
 class TestLora(WorkloadSuite):
     gang_tolerance = None  # dropout
 
@@ -208,11 +108,6 @@ class TestLora(WorkloadSuite):
 def made_of(workload: HFWorkload, batch: dict[str, Any]) -> Any:
     assert workload.collate is not None
     return workload.collate(batch)
-
-
-def padded(rows: list[Any], fill: int = 0) -> torch.Tensor:
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
 
 
 def lm_batch(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -312,6 +207,25 @@ def test_a_state_of_an_adapter_holds_the_adapter() -> None:
     assert model.base_model.model.lm_head.weight is model.base_model.model.transformer.wte.weight
 
 
+def test_a_base_may_be_the_file_of_a_checkpoint(tmp_path: Path) -> None:
+    pretrained().save_pretrained(tmp_path)
+    file = Base(lambda: gpt2({}), files=tmp_path / "model.safetensors")
+    losses = [by_units(lm(model=around, base=base), tokens)[1] for base in (file, pretrained)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("options", [{}, {"packing": True}, {"collator": "transformers"}])
+def test_what_is_sent_to_a_device_trains_as_what_is_there(
+    device: HostDevice, options: dict[str, Any]
+) -> None:
+    if options.get("collator"):
+        options = {"collator": DataCollatorWithPadding(tokenizer(pad_token="[PAD]"))}
+    resident = by_units(lm(**options), tokens)
+    assert device.n_sent == 0
+    assert by_units(lm(**options, device_memory=0), tokens) == resident
+    assert device.n_received == 4 * 4
+
+
 def test_collators_of_transformers_and_tokenizers_make_the_same_batches() -> None:
     words = tokenizer(pad_token="[PAD]")
     for model, arrays, collator in (
@@ -352,17 +266,6 @@ def test_a_decoder_that_classifies_finds_the_last_token_without_a_tokenizer() ->
     assert scored == pytest.approx(np.mean(alone), rel=1e-6)
 
 
-def one_pass(model: Any, data: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return the loss over the whole set, and the share of right guesses."""
-    labels = padded([list(row["labels"]) for row in data], -100)[:, 1:]
-    ids = padded([list(row["input_ids"]) for row in data])
-    mask = padded([[1] * len(row["input_ids"]) for row in data])
-    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1][labels != -100]
-    labels = labels[labels != -100]
-    loss = F.cross_entropy(logits.double(), labels)
-    return loss.item(), (logits.argmax(1) == labels).double().mean().item()
-
-
 @pytest.mark.parametrize("options", [{}, {"packing": True}, {"eval_batch_size": 3}])
 def test_scores_are_those_of_one_pass_over_the_whole_set(options: dict[str, Any]) -> None:
     right = dagsel.metrics.over_set(
@@ -384,6 +287,13 @@ def test_scores_are_those_of_one_pass_over_the_whole_set(options: dict[str, Any]
         "loss": pytest.approx(loss, rel=1e-6), "perplexity": pytest.approx(math.exp(loss), 1e-6),
         "accuracy": pytest.approx(accuracy), "of all": pytest.approx(accuracy),
     }  # fmt: skip
+    nothing = {"labels": RaggedArray.of([[-100, -100]]), "input_ids": RaggedArray.of([[1, 2]])}
+    scored = workload.evaluate(state, workload.prepare(nothing), {})
+    assert scored.metrics["loss"] == 0
+    assert scored.kept is not None
+    assert workload.pool([*kept, scored.kept]) == workload.pool(kept)
+    with pytest.raises(WorkloadError, match="no label of the validation set counts: its labels"):
+        workload.pool([scored.kept])
     assert list(workload.metrics) == [*workload.pooled_metrics] == list(workload.pool(kept))
     assert workload.metrics["perplexity"] == "minimize"
 
@@ -471,11 +381,30 @@ def test_only_what_a_model_knows_reaches_it_and_float64_becomes_the_models_dtype
     assert [*inputs] == ["input_ids", "labels", "use_cache"]
 
 
+def test_options_of_torch_workloads_do_here_what_they_do_there() -> None:
+    shard = lm().prepare(tokens(0))
+
+    def unit(ends_epoch: bool = True, **options: Any) -> Any:
+        workload = lm(model=lora, lr_scheduler=warmed, compile=False, **options)
+        visit = Visit(0, 0, 1, 0, ends_epoch=ends_epoch)
+        return workload.train(workload.init({}, 0), shard, {}, visit=visit)
+
+    def steps(trained: Any) -> int:
+        return int(trained.state.meta["tree"]["schedule"]["last_epoch"])
+
+    assert steps(unit()) == 4
+    assert [steps(unit(e, lr_scheduler_interval="epoch")) for e in (False, True)] == [0, 1]
+    assert (unit().n_samples, unit(drop_last=True).n_samples) == (N, 12)
+    whole, part = unit(fused=False), unit(fused=False, state="trainable")
+    assert whole.loss == part.loss
+    assert whole.state.nbytes > part.state.nbytes + gpt2({}).lm_head.weight.nbytes
+
+
 def test_checkpointing_computes_activations_anew() -> None:
     calls: list[int] = []
 
     def counted(config: Any) -> GPT2LMHeadModel:
-        model = gpt2(config)
+        model: Any = gpt2(config)
         model.transformer.h[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
         return model
 
@@ -486,7 +415,8 @@ def test_checkpointing_computes_activations_anew() -> None:
         calls.clear()
         trained = workload.train(state, workload.prepare(tokens(0)), {}, visit=Visit(0, 0, 1, 0))
         n_calls.append(len(calls))
-        assert workload.restore(trained.state, {}).transformer.gradient_checkpointing is False
+        model: Any = workload.restore(trained.state, {})
+        assert model.transformer.gradient_checkpointing is False
     assert n_calls == [4, 8]
 
 

@@ -31,7 +31,7 @@ from dagsel.flows import RandomSearch
 from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.workloads import HFWorkload
 from dagsel.workloads.base import checks
-from tests.workloads.test_huggingface import (
+from tests.workloads.tiny_transformers import (
     bert,
     gpt2,
     lm,

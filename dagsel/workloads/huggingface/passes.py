@@ -258,3 +258,8 @@ def means(kept: Iterable[State], names: Iterable[str]) -> dict[str, float]:
     columns = zip(*(of[_SUMS].tolist() for of in found), strict=True)
     sums = dict(zip(("loss", *names), map(math.fsum, columns), strict=True))
     return {name: total / n_labels if n_labels else 0.0 for name, total in sums.items()}
+
+
+def has_labels(kept: Iterable[State]) -> bool:
+    """Whether any label counted in some shard."""
+    return any(int(of.tensors[_LABELS].numpy()) for of in kept)

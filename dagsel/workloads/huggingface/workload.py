@@ -32,7 +32,15 @@ from dagsel.workloads.huggingface.models import (
     made_by,
     needs_transformers,
 )
-from dagsel.workloads.huggingface.passes import OwnLoss, Passes, core_of, means, score, train_on
+from dagsel.workloads.huggingface.passes import (
+    OwnLoss,
+    Passes,
+    core_of,
+    has_labels,
+    means,
+    score,
+    train_on,
+)
 from dagsel.workloads.pooled import Pool, is_pooled, pooled_values
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making, evaluation_batches
@@ -206,6 +214,11 @@ class HFWorkload(TorchWorkload):
 
     def pool(self, kept: Sequence[State]) -> dict[str, float]:
         """Return the metrics of the whole validation set, of what its shards have kept."""
+        if not has_labels(kept):
+            raise WorkloadError(
+                f"no label of the validation set counts: its {' and '.join(self.label_names)} are "
+                "all -100; write the data set with labels for its validation samples"
+            )
         over_set, of_labels = self._parts()
         found = self._means(kept, of_labels)
         if over_set:
