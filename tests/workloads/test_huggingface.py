@@ -42,6 +42,7 @@ from tests.workloads.tiny_transformers import (
     gpt2,
     llama,
     lm,
+    lora,
     one_pass,
     padded,
     partly,
