@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dagsel.verbosity import set_verbosity as set_verbosity
     from dagsel.workloads import Base as Base
     from dagsel.workloads import HFWorkload as HFWorkload
+    from dagsel.workloads import LightningWorkload as LightningWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
     from dagsel.workloads import TorchWorkload as TorchWorkload
     from dagsel.workloads import Workload as Workload
@@ -40,6 +41,7 @@ _HOMES = {
     "Attached": "dagsel.attaching",
     "Base": "dagsel.workloads",
     "HFWorkload": "dagsel.workloads",
+    "LightningWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
     "Run": "dagsel.history.result",
     "Search": "dagsel.searching",
@@ -78,6 +80,7 @@ __all__ = [
     "Attached",
     "Base",
     "HFWorkload",
+    "LightningWorkload",
     "Profile",
     "Run",
     "Search",

@@ -190,6 +190,20 @@ def test_the_digits_example_keeps_its_promise(
     assert saved_model(output)["2.bias"].shape == (10,)
 
 
+@pytest.mark.slow
+def test_the_lightning_example_saves_a_checkpoint_that_lightning_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("lightning", reason="needs the extra lightning")
+    program = ROOT / "examples/lightning_cnn.py"
+    run_here(program, "--trials", "3", "--epochs", "3", folder=tmp_path)
+    output = capsys.readouterr().out
+    assert best_accuracy(output) > 0.5
+    (path,) = re.findall(r"model saved in (\S+)", output)
+    module = runpy.run_path(str(program))["DigitsCNN"].load_from_checkpoint(path, weights_only=True)
+    assert module.hparams.channels in (4, 8)
+
+
 def write_idx(path: Path, array: np.ndarray) -> None:
     sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
     header = (0x0800 + array.ndim).to_bytes(4, "big") + sizes

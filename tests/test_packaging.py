@@ -47,6 +47,7 @@ def test_what_is_exported() -> None:
         "Attached",
         "Base",
         "HFWorkload",
+        "LightningWorkload",
         "Profile",
         "Run",
         "Search",

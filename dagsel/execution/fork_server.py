@@ -34,7 +34,8 @@ IS_WANTED = "dagsel.fork-server"
 
 #: Packages that start no thread while they are imported: a copy of a process has one thread only.
 _SAFE = frozenset(
-    {"dagsel", "dask", "distributed", "numpy", "optuna", "scipy", "sklearn", "torch", "zarr"}
+    {"dagsel", "dask", "distributed", "lightning", "numpy", "optuna", "scipy", "sklearn", "torch"}
+    | {"torchmetrics", "zarr"}
 )
 _OURS = ("dagsel.execution.forked", "dagsel.execution.worker_plugin")
 #: What of dagsel workers need. The driver's tables need pandas, whose import takes a while.

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from dagsel.state import State
 from dagsel.testing.flows import global_streams
-from dagsel.workloads.base import Reconfigurable, Trained, Visit, Workload, never
+from dagsel.workloads.base import (
+    PoolsScores,
+    Reconfigurable,
+    Trained,
+    Visit,
+    Workload,
+    never,
+)
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 
 _T = TypeVar("_T")
@@ -211,8 +218,14 @@ class WorkloadSuite:
         shard = workload.prepare(arrays)
         first = workload.evaluate(state, shard, self.config)
         assert workload.evaluate(state, shard, self.config) == first
-        assert list(first.metrics) == list(workload.metrics)
-        assert all(type(value) is float for value in first.metrics.values())
+        pooled = workload.pooled_metrics if isinstance(workload, PoolsScores) else ()
+        assert list(first.metrics) == [name for name in workload.metrics if name not in pooled]
+        values = dict(first.metrics)
+        if isinstance(workload, PoolsScores) and pooled:
+            assert first.kept is not None
+            values |= workload.pool([State(bytes(first.kept.buffer))])
+            assert all(any(name.startswith(known) for name in values) for known in pooled)
+        assert all(type(value) is float for value in values.values())
         assert first.n_samples == len(next(iter(arrays.values())))
         assert self._train(workload, state, 2).state == expected
 

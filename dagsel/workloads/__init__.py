@@ -1,7 +1,7 @@
 """What to train: the `Workload` protocol and the workloads that dagsel brings.
 
-Importing this package imports neither PyTorch nor scikit-learn nor transformers: each workload is
-loaded when it is first named.
+Importing this package imports no library that trains: each workload is loaded when it is first
+named.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Wor
 
 if TYPE_CHECKING:
     from dagsel.workloads.huggingface import HFWorkload
+    from dagsel.workloads.lightning import LightningWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
     from dagsel.workloads.torch import Base, TorchWorkload
 
@@ -20,6 +21,7 @@ __all__ = [
     "Base",
     "Evaluated",
     "HFWorkload",
+    "LightningWorkload",
     "Reconfigurable",
     "SklearnWorkload",
     "TorchWorkload",
@@ -31,6 +33,7 @@ __all__ = [
 _LAZY = {
     "Base": "dagsel.workloads.torch",
     "HFWorkload": "dagsel.workloads.huggingface",
+    "LightningWorkload": "dagsel.workloads.lightning",
     "SklearnWorkload": "dagsel.workloads.sklearn",
     "TorchWorkload": "dagsel.workloads.torch",
 }

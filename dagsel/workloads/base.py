@@ -392,7 +392,7 @@ class PoolsScores(Protocol):
 
     @property
     def pooled_metrics(self) -> Sequence[str]:
-        """Their names; they are among `Workload.metrics`. What `pool` says of them counts."""
+        """Their names; they are among `Workload.metrics`, and `Evaluated.metrics` lacks them."""
         ...
 
     def pool(self, kept: Sequence[State]) -> dict[str, float]:

@@ -10,8 +10,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from dagsel.metrics import OverSet
 
-#: What workloads of PyTorch learn or keep. A ``run.json`` of dagsel 0.1 holds the first.
-_LEARNT = {"_unfilled", "_casting", "_live", "_asked", "_packs"}
+#: What a workload learns or keeps by itself. A ``run.json`` of dagsel 0.1 holds the first.
+_LEARNT = {"_unfilled", "_casting", "_live", "_has_tried", "_asked", "_packs"}
 
 
 def describe(workload: Any) -> dict[str, str]:

@@ -104,14 +104,24 @@ class Pool:
         }
         n_pieces: dict[str, int] = {}
         for name, metric in self._accumulating.items():
-            for key, value in metric.metric_state.items():
-                pieces = value if isinstance(value, list) else [value]
-                if isinstance(value, list):
-                    n_pieces[f"{name}.{key}"] = len(pieces)
-                for number, piece in enumerate(pieces):
-                    array = _array(piece, f"state {key!r} of metric {name!r}")
-                    tensors[f"{name}.{key}.{number}"] = Tensor.from_numpy(array)
+            of_metric, lists = packed_metric(name, metric)
+            tensors |= of_metric
+            n_pieces |= lists
         return State.pack(tensors, {"lists": n_pieces, "forms": self._forms})
+
+
+def packed_metric(name: str, metric: Any) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """Return what an object of torchmetrics has accumulated, and how long lists in it are."""
+    tensors: dict[str, Tensor] = {}
+    n_pieces: dict[str, int] = {}
+    for key, value in metric.metric_state.items():
+        pieces = value if isinstance(value, list) else [value]
+        if isinstance(value, list):
+            n_pieces[f"{name}.{key}"] = len(pieces)
+        for number, piece in enumerate(pieces):
+            array = _array(piece, f"state {key!r} of metric {name!r}")
+            tensors[f"{name}.{key}.{number}"] = Tensor.from_numpy(array)
+    return tensors, n_pieces
 
 
 def pooled_values(

@@ -15,7 +15,7 @@ from typing import Any
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _NOT_THE_USERS = frozenset({"dagsel", "dask", "distributed"})
 #: Functions of a workload that are named where none of the user's own code was running.
-_PARTS = ("model", "loss", "input_fn")
+_PARTS = ("model", "loss", "input_fn", "module", "batch_fn")
 _MOST_FRAMES = 10
 _MOST_LETTERS = 500
 

@@ -249,15 +249,12 @@ def score(
 
 
 def means(kept: Iterable[State], names: Iterable[str]) -> dict[str, float]:
-    """Return the loss and the metrics of these names: means over the labels of all shards.
-
-    Without a label there is nothing to take a mean of: they are 0.
-    """
+    """Return the loss and the metrics of these names: means over the labels of all shards."""
     found = [{name: tensor.numpy() for name, tensor in of.tensors.items()} for of in kept]
     n_labels = sum(int(of[_LABELS]) for of in found)
     columns = zip(*(of[_SUMS].tolist() for of in found), strict=True)
     sums = dict(zip(("loss", *names), map(math.fsum, columns), strict=True))
-    return {name: total / n_labels if n_labels else 0.0 for name, total in sums.items()}
+    return {name: total / n_labels for name, total in sums.items()}
 
 
 def has_labels(kept: Iterable[State]) -> bool:

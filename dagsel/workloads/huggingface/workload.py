@@ -145,7 +145,8 @@ class HFWorkload(TorchWorkload):
     >>> state = first = workload.init(config, seed=0)
     >>> for epoch in range(1, 4):
     ...     state = workload.train(state, shard, config, visit=Visit(0, 0, epoch, 0)).state
-    >>> before, after = (workload.evaluate(s, shard, config).metrics for s in (first, state))
+    >>> scores = [workload.evaluate(s, shard, config).kept for s in (first, state)]
+    >>> before, after = (workload.pool([kept]) for kept in scores)
     >>> after["perplexity"] < before["perplexity"] < 21
     True
     """
@@ -257,7 +258,7 @@ class HFWorkload(TorchWorkload):
             self._asked[1].check(given, self.label_names, self.loss)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
-        """Score a state on one validation shard; the metrics are means over its labels."""
+        """Score a state on one validation shard; `pool` makes metrics of what is kept of it."""
         over_set, of_labels = self._parts()
         with preserved_streams(torch=True), self._scored(state, config, shard) as scored:
             # Not the trial's numbers: what a collator masks would differ from epoch to epoch.
@@ -266,7 +267,7 @@ class HFWorkload(TorchWorkload):
                 parts = evaluation_batches(shard, config, self.eval_batch_size, self._making)
                 pool = Pool(over_set) if over_set else None
                 n_samples, kept = score(scored[0].eval(), parts, self._passes, of_labels, pool)
-        return Evaluated(n_samples, self._means([kept], of_labels), kept)
+        return Evaluated(n_samples, {}, kept)
 
     def ensemble(self, models: Sequence[torch.nn.Module]) -> torch.nn.Module:
         """Make one model of several: it returns the mean of their logits."""

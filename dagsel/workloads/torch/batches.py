@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from dagsel.collate import Images
 from dagsel.errors import WorkloadError
+from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.torch.augment import Augment, Augmentation
@@ -27,6 +29,7 @@ from dagsel.workloads.torch.device import (
 )
 from dagsel.workloads.torch.loop import ShardBatches
 from dagsel.workloads.torch.ragged import RaggedTensor, by_size
+from dagsel.workloads.torch.state import as_torch
 
 InputFn: TypeAlias = Callable[[dict[str, Any], Any], tuple[Any, Any]]
 Collate: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -76,6 +79,19 @@ class Making:
             return self.input_fn(batch, config)
         first, last = next(iter(batch.values())), next(reversed(batch.values()))
         return first, last if last is not first else last.clone()
+
+
+def tensors_of(arrays: Mapping[str, Any]) -> Shard:
+    """View a shard's arrays as tensors."""
+    try:
+        return {
+            name: RaggedTensor.of(array, as_torch)
+            if isinstance(array, RaggedArray)
+            else as_torch(np.asarray(array))
+            for name, array in arrays.items()
+        }
+    except TypeError as error:
+        raise WorkloadError(f"the data cannot become tensors: {error}") from error
 
 
 def training_batches(

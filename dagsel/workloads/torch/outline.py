@@ -14,7 +14,8 @@ _PLAIN = frozenset({
     type(None), bool, int, str, bytes, complex, type(...), range,
     torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size,
 })  # fmt: skip
-_CONTAINERS = frozenset({list, tuple, dict, OrderedDict, Counter, set, frozenset})
+#: Whose items are compared. Another library adds its own.
+CONTAINERS = {list, tuple, dict, OrderedDict, Counter, set, frozenset}
 _MOST_ITEMS = 20_000
 #: Hooks and methods by which a module that is loaded may differ from the one that was saved.
 _LOADING_HOOKS = ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_state_dict_hooks",
@@ -90,7 +91,7 @@ class _Reading:
     def _attribute(self, name: str, value: Any) -> Any:
         if name == "training":  # is set anew in each unit
             return None
-        if value or type(value) not in _CONTAINERS:  # most are empty
+        if value or type(value) not in CONTAINERS:  # most are empty
             children = name in ("_parameters", "_buffers", "_modules")
             return name, self._children(value) if children else self.value(value)
         return name, type(value)
@@ -118,7 +119,7 @@ class _Reading:
             return kind, value
         if kind is float:
             return value.hex()
-        if kind in _CONTAINERS:
+        if kind in CONTAINERS:
             return kind, [*self._items(value)]
         if kind is weakref.ReferenceType:
             return kind, id(value())

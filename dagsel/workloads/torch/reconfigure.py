@@ -59,13 +59,14 @@ class Reconfigures:
         """
         reader = StateReader(state)
         tree = {part: reader.decode(part, reader.view) for part in reader.tree}
+        reached = tree["schedule"] or {}
         with reading_state():
-            steps = n_steps(tree["schedule"] or {})
+            n_steps(reached)
         with preserved_streams(torch=True):
-            before, after = self._outline(config, steps), self._outline(new_config, steps)
+            before, after = self._outline(config, reached), self._outline(new_config, reached)
             if before.kind != after.kind:
                 changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
-                alone = {k: self._outline({**config, k: new_config[k]}, 0).kind for k in changed}
+                alone = {k: self._outline({**config, k: new_config[k]}, {}).kind for k in changed}
                 keys = [k for k in changed if alone[k] != before.kind] or changed
                 raise WorkloadError(
                     f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
@@ -77,10 +78,11 @@ class Reconfigures:
             lower(merged, tree, before.settings, after.settings)
         return pack(merged, meta)
 
-    def _outline(self, config: Config, steps: int) -> Outline:
+    def _outline(self, config: Config, reached: Any) -> Outline:
+        """Return the outline of a configuration; `reached` is the schedule's state dict."""
         module = self._build(config, seed=0, large=True)
         frozen = self._frozen(module).may_lack()
-        return outline(module, *self._build_optimizer(module, config), steps, without=frozen)
+        return outline(module, *self._build_optimizer(module, config), reached, without=frozen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +103,16 @@ def outline(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: Any,
-    steps: int,
+    reached: Any,
     without: Collection[str] = (),
 ) -> Outline:
-    """Return the outline of a fresh model, optimizer and schedule; steps the schedule."""
+    """Return the outline of a fresh model, optimizer and schedule; steps the schedule.
+
+    It makes as many steps as `reached`, the state dict of the trial's, has made.
+    """
     follows = takes_metric(schedule)
     if schedule is not None and not follows:
-        optimizer._opt_called = True  # type: ignore[attr-defined]  # or PyTorch warns
-        for _ in range(steps):
-            schedule.step()
+        step_as(schedule, reached, optimizer)
     model = module_tree(module, without)["model"].items()
     kind: dict[str, Any] = {
         f"model {name}": list(getattr(value, "shape", ())) for name, value in model
@@ -121,6 +124,21 @@ def outline(
     own = {key: value for key, value in optimizer.state_dict().items() if key != "state"}
     settings = {"optimizer": own, "schedule": schedule and schedule.state_dict()}
     return Outline(kind, settings, follows)
+
+
+def step_as(schedule: Any, reached: Any, optimizer: Any) -> None:
+    """Step a schedule as often as another one, of which `reached` is the state dict.
+
+    If it has `parts`, each of them has its own steps.
+    """
+    if not hasattr(schedule, "parts"):
+        optimizer._opt_called = True  # or PyTorch warns
+        for _ in range(n_steps(reached)):
+            schedule.step()
+        return
+    for part, its in zip(schedule.parts, reached.get("_schedulers", ()), strict=False):
+        if not takes_metric(part):
+            step_as(part, its, part.optimizer)
 
 
 def lower(merged: Any, saved: Any, before: Any, after: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,14 +80,16 @@ def capture(
     meta: dict[str, Json],
     device: Any = "cpu",
     *,
+    more: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
 ) -> Captured:
     """Pack a trial: its model, optimizer, learning-rate schedule and random streams.
 
-    The entries of the module's state dict that are named in `without` are left out.
+    `more` are other parts of it by name; `StateReader.decode` returns each. The entries of the
+    module's state dict that are named in `without` are left out.
     """
     streams = read_streams(device)
-    tree = {**_tree(module, optimizer, schedule, without), "random": streams}
+    tree = {**_tree(module, optimizer, schedule, without), **(more or {}), "random": streams}
     state, tensors = _packed(tree, {"kind": "torch", **meta})
     return Captured(state, tensors, streams)
 
@@ -96,10 +98,12 @@ def check(
     module: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     schedule: Any,
+    *,
+    more: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
 ) -> None:
     """Raise a `WorkloadError` if something of a trial cannot be in a state."""
-    flatten(_tree(module, optimizer, schedule, without), _leaf)
+    flatten({**_tree(module, optimizer, schedule, without), **(more or {})}, _leaf)
 
 
 def _tree(
@@ -248,6 +252,11 @@ def load_optimizer(
     ``Optimizer.load_state_dict`` casts moments to the dtype of their parameter and shares memory
     with its argument. So it is called only if a class or a hook has changed it.
     """
+    fill_optimizer(optimizer, read_optimizer(reader, module))
+
+
+def read_optimizer(reader: StateReader, module: torch.nn.Module) -> Any:
+    """Return an optimizer's state dict, copied of a state; what is a weight is the module's."""
     alive: dict[str, Any] = {}
 
     def leaf(name: str) -> Any:
@@ -257,7 +266,12 @@ def load_optimizer(
             alive.update(module.state_dict(keep_vars=True))
         return alive[name.removeprefix("model.")]
 
-    saved = reader.decode("optimizer", leaf)
+    return reader.decode("optimizer", leaf)
+
+
+@reading_state(torch.OutOfMemoryError)
+def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """Let an optimizer own a state dict that `read_optimizer` has returned."""
     if (
         type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
         or type(optimizer).state_dict is not torch.optim.Optimizer.state_dict

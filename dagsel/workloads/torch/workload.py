@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
@@ -15,7 +14,6 @@ from dagsel.checks import whole
 from dagsel.errors import NothingTrainedError, WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import (
     Config,
     DataOutline,
@@ -31,7 +29,12 @@ from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
-from dagsel.workloads.torch.batches import Making, evaluation_batches, training_batches
+from dagsel.workloads.torch.batches import (
+    Making,
+    evaluation_batches,
+    tensors_of,
+    training_batches,
+)
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_batches, check_dtypes, is_mapped
@@ -46,7 +49,6 @@ from dagsel.workloads.torch.loop import (
 )
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.pretrained import Base, as_base
-from dagsel.workloads.torch.ragged import RaggedTensor
 from dagsel.workloads.torch.reconfigure import Reconfigures
 from dagsel.workloads.torch.schedules import begin_epoch, end_epoch
 from dagsel.workloads.torch.speed import (
@@ -293,7 +295,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             module = self._build(config, seed=0, large=True)
             factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
-            check(module, optimizer, schedule, self._frozen(module).left_out())
+            check(module, optimizer, schedule, without=self._frozen(module).left_out())
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
@@ -308,15 +310,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         """Copy a shard as tensors to the worker's device, or to where it is sent from."""
         if self.input_fn is None:
             arrays = self._casting.cast(arrays)
-        try:
-            shard: Shard = {
-                name: RaggedTensor.of(array, as_torch)
-                if isinstance(array, RaggedArray)
-                else as_torch(np.asarray(array))
-                for name, array in arrays.items()
-            }
-        except TypeError as error:
-            raise WorkloadError(f"the data cannot become tensors: {error}") from error
+        shard = tensors_of(arrays)
         return place_shard(shard, accelerator(), self.device_memory, stays=is_mapped(arrays))
 
     def init(self, config: Config, seed: int) -> State:
