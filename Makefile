@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -205,10 +205,13 @@ known-faults: $(VENV)/.dev
 mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants/mutate.py --n 300 --seed 0
 
+examples: $(VENV)/.dev
+	EXAMPLES=all $(BIN)/python -m pytest -q tests/test_docs.py -k example
+
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
 
-nightly: laws shuffle coverage churn chaos replay attack bench-smoke known-faults mutants
+nightly: laws shuffle coverage churn chaos replay examples attack bench-smoke known-faults mutants
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from dagsel.verbosity import set_verbosity as set_verbosity
     from dagsel.workloads import Base as Base
     from dagsel.workloads import FlaxWorkload as FlaxWorkload
+    from dagsel.workloads import HFWorkload as HFWorkload
     from dagsel.workloads import KerasWorkload as KerasWorkload
     from dagsel.workloads import LightningWorkload as LightningWorkload
     from dagsel.workloads import SklearnWorkload as SklearnWorkload
@@ -42,6 +43,7 @@ _HOMES = {
     "Attached": "dagsel.attaching",
     "Base": "dagsel.workloads",
     "FlaxWorkload": "dagsel.workloads",
+    "HFWorkload": "dagsel.workloads",
     "KerasWorkload": "dagsel.workloads",
     "LightningWorkload": "dagsel.workloads",
     "Profile": "dagsel.profiling",
@@ -82,6 +84,7 @@ __all__ = [
     "Attached",
     "Base",
     "FlaxWorkload",
+    "HFWorkload",
     "KerasWorkload",
     "LightningWorkload",
     "Profile",

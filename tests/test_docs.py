@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gzip
+import json
 import os
 import re
 import runpy
@@ -34,6 +35,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 MNIST = ROOT / "examples/mnist_cnn.py"
 #: Its program is run as a user runs it; `test_first_hour.py` runs others so.
 FIRST = ROOT / "README.md"
+#: How the example of adapters is called here; at night by each of its options.
+ADAPTERS = ["--task=classify"]
+if os.environ.get("EXAMPLES") == "all":
+    ADAPTERS += ["--task=generate", "--flow=seer --deadline=60s --budget=100worker-s"]
 #: What a page says that its programs print.
 PRINTS = re.compile(r"[Pp]rints `([^`]+)`")
 #: A dashboard of somebody else on this machine is no fault of a page.
@@ -228,3 +233,20 @@ def test_the_mnist_example_reads_the_original_files(
 def test_the_mnist_example_says_what_it_misses(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="give --data the folder of the files"):
         run_here(MNIST, "--data", str(tmp_path), folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is:FutureWarning")
+@pytest.mark.parametrize("options", ADAPTERS)
+def test_the_example_of_adapters_writes_one_that_peft_reads(
+    options: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+    few = ["--trials", "2", "--epochs", "1", "--sentences", "60", "--steps", "3"]
+    run_here(ROOT / "examples/lora.py", *few, *options.split(), folder=tmp_path)
+    (folder,) = re.findall(r"adapter saved in (\S+)", capsys.readouterr().out)
+    assert (Path(folder) / "adapter_model.safetensors").exists()
+    assert json.loads((Path(folder) / "adapter_config.json").read_text())["r"] >= 1

@@ -47,6 +47,7 @@ def test_what_is_exported() -> None:
         "Attached",
         "Base",
         "FlaxWorkload",
+        "HFWorkload",
         "KerasWorkload",
         "LightningWorkload",
         "Profile",

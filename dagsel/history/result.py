@@ -271,7 +271,8 @@ class Run(Result):
         """Write the best models as files that need no dagsel to be read.
 
         Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
-        configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone.
+        configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone. Those
+        of `HFWorkload` are what transformers and PEFT read by ``from_pretrained``.
 
         Parameters
         ----------

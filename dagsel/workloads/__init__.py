@@ -13,6 +13,7 @@ from dagsel.workloads.base import Evaluated, Reconfigurable, Trained, Visit, Wor
 
 if TYPE_CHECKING:
     from dagsel.workloads.flax import FlaxWorkload
+    from dagsel.workloads.huggingface import HFWorkload
     from dagsel.workloads.keras import KerasWorkload
     from dagsel.workloads.lightning import LightningWorkload
     from dagsel.workloads.sklearn import SklearnWorkload
@@ -22,6 +23,7 @@ __all__ = [
     "Base",
     "Evaluated",
     "FlaxWorkload",
+    "HFWorkload",
     "KerasWorkload",
     "LightningWorkload",
     "Reconfigurable",
@@ -35,6 +37,7 @@ __all__ = [
 _LAZY = {
     "Base": "dagsel.workloads.torch",
     "FlaxWorkload": "dagsel.workloads.flax",
+    "HFWorkload": "dagsel.workloads.huggingface",
     "KerasWorkload": "dagsel.workloads.keras",
     "LightningWorkload": "dagsel.workloads.lightning",
     "SklearnWorkload": "dagsel.workloads.sklearn",

@@ -212,7 +212,7 @@ def test_a_metric_of_the_wrong_direction_is_refused() -> None:
 
 def test_a_step_after_each_batch_has_no_metric() -> None:
     work = workload(lr_scheduler_interval="step")
-    with pytest.raises(WorkloadError, match="leave lr_scheduler_interval out"):
+    with pytest.raises(WorkloadError, match="write lr_scheduler_interval='epoch'"):
         work.validate({})
 
 

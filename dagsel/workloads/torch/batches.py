@@ -101,8 +101,9 @@ def training_batches(
     first: Any = next(iter(shard.values()))
     last: Any = next(reversed(shard.values()))
     order = visit.order(len(first))
-    if making.bucket_by is not None:
-        order = by_size(order, _sizes(shard, making.bucket_by), options["batch_size"], visit)
+    sorted_by = None if making.bucket_by is None else shard.get(making.bucket_by)
+    if isinstance(sorted_by, RaggedTensor):
+        order = by_size(order, sorted_by.sizes(), options["batch_size"], visit)
     device = transfer_device(shard)
     change = None
     if making.augment is not None:
@@ -183,9 +184,3 @@ def _pinned(
 
 def _is_ragged(shard: Shard) -> bool:
     return any(isinstance(rows, RaggedTensor) for rows in shard.values())
-
-
-def _sizes(shard: Shard, name: str) -> Any:
-    rows = shard[name]
-    assert isinstance(rows, RaggedTensor), "checked before anything trains"
-    return rows.sizes()

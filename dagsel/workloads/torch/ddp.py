@@ -78,6 +78,14 @@ class GangBatches(ShardBatches):
         """Weight of this rank's share of the present batch."""
         return self._weights[self._done]
 
+    def weigh(self, amount: float) -> None:
+        """Weight this rank's share of the present batch by what is in it, such as its labels.
+
+        All ranks call it, before the backward pass.
+        """
+        total = float(self.gang.total(np.array([amount]))[0])
+        self._weights[self._done] = amount / total if total else 1 / self.gang.size
+
     def log(self, loss: torch.Tensor | float) -> None:
         """Report the mean loss of this rank's share of the present batch."""
         self._losses[self._done] = loss.detach() if isinstance(loss, torch.Tensor) else loss

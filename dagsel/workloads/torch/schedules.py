@@ -37,8 +37,8 @@ def check_schedule(schedule: Any, interval: str) -> Any:
         raise WorkloadError(f"lr_scheduler gave a {kind}, not a scheduler")
     if interval == "step" and takes_metric(schedule):
         raise WorkloadError(
-            f"{kind} steps by the metric of an epoch, and lr_scheduler_interval is 'step'; leave "
-            "lr_scheduler_interval out"
+            f"{kind} steps by the metric of an epoch, and lr_scheduler_interval is 'step'; write "
+            "lr_scheduler_interval='epoch'"
         )
     return schedule
 
