@@ -194,6 +194,7 @@ churn: $(VENV)/.dev newest
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
+	for library in adapter lightning flax keras; do $(BIN)/python tests/chaos/chaos.py 5 docs/chaos.md $$library || exit 1; done
 
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 LIBRARIES=all $(BIN)/python -m pytest -q tests/laws/test_replay.py \

@@ -1,6 +1,7 @@
 """One search put through the faults of a seed, and whether it came to what it should have.
 
-``python tests/chaos/chaos.py 50 docs/chaos.md`` runs seeds 0 to 49 and writes their table.
+``python tests/chaos/chaos.py 50 docs/chaos.md`` runs seeds 0 to 49 and writes their table;
+``python tests/chaos/chaos.py 5 docs/chaos.md keras`` adds lines of a workload of another library.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import dask
 import optuna
 import torch
 from chaos_jobs import N_SHARDS, POISONED, Job
+from chaos_libraries import IMPORTS, Library, alone
 from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, start, work
+from chaos_roles import IMPORTS as PRELOADED
 from chaos_torch import plain_pytorch
 from distributed import Client
 from faults import (
@@ -74,6 +78,7 @@ class Scenario:
     """What a seed means."""
 
     seed: int
+    library: Library | None = None
 
     @property
     def special(self) -> tuple[Fault, ...]:
@@ -100,7 +105,7 @@ class Scenario:
     def job(self, folder: str, run_dir: str) -> Job:
         return Job(
             self.seed,
-            "torch" if self.seed % 2 else "counting",
+            self.library or ("torch" if self.seed % 2 else "counting"),
             "robin" if self.seed % 7 == 3 else "asha" if self.seed // 2 % 2 else "random",
             self.poison,
             folder,
@@ -167,9 +172,9 @@ class Outcome:
         return self.n_started - self.n_needed
 
 
-def run_seed(seed: int, folder: str) -> Outcome:
+def run_seed(seed: int, folder: str, library: Library | None = None) -> Outcome:
     """Search under faults, repeat the search without any, and compare."""
-    scenario = Scenario(seed)
+    scenario = Scenario(seed, library)
     outcome = Outcome(scenario)
     began = time.monotonic()
     with small_disk(folder, scenario, outcome) as run_dir:
@@ -383,13 +388,15 @@ def check_states(job: Job, record: Record, outcome: Outcome) -> None:
             wanted = [(epoch, shard) for epoch, order in enumerate(orders, 1) for shard in order]
             if found != wanted:
                 outcome.wrong.append(f"trial {number} visited {found}, the journal says {wanted}")
-        else:
-            lr = {"lr": trial.params["lr"]}
+            continue
+        lr, values = {"lr": trial.params["lr"]}, [done.value for done in trial.epochs]
+        if job.workload == "torch":
             model = workload.restore(state, lr).state_dict()
-            values = [done.value for done in trial.epochs]
             for name, tensor in plain_pytorch(job, number, lr, orders, values).items():
                 if not torch.equal(model[name], tensor):
                     outcome.wrong.append(f"trial {number}: {name} is not what one process computes")
+        elif alone(job, workload.workload, number, trial.params, orders, values) != state:
+            outcome.wrong.append(f"trial {number}: its state is not what one process computes")
 
 
 def repeated(job: Job) -> list[str]:
@@ -451,12 +458,14 @@ def row(outcome: Outcome) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def main(seeds: Sequence[int], table: Path | None) -> int:
+def main(seeds: Sequence[int], table: Path | None, library: Library | None) -> int:
     logging.getLogger("distributed.client").setLevel(logging.CRITICAL)  # it loses schedulers
     rows, n_wrong = [], 0
+    if library is not None:
+        CONTEXT.set_forkserver_preload([*PRELOADED, *IMPORTS[library]])
     for seed in seeds:
         folder = tempfile.mkdtemp(prefix=f"chaos-{seed}-")
-        outcome = run_seed(seed, folder)
+        outcome = run_seed(seed, folder, library)
         rows.append(row(outcome))
         print(rows[-1], flush=True)
         n_wrong += bool(outcome.wrong)
@@ -465,11 +474,12 @@ def main(seeds: Sequence[int], table: Path | None) -> int:
         else:
             shutil.rmtree(folder)
     if table is not None:
-        table.write_text(HEAD + "\n".join(rows) + "\n")
+        table.write_text((HEAD if library is None else table.read_text()) + "\n".join(rows) + "\n")
     return n_wrong
 
 
 if __name__ == "__main__":
     first, _, last = sys.argv[1].rpartition(":")
     numbers = range(int(first or 0), int(last))
-    sys.exit(main(numbers, Path(sys.argv[2]) if len(sys.argv) > 2 else None))
+    rest: list[Any] = [*sys.argv[2:], "", ""]
+    sys.exit(main(numbers, Path(rest[0]) if rest[0] else None, rest[1] or None))

@@ -14,13 +14,16 @@ from dagsel.flow import Flow
 from dagsel.flows import ASHA, RandomSearch, RoundRobin
 from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.testing.synthetic import CountingWorkload
-from dagsel.workloads.base import Config
+from dagsel.workloads.base import Config, Workload
 
 N_SHARDS, N_TRIALS, N_EPOCHS, N_BATCHES = 4, 6, 3, 3
 POISONED = 2
 UNIT_S = (0.08, 0.15)
 QUANTUM_S = 0.1
-METRIC = {"counting": "value", "torch": "accuracy"}
+METRIC = {
+    "counting": "value",
+    **dict.fromkeys(("torch", "adapter", "lightning", "flax", "keras"), "accuracy"),
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class Job:
     """A search: what a driver process needs to begin it, go on with it or repeat it."""
 
     seed: int
-    workload: Literal["counting", "torch"]
+    workload: Literal["counting", "torch", "adapter", "lightning", "flax", "keras"]
     flow: Literal["random", "asha", "robin"]
     poison: bool
     folder: str
@@ -60,10 +63,17 @@ class Job:
         if self.workload == "counting":
             inner = CountingWorkload(seconds, n_batches=N_BATCHES, value=value, n_shards=N_SHARDS)
             return FaultyWorkload(inner, starts=self.starts, poison=self.poisoned)
+        made: Workload
         # Workers that only count need no torch, and are back sooner.
-        from chaos_torch import make_torch_workload
+        if self.workload == "torch":
+            from chaos_torch import make_torch_workload
 
-        return FaultyWorkload(make_torch_workload(), self.starts, self.poisoned, seconds)
+            made = make_torch_workload()
+        else:
+            from chaos_libraries import make_library_workload
+
+            made = make_library_workload(self.workload)
+        return FaultyWorkload(made, self.starts, self.poisoned, seconds)
 
     @property
     def poisoned(self) -> tuple[int, ...]:
@@ -73,9 +83,18 @@ class Job:
         chance = np.random.default_rng(self.seed)
         y = chance.integers(0, 3, 400)
         x = chance.normal(size=(400, 8)).astype(np.float32) + y[:, None].astype(np.float32)
+        y = y.astype(np.int64)
         sizes = chance.integers(0, 7, 400)
         ids = RaggedArray.of([chance.integers(1, 9, size=size) for size in sizes])
-        arrays = {"x": x, "ids": ids, "y": y.astype(np.int64)}
+        arrays: dict[str, Any] = {"x": x, "ids": ids, "y": y}
+        if self.workload == "adapter":
+            texts = [
+                chance.integers(3 * of, 3 * of + 3, size=2 + size)
+                for of, size in zip(y, sizes, strict=True)
+            ]
+            arrays = {"input_ids": RaggedArray.of(texts), "labels": y}
+        elif self.workload not in ("counting", "torch"):
+            del arrays["ids"]
         return ShardedDataset.write(f"{self.folder}/data.zarr", arrays, n_shards=N_SHARDS)
 
 

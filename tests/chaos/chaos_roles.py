@@ -25,10 +25,11 @@ from typing import Any, Literal
 from chaos_jobs import METRIC, N_SHARDS, Job, suggest
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(
-    ["distributed", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
-     "dagsel.workloads.torch.workload", "dagsel.execution.engine", "dagsel.testing.synthetic"]
-)  # fmt: skip
+IMPORTS = [
+    "distributed", "optuna", "sqlalchemy", "dagsel.run", "dagsel.flows",
+    "dagsel.workloads.torch.workload", "dagsel.execution.engine", "dagsel.testing.synthetic",
+]  # fmt: skip
+CONTEXT.set_forkserver_preload(IMPORTS)
 #: A client that has lost its scheduler looks for it no longer than this.
 LOST_AFTER = {"distributed.comm.timeouts.connect": "2s"}
 #: A nanny's worker imports everything itself: on a busy machine that takes long, and no nanny that
@@ -86,7 +87,7 @@ def work(address: str, name: str, folder: str, nanny: bool) -> None:
             name=name,
             nthreads=2,
             host="127.0.0.1",
-            memory_limit="1GB",
+            memory_limit="2GB",
             local_directory=folder,
             death_timeout=STARTUP_S,
         ) as server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from dagsel.flow import Direction, Goal
 from dagsel.state import State
 from dagsel.workloads.base import (
+    ChecksData,
     Config,
+    DataOutline,
     Evaluated,
     FollowsMetric,
+    PoolsScores,
     Reconfigurable,
     Trained,
     Visit,
@@ -60,6 +63,17 @@ class FaultyWorkload:
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         return self.workload.prepare(arrays)
+
+    def validate_data(self, config: Config, data: DataOutline) -> None:
+        if isinstance(self.workload, ChecksData):
+            self.workload.validate_data(config, data)
+
+    @property
+    def pooled_metrics(self) -> Sequence[str]:
+        return self.workload.pooled_metrics if isinstance(self.workload, PoolsScores) else ()
+
+    def pool(self, kept: Sequence[State]) -> dict[str, float]:
+        return self.workload.pool(kept) if isinstance(self.workload, PoolsScores) else {}
 
     def init(self, config: Config, seed: int) -> State:
         return self.workload.init(config, seed)
