@@ -29,8 +29,6 @@ from tests.storage.os_calls import os_calls
 from tests.waiting import wait_until
 
 FORK = multiprocessing.get_context("fork")
-# JAX says so of each fork once another test has computed with it here; no child of these uses it.
-pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 N_SHARDS = 3
 
 

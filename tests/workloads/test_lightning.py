@@ -22,7 +22,11 @@ from dagsel.state import State
 from dagsel.workloads import Visit
 from dagsel.workloads.torch.state import StateReader, read_optimizer
 
-pytestmark = pytest.mark.skipif(not find_spec("lightning"), reason="needs the extra lightning")
+pytestmark = [
+    pytest.mark.skipif(not find_spec("lightning"), reason="needs the extra lightning"),
+    # Its Trainer says so where Slurm is installed.
+    pytest.mark.filterwarnings("ignore:The `srun` command is available"),
+]
 
 SEED, TRIAL, N_EPOCHS, BATCH = 3, 2, 3, 5
 SIZES, SCORED = (22, 13, 17), (11, 9)
