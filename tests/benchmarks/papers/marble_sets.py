@@ -91,8 +91,8 @@ class Assumed:
         rows = [steps_of(number) for number in LSF_S]
         rows.append({INCEPTION: 1.0, R50: -self.ratio})
         left = np.array([[row.get(network, 0.0) for network in BEST] for row in rows])
-        # The last bits differ from one kind of processor to another, and jobs that end at one moment
-        # on paper would end in another order there.
+        # The last bits differ from one kind of processor to another, and with them the order of
+        # jobs that end at one moment on paper.
         found = np.linalg.solve(left, [*LSF_S.values(), 0.0]).round(12)
         return dict(zip(BEST, found.tolist(), strict=True))
 
