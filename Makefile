@@ -198,7 +198,7 @@ chaos: $(VENV)/.dev
 
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 LIBRARIES=all $(BIN)/python -m pytest -q tests/laws/test_replay.py \
-		tests/execution/test_jax_and_keras.py tests/workloads/test_keras.py
+		tests/execution/test_jax_and_keras.py tests/execution/test_base_on_workers.py tests/workloads/test_keras.py
 
 known-faults: $(VENV)/.dev
 	$(BIN)/python tests/mutants/known.py

@@ -48,12 +48,9 @@ def bert() -> Any:
     """Make the base; its weights are those of this seed in every process."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=9, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-            intermediate_size=32, max_position_embeddings=16, num_labels=3,
-        )
-    )  # fmt: skip
+    about: dict[str, Any] = {"num_hidden_layers": 1, "num_attention_heads": 2, "num_labels": 3}
+    about |= {"hidden_size": 16, "intermediate_size": 32, "max_position_embeddings": 16}
+    return BertForSequenceClassification(BertConfig(vocab_size=9, **about))
 
 
 def adapter(config: Config, base: Any) -> Any:

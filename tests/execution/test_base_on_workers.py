@@ -2,6 +2,9 @@
 
 - A worker loads the base once, also one that comes in the place of a killed one.
 - What hops and what is stored is a hundredth of the whole model's; losses are a plain loop's.
+
+With ``LIBRARIES=all`` in the environment, as at night, also LoRA of PEFT around a BERT-like model,
+whose losses `tests/workloads/test_huggingface.py` holds against a plain loop.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import optuna
+import pytest
 import torch
 from distributed import Client
 from torch import nn
@@ -22,7 +26,7 @@ from torch.nn import functional as F
 
 import dagsel
 from dagsel.flows import RandomSearch
-from dagsel.storage import ShardedDataset
+from dagsel.storage import RaggedArray, ShardedDataset
 from dagsel.workloads import Visit
 from tests.fused import fused
 
@@ -62,23 +66,50 @@ def pretrained() -> nn.Module:
     return Body()
 
 
-def workload(folder: Path) -> dagsel.TorchWorkload:
+def by_hand(**parts: Any) -> dagsel.TorchWorkload:
+    return dagsel.TorchWorkload(
+        loss=F.cross_entropy, optimizer=torch.optim.Adam, batch_size=64, metrics=["accuracy"],
+        **parts,
+    )  # fmt: skip
+
+
+def bert() -> Any:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    about: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 10}
+    about |= {"hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 16}
+    return BertForSequenceClassification(BertConfig(vocab_size=60_000, **about))
+
+
+def lora(base: Any, config: Mapping[str, Any]) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    about = LoraConfig(task_type="SEQ_CLS", r=config["rank"], target_modules=["query", "value"])
+    return get_peft_model(base, about)
+
+
+def by_peft(**parts: Any) -> dagsel.TorchWorkload:
+    return dagsel.HFWorkload(
+        optimizer=torch.optim.Adam, batch_size=64, metrics=["accuracy"], **parts
+    )
+
+
+def counted(make: Callable[[], nn.Module], adapt: Any, folder: Path) -> dict[str, Any]:
+    """Make a base that writes down who loads it, and a model that kills a worker once."""
     loads, killed, driver = folder / "loads", folder / "killed", os.getpid()
 
-    def load() -> nn.Module:
+    def base() -> nn.Module:
         with loads.open("a") as file:
             file.write(f"{os.getpid()}\n")
-        return pretrained()
+        return make()
 
     def model(config: Mapping[str, Any], base: Any) -> nn.Module:
         if config["rank"] == 16 and os.getpid() != driver and not killed.exists():
             killed.write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
-        return Adapted(base, config)
+        return adapt(base, config)
 
-    return dagsel.TorchWorkload(
-        model, F.cross_entropy, torch.optim.Adam, batch_size=64, base=load, metrics=["accuracy"]
-    )
+    return {"base": base, "model": model}
 
 
 def incoming(dask_worker: Any) -> list[int]:
@@ -119,13 +150,30 @@ def plain_pytorch(run: dagsel.Run, data: ShardedDataset, trial: int) -> list[flo
     return losses
 
 
+KINDS: dict[str, tuple[Any, Any, Any]] = {
+    "by hand": (by_hand, pretrained, Adapted),
+    "of peft": (by_peft, bert, lora),
+}
+BY_NIGHT = pytest.mark.skipif(os.environ.get("LIBRARIES") != "all", reason="by night")
+
+
+@pytest.mark.parametrize("kind", ["by hand", pytest.param("of peft", marks=BY_NIGHT)])
 def test_the_base_stays_and_the_adapters_hop(
-    digits: ShardedDataset, tmp_path: Path, run_dir: str
+    kind: str, digits: ShardedDataset, tmp_path: Path, run_dir: str
 ) -> None:
+    workload, make, adapt = KINDS[kind]
+    data = digits
+    if kind == "of peft":
+        shards = [digits.shard(number) for number in range(digits.n_shards)]
+        x, y = (np.concatenate([shard[name] for shard in shards]) for name in ("x", "y"))
+        texts = [np.flatnonzero(row)[:12] * 7 for row in x]  # the places of the ink
+        arrays = {"input_ids": RaggedArray.of(texts), "labels": y}
+        data = ShardedDataset.write(str(tmp_path / "texts.zarr"), arrays, n_shards=4)
     with own_cluster(2) as cluster, Client(cluster, set_as_default=False) as client:
         before = set(client.run(os.getpid).values())
         run = dagsel.optimize(
-            optuna.create_study(direction="maximize"), workload(tmp_path), digits, space=space,
+            optuna.create_study(direction="maximize"),
+            workload(**counted(make, adapt, tmp_path)), data, space=space,
             flow=RandomSearch(max_epochs=N_EPOCHS, n_trials=N_TRIALS), metric="accuracy",
             client=client, run_dir=run_dir, replicas=1,
         )  # fmt: skip
@@ -137,14 +185,17 @@ def test_the_base_stays_and_the_adapters_hop(
     assert loads == dict.fromkeys({os.getpid(), *before, *after}, 1)
     assert [*run.trials_dataframe()["state"]] == ["COMPLETE"] * N_TRIALS
 
-    n_base = sum(parameter.numel() for parameter in pretrained().parameters())
-    n_trained = 64 * 16 + 16 * WIDTH + WIDTH * 10 + 10  # of the largest trial
+    n_base = sum(parameter.numel() for parameter in make().parameters())
+    largest = adapt(make().requires_grad_(requires_grad=False), {"rank": 16})
+    n_trained = sum(it.numel() for it in largest.parameters() if it.requires_grad)
     stored = [path.stat().st_size for path in Path(run_dir).rglob("*.safetensors")]
     assert hopped
     assert stored
     assert max(*hopped, *stored) <= 1.1 * 4 * 3 * n_trained, "the weights and Adam's two moments"
     assert max(*hopped, *stored) <= 4 * (n_base + 3 * n_trained) / 100
 
+    if kind == "of peft":
+        return
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
