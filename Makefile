@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples pages attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -30,6 +30,8 @@ help:
 	@echo "make coverage        all tests; which branches do they run? Writes docs/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
+	@echo "make examples        the examples in all their forms"
+	@echo "make pages           a page of a paper, to the digit"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
 
@@ -209,10 +211,13 @@ mutants: $(VENV)/.dev
 examples: $(VENV)/.dev
 	EXAMPLES=all $(BIN)/python -m pytest -q tests/test_docs.py -k example
 
+pages: $(VENV)/.dev
+	PAGES=all $(BIN)/python -m pytest -q tests/flows/test_marble_paper.py
+
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
 
-nightly: laws shuffle coverage churn chaos replay examples attack bench-smoke known-faults mutants
+nightly: laws shuffle coverage churn chaos replay examples pages attack bench-smoke known-faults mutants
 
 clean:
 	rm -rf $(VENV) build dist site *.egg-info dagsel-runs

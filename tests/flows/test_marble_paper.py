@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def test_the_page_says_what_is_stated_before_what_was_run() -> None:
     assert page.inputs_table(FIRST) in text
 
 
-@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("PAGES") != "all", reason="a minute, by night")
 def test_the_page_and_its_pictures_are_what_a_run_gives_to_the_digit(tmp_path: Path) -> None:
     assert page.tables(tmp_path) in PAGE.read_text()
     pictures = sorted(tmp_path.glob("*.svg"))
