@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dagsel
-from dagsel.errors import WorkloadError
+from dagsel.errors import CheckpointCorruptError, WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Base, TorchWorkload, Visit
@@ -155,6 +155,8 @@ def test_a_state_holds_what_trains_and_the_buffers_that_changed() -> None:
     norm = {f"0.norm.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
     state = it.init(CONFIG, 0)
     assert entries(state) == own
+    (group,) = state.meta["tree"]["optimizer"]["param_groups"]
+    assert len(group["params"]) == len(own), "the optimizer gets what trains"
     assert entries(trained(it, state)) == own | norm
     assert entries(workload(whole, None, state="trainable").init(CONFIG, 0)) == own | norm
     assert entries(workload(whole, None).init(CONFIG, 0)) > own | norm | {"0.second.weight"}
@@ -262,6 +264,19 @@ def test_a_large_model_is_built_without_its_random_numbers_and_trains_alike(
     monkeypatch.setattr("dagsel.workloads.torch.live.MOST", 0)  # build it for each unit
     its = workload(), workload(whole, None)
     assert [trained(it, it.init(CONFIG, 0)) for it in its] == usual
+
+
+def test_frozen_weights_of_a_large_model_are_not_left_out_when_it_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def features(config: Any) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 32).requires_grad_(requires_grad=False), nn.Linear(32, 3))
+
+    it = workload(features, None, state="trainable")
+    usual = trained(it, it.init(CONFIG, 0))
+    monkeypatch.setattr("dagsel.workloads.torch.trials.LARGE", 0)
+    monkeypatch.setattr("dagsel.workloads.torch.live.MOST", 0)
+    assert trained(it, it.init(CONFIG, 0)) == usual
     frozen = workload(whole, None, state="trainable")
     assert (
         trained(frozen, frozen.init(CONFIG, 0)).meta["frozen"]
@@ -295,11 +310,54 @@ def test_frozen_weights_that_training_changes_fail_the_trial_and_no_other(
 
     options: Any = {} if with_base else {"model": whole, "base": None, "state": "trainable"}
     it = workload(**options, train_fn=train)
+    other = workload(**options, train_fn=train)
     good = trained(it, it.init(CONFIG, 0))
+    expected = trained(it, it.init(CONFIG, 0), 4)
+    assert trained(other, other.init(CONFIG, 0)) == good
     shard, bad = it.prepare(arrays()), {**CONFIG, "bad": True}
     with pytest.raises(WorkloadError, match=r"requires_grad=False.*such as '0\.second\.weight'"):
         it.train(it.init(bad, 0), shard, bad, visit=visit(1))
+    # Its own copy of the base, and that of another search in this process, are loaded anew.
+    assert it.train(good, shard, CONFIG, visit=visit(4)).state == expected
     assert trained(it, it.init(CONFIG, 0)) == good
+    assert other.train(good, shard, CONFIG, visit=visit(4)).state == expected
+
+
+def test_frozen_weights_that_an_evaluation_changes_fail_the_trial() -> None:
+    class Writes(Body):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not self.training:
+                self.second.weight.data.mul_(1.5)
+            return super().forward(x)
+
+    it = workload(base=Writes)
+    with pytest.raises(WorkloadError, match=r"such as '0\.second\.weight'"):
+        it.evaluate(it.init(CONFIG, 0), it.prepare(arrays()), CONFIG)
+
+
+def test_a_buffer_of_the_base_that_an_evaluation_changes_is_not_trained_with() -> None:
+    class Scores(Body):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.norm.eval()  # its statistics stay those of the base
+            hidden = super().forward(x)
+            if not self.training:
+                assert self.norm.running_mean is not None
+                self.norm.running_mean.add_(1.0)
+            return hidden
+
+    it, shard = workload(base=Scores), workload().prepare(arrays())
+    state = trained(it, it.init(CONFIG, 0), 1)
+    expected = it.train(state, shard, CONFIG, visit=visit(2)).state
+    again = trained(it, it.init(CONFIG, 0), 1)  # is kept, and scored
+    it.evaluate(again, shard, CONFIG)
+    assert it.train(again, shard, CONFIG, visit=visit(2)).state == expected
+
+
+def test_a_state_that_lacks_what_trains_is_none_of_the_workload() -> None:
+    few = workload(lambda config, base: nn.Sequential(base, nn.Linear(16, 3)))
+    it = workload()
+    with pytest.raises(CheckpointCorruptError, match="of another workload"):
+        it.train(few.init(CONFIG, 0), it.prepare(arrays()), CONFIG, visit=visit(1))
 
 
 def test_a_factory_that_gives_other_frozen_weights_each_time_is_found() -> None:
@@ -329,6 +387,13 @@ def test_another_base_is_refused_on_resume_and_by_a_state(tmp_path: Path) -> Non
         second.train(state, second.prepare(arrays()), CONFIG, visit=visit(1))
 
 
+def test_a_function_that_draws_without_a_seed_gives_the_same_base_each_time() -> None:
+    torch.manual_seed(1)
+    first = Base(Body).digest
+    torch.manual_seed(2)
+    assert Base(lambda: Body()).digest == first
+
+
 def test_a_base_that_differs_in_another_process_is_refused() -> None:
     def drifting() -> Body:
         seeds.append(len(seeds))
@@ -339,6 +404,10 @@ def test_a_base_that_differs_in_another_process_is_refused() -> None:
     it = workload(base=drifting)
     assert it.base is not None
     digest = it.base.digest
+    there = pickle.loads(cloudpickle.dumps(it))
+    _held.clear()  # as in another process
+    with pytest.raises(WorkloadError, match=f"the search began with {digest}; let base give"):
+        there.init(CONFIG, 0)
     it.base.forget()
     with pytest.raises(WorkloadError, match=f"the search began with {digest}; let base give"):
         it.init(CONFIG, 0)

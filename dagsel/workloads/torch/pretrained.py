@@ -126,17 +126,14 @@ class Base:
 
     def forget(self) -> None:
         """Load it anew when it is used next."""
-        for key in [key for key, it in _held.items() if it in self._loaded.values()]:
-            del _held[key]
-        self._loaded.clear()
+        for loaded in self._loaded.values():
+            loaded.is_spoiled = True
 
     def load(self, device: torch.device | None = None) -> _Loaded:
         """Load it to a device, if it is not there; the CPU by default."""
         device = device or torch.device("cpu")
-        if device in self._loaded:
-            return self._loaded[device]
         loaded = None if self._digest is None else _held.get((self._digest, device))
-        if loaded is None:
+        if loaded is None or loaded.is_spoiled:
             module, digest = self._read()
             if self._digest not in (None, digest):
                 raise WorkloadError(
@@ -186,6 +183,7 @@ class _Loaded:
     """The one copy of a base on a device."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        self.is_spoiled = False  # somebody has changed it
         self._module = module.requires_grad_(requires_grad=False)
         self._sums = checksums(module.parameters())
         self.places = {p.untyped_storage().data_ptr() for p in module.parameters()}
