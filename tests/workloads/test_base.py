@@ -323,6 +323,21 @@ def test_frozen_weights_that_training_changes_fail_the_trial_and_no_other(
     assert other.train(good, shard, CONFIG, visit=visit(4)).state == expected
 
 
+def test_a_trial_that_is_kept_goes_on_after_another_has_changed_the_base() -> None:
+    def model(config: Any, base: Any) -> nn.Module:
+        made = adapted(config, base)
+        if config.get("bad"):
+            made.register_forward_hook(lambda module, *_: write(module))
+        return made
+
+    it, bad = workload(model), {**CONFIG, "bad": True}
+    shard, expected = it.prepare(arrays()), trained(it, it.init(CONFIG, 0), 4)
+    good = trained(it, it.init(CONFIG, 0), 3)
+    with pytest.raises(WorkloadError, match="requires_grad=False"):
+        it.train(it.init(bad, 0), shard, bad, visit=visit(1))
+    assert it.train(good, shard, CONFIG, visit=visit(4)).state == expected
+
+
 def test_frozen_weights_that_an_evaluation_changes_fail_the_trial() -> None:
     class Writes(Body):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
