@@ -6,6 +6,7 @@ Numbers of NumPy count as Python's; True and False count as no numbers.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
 from numbers import Integral, Real
@@ -55,6 +56,24 @@ def shown(value: Any) -> str:
     text = repr(value)
     is_told = len(text) <= _LONGEST and "\n" not in text and " object at 0x" not in text
     return text if is_told else a
+
+
+def imported(module: str, extra: str, *, by: str, error: type[DagselError]) -> Any:
+    """Import a library that an extra of dagsel brings; say how to install it if it is missing.
+
+    Examples
+    --------
+    >>> imported("no_such_library", "jax", by="FlaxWorkload", error=SearchError)
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.SearchError: FlaxWorkload needs no_such_library: pip install "dagsel[jax]" (No \
+module named 'no_such_library')
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as why:
+        name = module.partition(".")[0]
+        raise error(f'{by} needs {name}: pip install "dagsel[{extra}]" ({why})') from None
 
 
 def whole(name: str, value: Any, *, least: int = 1, error: type[DagselError] = SearchError) -> int:

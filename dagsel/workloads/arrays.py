@@ -21,7 +21,14 @@ from dagsel.errors import CheckpointCorruptError, NothingTrainedError, WorkloadE
 from dagsel.state import NUMPY, Tensor
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
-from dagsel.workloads.batches import Cursor, ShardPass, check_batches, sizes_of
+from dagsel.workloads.batches import (
+    Cursor,
+    ShardPass,
+    batch_size_of,
+    check_batches,
+    check_numbers,
+    sizes_of,
+)
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 
 Shard: TypeAlias = dict[str, Any]
@@ -32,22 +39,6 @@ T = TypeVar("T")
 _EXTENDED = {"bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
 _CODES = NUMPY | _EXTENDED
 _NAMES = {code: name for name, code in _CODES.items()}
-
-
-def imported(module: str, extra: str) -> Any:
-    """Import a library that an extra of dagsel brings.
-
-    Raises
-    ------
-    WorkloadError
-        If it is missing; says how to install it.
-    """
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise WorkloadError(
-            f'{module.partition(".")[0]} is missing: pip install "dagsel[{extra}]"  ({error})'
-        ) from error
 
 
 def settle_jax() -> None:
@@ -215,13 +206,7 @@ class TakesArrays:
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
-        for name, (dtype, _) in data.arrays.items():
-            if dtype.kind in "US":
-                raise WorkloadError(
-                    f"array {name!r} is text (dtype {dtype.str}), and a model takes numbers: "
-                    f"write the data set with  classes, {name} = np.unique({name}, "
-                    "return_inverse=True)"
-                )
+        check_numbers(data)
         if data.ragged and self.input_fn is None:
             raise WorkloadError(
                 f"the samples of {sorted(data.ragged)[0]!r} differ in shape: give the workload an "
@@ -238,8 +223,7 @@ class TakesArrays:
         }
 
     def _batch_size(self, config: Config) -> int:
-        size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return whole("batch_size", size, error=WorkloadError)
+        return batch_size_of(self.batch_size, config)
 
     def _training_batches(
         self,

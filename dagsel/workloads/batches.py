@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from dagsel.codec import from_json
+from dagsel.checks import whole
+from dagsel.codec import Json, from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
-from dagsel.state import reading_state
-from dagsel.workloads.base import DataOutline, Visit
+from dagsel.state import State, reading_state
+from dagsel.workloads.base import Config, DataOutline, Trained, Visit
 
 #: Losses kept as they were reported before they are added up.
 FOLD = 4096
@@ -183,6 +184,21 @@ class ShardPass:
         self._fold()
         return math.isnan(self._loss_sum)
 
+    def place(self) -> dict[str, Json]:
+        """Return what a state says of its place inside the shard: nothing at the end of it."""
+        return {"cursor": asdict(self.cursor)} if self.stopped else {}
+
+    def trained(self, state: State) -> Trained:
+        """Return what a unit has come to that has trained on these batches."""
+        return Trained(
+            state,
+            self.cursor.n_samples,
+            self.loss,
+            finished=not self.stopped,
+            diverged=self.diverged,
+            losses=self.losses,
+        )
+
 
 def sizes_of(n_samples: int, batch_size: int, *, drop_last: bool) -> list[int]:
     """Return the sizes of a shard's batches.
@@ -214,6 +230,38 @@ def weighted_means(
         for name, column in columns.items()
     }
     return total, means
+
+
+def batch_size_of(given: int | Callable[[Any], int], config: Config) -> int:
+    """Return the samples in a batch, given as a number or as a function of the configuration.
+
+    Examples
+    --------
+    >>> batch_size_of(lambda config: config["n"] // 2, {"n": 9})
+    4
+    """
+    size: Any = given(config) if callable(given) else given
+    return whole("batch_size", size, error=WorkloadError)
+
+
+def check_numbers(data: DataOutline) -> None:
+    """Raise a `WorkloadError` if an array is text.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> check_numbers(DataOutline((8,), {"y": (np.dtype("<U3"), ())}))
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: array 'y' is text (dtype <U3), and a model takes numbers: write \
+the data set with  classes, y = np.unique(y, return_inverse=True)
+    """
+    for name, (dtype, _) in data.arrays.items():
+        if dtype.kind in "US":
+            raise WorkloadError(
+                f"array {name!r} is text (dtype {dtype.str}), and a model takes numbers: write "
+                f"the data set with  classes, {name} = np.unique({name}, return_inverse=True)"
+            )
 
 
 def check_batches(batch_size: int, data: DataOutline) -> None:

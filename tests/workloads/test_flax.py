@@ -404,7 +404,9 @@ def test_objects_of_torchmetrics_are_refused() -> None:
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(WorkloadError, match=r'optax is missing: pip install "dagsel\[jax\]"'):
+    with pytest.raises(
+        WorkloadError, match=r'FlaxWorkload needs optax: pip install "dagsel\[jax\]"'
+    ):
         small()
 
 

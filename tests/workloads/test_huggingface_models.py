@@ -29,8 +29,8 @@ import dagsel
 from dagsel.errors import WorkloadError
 from dagsel.flows import RandomSearch
 from dagsel.storage import RaggedArray, ShardedDataset
-from dagsel.workloads import HFWorkload
-from dagsel.workloads.base import checks
+from dagsel.workloads import HFWorkload, Visit
+from dagsel.workloads.base import DataOutline, checks
 from tests.workloads.tiny_transformers import (
     bert,
     gpt2,
@@ -277,3 +277,16 @@ def test_transformers_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(WorkloadError, match=r"pip install \"dagsel\[transformers\]\""):
         HFWorkload(gpt2, sgd, batch_size=2)
+
+
+def test_memory_is_said_or_counted_and_a_halved_batch_is_that_of_max_batch() -> None:
+    about = DataOutline((13,), {"input_ids": (np.dtype("int64"), ())}, frozenset({"input_ids"}))
+    assert lm(memory=lambda config: 10 * config["r"]).memory_bytes({"r": 3}, about) == 30
+    parameters = sum(it.numel() for it in gpt2({}).parameters())
+    assert lm().memory_bytes({}, about) >= 4 * 4 * parameters  # gradients and two moments too
+    few, half = lm(max_batch=2), lm().halved(1)
+    ends = [
+        it.train(it.init({}, 0), it.prepare(tokens(0)), {}, visit=Visit(0, 0, 1, 0)).state
+        for it in (few, half)
+    ]
+    assert ends[0] == ends[1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dagsel.checks import shown, takes
+from dagsel.checks import imported, shown, takes
 from dagsel.codec import from_json
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
@@ -18,7 +17,6 @@ from dagsel.workloads.arrays import (
     Kept,
     Shard,
     TakesArrays,
-    imported,
     new_beginning,
     settle_jax,
 )
@@ -216,19 +214,8 @@ nnx.Param
                 self._check_inputs(inputs, visit)
                 loss, leaves = programs.train(leaves, inputs, targets)
                 batches.log(loss)
-            reached = batches.cursor
-            after = {"kind": "flax", "seed": meta["seed"]}
-            if batches.stopped:
-                after["cursor"] = asdict(reached)
-            state = State.pack(programs.tensors(leaves), after)
-        return Trained(
-            state,
-            reached.n_samples,
-            batches.loss,
-            finished=not batches.stopped,
-            diverged=batches.diverged,
-            losses=batches.losses,
-        )
+            after = {"kind": "flax", "seed": meta["seed"], **batches.place()}
+            return batches.trained(State.pack(programs.tensors(leaves), after))
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
@@ -287,5 +274,5 @@ nnx.Param
 def _library() -> Any:
     settle_jax()
     for module in ("jax", "flax", "optax"):
-        imported(module, "jax")
+        imported(module, "jax", by="FlaxWorkload", error=WorkloadError)
     return import_module("dagsel.workloads.flax.programs")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dagsel.checks import shown
+from dagsel.checks import imported, shown
 from dagsel.codec import plain_part
 from dagsel.errors import WorkloadError
 from dagsel.workloads.huggingface.passes import Passes, core_of, is_shifted
@@ -27,13 +27,7 @@ _MOST_NAMES = 12  # of modules, in an error
 
 def needs_transformers() -> Any:
     """Import transformers, or raise a `WorkloadError` that says how to install it."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise WorkloadError(
-            f'HFWorkload needs transformers and peft: pip install "dagsel[transformers]" ({error})'
-        ) from None
-    return transformers
+    return imported("transformers", "transformers", by="HFWorkload", error=WorkloadError)
 
 
 def made_by(make: Callable[[], Any]) -> Any:

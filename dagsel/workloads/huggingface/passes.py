@@ -23,7 +23,7 @@ from dagsel.state import State, Tensor
 from dagsel.workloads.huggingface.collating import IGNORED
 from dagsel.workloads.pooled import Pool
 from dagsel.workloads.torch.ddp import GangBatches
-from dagsel.workloads.torch.loop import Piece, ShardBatches, needs_closure
+from dagsel.workloads.torch.loop import Piece, ShardBatches, closure_loop
 
 _SUMS, _LABELS = "sums", "n_labels"  # what a shard keeps of its scores
 
@@ -165,22 +165,14 @@ def train_on(
     max_norm: float | None,
 ) -> None:
     """Train on the batches: forward, backward, clip, step."""
-    asks_for_loss = needs_closure(type(optimizer).step)
-    for batch in batches:
-        pieces = [Piece(1.0, *batch)] if batches.max_batch is None else batch
 
-        def closure(pieces: list[Piece] = pieces) -> Any:
-            optimizer.zero_grad(set_to_none=True)
-            loss = _backward(model, batches, pieces, passes)
-            if max_norm is not None:
-                torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
-            return batches.agreed(loss) if asks_for_loss else loss
+    def backward(pieces: list[Piece]) -> torch.Tensor:
+        loss = _backward(model, batches, pieces, passes)
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        return loss
 
-        if asks_for_loss:
-            batches.log(optimizer.step(closure))
-        else:
-            batches.log(closure())
-            optimizer.step()
+    closure_loop(optimizer, batches, backward)
 
 
 def _backward(

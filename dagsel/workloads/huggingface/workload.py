@@ -46,6 +46,7 @@ from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making, evaluation_batches
 from dagsel.workloads.torch.device import Shard, device_of
 from dagsel.workloads.torch.loop import ShardBatches
+from dagsel.workloads.torch.memory import Memory
 from dagsel.workloads.torch.pretrained import Base
 from dagsel.workloads.torch.speed import Fused, Precision, multiplying, stepping
 from dagsel.workloads.torch.state import StateReader
@@ -112,7 +113,7 @@ class HFWorkload(TorchWorkload):
         As for `TorchWorkload`: the pretrained model that trials adapt, which is once on each worker
         and in no state, such as ``base=lambda: AutoModelForCausalLM.from_pretrained(folder)``; and
         what a state holds.
-    drop_last, eval_batch_size, compile, fused, device_memory
+    drop_last, eval_batch_size, compile, fused, device_memory, memory
         As for `TorchWorkload`.
 
     Notes
@@ -176,6 +177,7 @@ class HFWorkload(TorchWorkload):
         compile: bool | str = False,  # noqa: A002 - PyTorch's own word
         fused: Fused = "auto",
         device_memory: int | float = 0.5,
+        memory: Memory = None,
     ) -> None:
         needs_transformers()
         names = _checked_names(label_names)
@@ -188,7 +190,7 @@ class HFWorkload(TorchWorkload):
             input_fn=AsItIs(), collate=collating(collator, names, packing=is_packed),
             bucket_by=None if is_packed else bucket_by, max_batch=max_batch, precision=precision,
             drop_last=drop_last, eval_batch_size=eval_batch_size, compile=compile, fused=fused,
-            device_memory=device_memory, base=base, state=state,
+            device_memory=device_memory, base=base, state=state, memory=memory,
         )  # fmt: skip
         self.collator, self.label_names, self.packing = collator, names, is_packed
         self.gradient_checkpointing = flag(

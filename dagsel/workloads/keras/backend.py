@@ -10,8 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dagsel.checks import imported
 from dagsel.errors import WorkloadError
-from dagsel.workloads.arrays import imported, settle_jax
+from dagsel.workloads.arrays import settle_jax
 
 #: Those on which dagsel trains.
 BACKENDS = ("torch", "jax")
@@ -45,7 +46,7 @@ def import_keras() -> Any:
     if "jax" in (os.environ.get("KERAS_BACKEND"), _configured()):
         settle_jax()
     try:
-        return imported("keras", "keras")
+        return imported("keras", "keras", by="KerasWorkload", error=WorkloadError)
     except WorkloadError as error:
         if "tensorflow" in str(error):
             raise WorkloadError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from importlib import import_module
 from typing import Any, TypeAlias
 
@@ -198,19 +197,8 @@ class KerasWorkload(TakesArrays, PoolsMetrics):
                     self._write_streams(streams)
                 batches.log(trial.train(inputs, targets))
             trial.check()
-            reached = batches.cursor
-            after: dict[str, Json] = {"seed": meta["seed"]}
-            if batches.stopped:
-                after["cursor"] = asdict(reached)
-            state = self._pack(trial.values(), after, self._read_streams())
-        return Trained(
-            state,
-            reached.n_samples,
-            batches.loss,
-            finished=not batches.stopped,
-            diverged=batches.diverged,
-            losses=batches.losses,
-        )
+            after = {"seed": meta["seed"], **batches.place()}
+            return batches.trained(self._pack(trial.values(), after, self._read_streams()))
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""

@@ -10,16 +10,12 @@ collections of logged values. Those whose names begin with an underscore are imp
 alone.
 """
 
+from dagsel.checks import imported
 from dagsel.errors import WorkloadError
 
-try:
-    import lightning.pytorch as _  # noqa: F401
-except ImportError as error:
-    raise WorkloadError(
-        f'LightningWorkload needs Lightning: pip install "dagsel[lightning]" ({error})'
-    ) from None
+imported("lightning.pytorch", "lightning", by="LightningWorkload", error=WorkloadError)
 
-from dagsel.workloads.lightning.workload import LightningWorkload
+from dagsel.workloads.lightning.workload import LightningWorkload  # noqa: E402 - see above
 
 __all__ = ["LightningWorkload"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal
 from dagsel.state import State
 from dagsel.workloads.base import Config, DataOutline, Evaluated, Trained, Visit, never
-from dagsel.workloads.batches import Cursor, check_batches
+from dagsel.workloads.batches import Cursor, batch_size_of, check_batches
 from dagsel.workloads.lightning import scores, travel
 from dagsel.workloads.lightning.loop import score_shard, train_shard
 from dagsel.workloads.lightning.trainer import TrainerOptions
@@ -268,23 +268,13 @@ which epoch of a trial is its last; do it with run.best_model()
             trial.set_streams(device)
             with multiplying(self.precision, device):
                 train_shard(trial.trainer, batches, visit, scores=frozenset(self._metrics))
-            reached = batches.cursor
-            meta = {"seed": trial.seed, "cursor": asdict(reached)}
-            if not batches.stopped:
-                del meta["cursor"]
-            captured = trial.captured(meta, device.type)
+            captured = trial.captured({"seed": trial.seed, **batches.place()}, device.type)
             trial.close()
             if not batches.stopped:
                 self._live.keep(trial, captured)
+        done, reached = batches.trained(captured.state), batches.cursor
         is_known = reached.n_logged > 0 or reached.n_samples == 0
-        return Trained(
-            captured.state,
-            reached.n_samples,
-            batches.loss if is_known else None,
-            finished=not batches.stopped,
-            diverged=batches.diverged,
-            losses=batches.losses,
-        )
+        return done if is_known else replace(done, loss=None)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
@@ -386,8 +376,7 @@ which epoch of a trial is its last; do it with run.best_model()
         return Making(make, self.collate, self.augment, self.bucket_by)
 
     def _batch_size(self, config: Config) -> int:
-        size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return whole("batch_size", size, error=WorkloadError)
+        return batch_size_of(self.batch_size, config)
 
     def _options(self, config: Config) -> TrainerOptions:
         n_batches = None

@@ -13,6 +13,7 @@ import torch
 from dagsel.errors import WorkloadError
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import DataOutline
+from dagsel.workloads.batches import check_numbers
 
 logger = logging.getLogger("dagsel")
 
@@ -132,22 +133,9 @@ def _refuses_float64(loss: Any) -> bool:
 
 
 def check_dtypes(data: DataOutline) -> None:
-    """Raise a `WorkloadError` if an array cannot become a tensor.
-
-    Examples
-    --------
-    >>> check_dtypes(DataOutline((8,), {"y": (np.dtype("<U3"), ())}))
-    Traceback (most recent call last):
-    ...
-    dagsel.errors.WorkloadError: array 'y' is text (dtype <U3), and a tensor holds numbers: write \
-the data set with  classes, y = np.unique(y, return_inverse=True)
-    """
+    """Raise a `WorkloadError` if an array cannot become a tensor."""
+    check_numbers(data)
     for name, (dtype, _) in data.arrays.items():
-        if dtype.kind in "US":
-            raise WorkloadError(
-                f"array {name!r} is text (dtype {dtype.str}), and a tensor holds numbers: write "
-                f"the data set with  classes, {name} = np.unique({name}, return_inverse=True)"
-            )
         try:
             torch.from_numpy(np.empty(0, dtype.newbyteorder("=")))
         except TypeError as error:

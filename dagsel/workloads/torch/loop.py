@@ -108,7 +108,9 @@ def standard_loop(
 ) -> None:
     """Train on the batches: forward, backward, step."""
     if batches.max_batch is not None or needs_closure(type(optimizer).step):
-        return _closure_loop(model, optimizer, batches, loss_of)
+        return closure_loop(
+            optimizer, batches, functools.partial(_accumulate, model, loss_of=loss_of)
+        )
     zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
     for inputs, targets in batches:
         zero_grad(set_to_none=True)
@@ -119,19 +121,22 @@ def standard_loop(
     return None
 
 
-def _closure_loop(
-    model: torch.nn.Module,
+def closure_loop(
     optimizer: torch.optim.Optimizer,
     batches: ShardBatches,
-    loss_of: Callable[[Any, Any], torch.Tensor],
+    backward: Callable[[list[Piece]], torch.Tensor],
 ) -> None:
+    """Train on the batches by a function that adds up a batch's gradients, and returns its loss.
+
+    An optimizer that evaluates the loss itself calls it as often as it likes.
+    """
     asks_for_loss = needs_closure(type(optimizer).step)
     for batch in batches:
         pieces = [Piece(1.0, *batch)] if batches.max_batch is None else batch
 
         def closure(pieces: list[Piece] = pieces) -> Any:
             optimizer.zero_grad(set_to_none=True)
-            loss = _accumulate(model, pieces, loss_of)
+            loss = backward(pieces)
             return batches.agreed(loss) if asks_for_loss else loss
 
         if asks_for_loss:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
@@ -25,7 +24,7 @@ from dagsel.workloads.base import (
     metric_functions,
     never,
 )
-from dagsel.workloads.batches import Cursor, check_batches
+from dagsel.workloads.batches import Cursor, batch_size_of, check_batches
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
@@ -412,10 +411,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 )
             if visit.ends_epoch and not batches.stopped:
                 end_epoch(schedule, self.lr_scheduler_interval)
-            reached = batches.cursor
-            meta: dict[str, Any] = {"seed": trial.seed}
-            if batches.stopped:
-                meta["cursor"] = asdict(reached)
+            meta = {"seed": trial.seed, **batches.place()}
             if self._leaves_out:
                 self._check_frozen(trial.frozen, state.meta, config)
                 meta.update({name: state.meta.get(name) for name in ("base", "frozen")})
@@ -425,14 +421,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 state = captured.state
             if gang is None and not batches.stopped:
                 self._live.keep(trial, captured)
-        return Trained(
-            state,
-            reached.n_samples,
-            batches.loss,
-            finished=not batches.stopped,
-            diverged=batches.diverged,
-            losses=batches.losses,
-        )
+        return batches.trained(state)
 
     def evaluate(self, state: State, shard: Shard, config: Config) -> Evaluated:
         """Score a state on one validation shard, its samples in order."""
@@ -460,8 +449,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         return Making(self.input_fn, self.collate, self.augment, self.bucket_by)
 
     def _batch_size(self, config: Config) -> int:
-        size: Any = self.batch_size(config) if callable(self.batch_size) else self.batch_size
-        return whole("batch_size", size, error=WorkloadError)
+        return batch_size_of(self.batch_size, config)
 
     def _loop(
         self,
