@@ -54,6 +54,21 @@ def own_cluster(n_workers: int) -> Iterator[LocalCluster]:
 
 
 @contextmanager
+def threads_of_this_process(n_workers: int) -> Iterator[Client]:
+    """A client of workers that import nothing, as they are threads of this process."""
+    cluster = LocalCluster(
+        n_workers=n_workers,
+        threads_per_worker=1,
+        processes=False,
+        dashboard_address="127.0.0.1:0",
+        silence_logs=50,
+    )
+    with Client(cluster, set_as_default=False) as client:
+        yield client
+    close(cluster)
+
+
+@contextmanager
 def spawned_cluster(n_workers: int, memory_limit: str, silence_logs: int) -> Iterator[LocalCluster]:
     """A cluster whose workers have little memory: a copy would have all that was imported here.
 

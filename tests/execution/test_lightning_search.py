@@ -7,7 +7,6 @@ rate follows the metric of the search and gradients wait over the ends of shards
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -15,16 +14,15 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client
 
 import dagsel
-from dagsel.execution.cluster import close
 from dagsel.flows import ASHA
 from dagsel.storage import Journal, ShardedDataset
 from tests.conftest import Optimize
 
 from . import interrupted
-from .helpers import validation_of
+from .helpers import threads_of_this_process, validation_of
 
 pytestmark = pytest.mark.skipif(not find_spec("lightning"), reason="needs the extra lightning")
 
@@ -52,16 +50,8 @@ def workload() -> dagsel.LightningWorkload:
 @pytest.fixture
 def client() -> Iterator[Client]:
     """Two workers that are threads of this process: Lightning is imported once."""
-    cluster = LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=False,
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
-    with Client(cluster, set_as_default=False) as client:
+    with threads_of_this_process(2) as client:
         yield client
-    close(cluster)
 
 
 @pytest.fixture

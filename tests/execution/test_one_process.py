@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -10,31 +9,22 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests
 from dagsel.dispatch.units import Chain, Round
-from dagsel.execution.cluster import close
 from dagsel.messages import PieceRecord, TrialReport, UnitRecord
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 
-from .helpers import done, engine_for, listen, of
+from .helpers import done, engine_for, listen, of, threads_of_this_process
 
 
 @pytest.fixture
 def two() -> Iterator[Client]:
     """Two workers that are threads of this process."""
-    cluster = LocalCluster(
-        n_workers=2,
-        threads_per_worker=1,
-        processes=False,
-        dashboard_address="127.0.0.1:0",
-        silence_logs=logging.CRITICAL,
-    )
-    with Client(cluster, set_as_default=False) as client:
+    with threads_of_this_process(2) as client:
         yield client
-    close(cluster)
 
 
 def chains(*trials: int) -> Round:

@@ -25,15 +25,9 @@ from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline
 from dagsel.workloads.keras import backend
+from tests.workloads.test_flax import CONFIG, SEED, SIZES, TRIAL, arrays, train
 
 BACKEND = os.environ.setdefault("KERAS_BACKEND", "torch")
-SEED, TRIAL, SIZES = 3, 2, (22, 16)
-CONFIG = {"lr": 0.1}
-
-
-def arrays(seed: int, n: int = 22) -> dict[str, Any]:
-    x = np.random.default_rng(seed).normal(size=(n, 6)).astype("float32")
-    return {"x": x, "y": (x[:, 0] > 0).astype("int64") + (x[:, 1] > 0)}
 
 
 def compiled(layers: list[Any], config: Any, **options: Any) -> Any:
@@ -82,13 +76,6 @@ def stepped(config: Any, **options: Any) -> Any:
 def small(model: Callable[[Any], Any] = stepped, **options: Any) -> KerasWorkload:
     made: dict[str, Any] = {"batch_size": 11, "metrics": ["accuracy"], **options}
     return KerasWorkload(model, **made)
-
-
-def train(workload: Any, state: State, data: Any = None, **options: Any) -> Any:
-    config = options.pop("config", CONFIG)
-    visit = options.pop("visit", Visit(SEED, TRIAL, 1, 0))
-    shard = workload.prepare(arrays(0) if data is None else data)
-    return workload.train(state, shard, config, visit=visit, **options)
 
 
 class TestKerasWorkload(WorkloadSuite):
