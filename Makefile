@@ -18,8 +18,8 @@ help:
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
-	@echo "make bench           the benchmarks, an hour and a half; writes docs/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
-	@echo "make papers          the experiments of four papers beside ours, 50 minutes; writes docs/papers/ or OUT; DATA=PATH of the MNIST files"
+	@echo "make bench           the benchmarks, an hour and a half; writes docs/measured/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
+	@echo "make papers          the experiments of four papers beside ours, 50 minutes; writes docs/measured/papers/ or OUT; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"
 	@echo "make churn           the churn test with the oldest and the newest distributed; all of Slurm's"
@@ -27,13 +27,13 @@ help:
 	@echo "make replay          replay and determinism over ten seeds"
 	@echo "make laws            all that is pure or simulated, 500 examples a law"
 	@echo "make shuffle         all tests in five random orders"
-	@echo "make coverage        all tests; which branches do they run? Writes docs/coverage.md"
+	@echo "make coverage        all tests; which branches do they run? Writes docs/measured/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
 	@echo "make examples        the examples in all their forms"
 	@echo "make pages           a page of a paper, to the digit"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
-	@echo "make chaos           50 searches under faults of all kinds; writes docs/chaos.md"
+	@echo "make chaos           50 searches under faults of all kinds; writes docs/measured/chaos.md"
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -117,7 +117,7 @@ test-gpu: $(VENV)/.cuda
 	$(BIN)/python -m pytest -q -m gpu tests
 
 docs: $(VENV)/.dev
-	$(BIN)/mkdocs build --strict
+	$(BIN)/zensical build --strict
 
 bench-dispatch: $(VENV)/.dev
 	$(BIN)/python tests/benchmarks/dispatch.py
@@ -160,7 +160,7 @@ bench: $(VENV)/.dev
 	$(BENCH)/page.py $(if $(DATA),--data $(DATA)) $(if $(ONLY),--only $(ONLY)) $(OR_MISSED)
 
 # The experiments of four papers beside ours: in virtual time, two at once, and then in real training, one
-# after the other; writes docs/papers/, or the folder OUT.
+# after the other; writes docs/measured/papers/, or the folder OUT.
 WHERE := $(if $(OUT),--out $(OUT))
 MNIST := $(WHERE) $(if $(DATA),--data $(DATA))
 papers: $(VENV)/.dev
@@ -195,8 +195,8 @@ churn: $(VENV)/.dev newest
 	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all DISK_TIMES=4 $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_held_on_disk.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
 
 chaos: $(VENV)/.dev
-	$(BIN)/python tests/chaos/chaos.py 50 docs/chaos.md
-	for library in adapter lightning flax keras; do $(BIN)/python tests/chaos/chaos.py 5 docs/chaos.md $$library || exit 1; done
+	$(BIN)/python tests/chaos/chaos.py 50 docs/measured/chaos.md
+	for library in adapter lightning flax keras; do $(BIN)/python tests/chaos/chaos.py 5 docs/measured/chaos.md $$library || exit 1; done
 
 replay: $(VENV)/.dev
 	REPLAY_SEEDS=10 LIBRARIES=all $(BIN)/python -m pytest -q tests/laws/test_replay.py \

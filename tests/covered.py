@@ -1,4 +1,4 @@
-"""The page docs/coverage.md: what of the product the tests run, line by line and branch by branch.
+"""The page docs/measured/coverage.md: what of the product the tests run, by line and by branch.
 
 ::
 
@@ -21,7 +21,7 @@ from pathlib import Path
 from coverage import Coverage
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "coverage.md"
+PAGE = ROOT / "docs/measured/coverage.md"
 ENOUGH = 95.0  # percent of the lines and branches of a file
 #: Why less than that is run, by file. How much of a process's count is lost when it is killed is
 #: chance, so a file that is not far below may be above it in the next run.

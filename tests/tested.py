@@ -1,4 +1,4 @@
-"""The tables of docs/tests.md: which laws are tested, and where.
+"""The tables of docs/measured/tests.md: which laws are tested, and where.
 
 A file of tests opens with its laws; the first paragraph of that goes into the table.
 
@@ -11,7 +11,7 @@ import ast
 from pathlib import Path
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "tests.md"
+PAGE = TESTS.parent / "docs/measured/tests.md"
 #: Below it stands what is written here.
 MARK = "<!-- Written by tests/tested.py. -->\n"
 #: Folders of tests, as a reader meets the parts, and their headings.

@@ -6,8 +6,8 @@ happens, and performs what it decides: a bound unit gets its worker as its one r
 shard in its annotations.
 
 Of the scheduler it touches what Dask does not promise to keep: ``TaskState.worker_restrictions``,
-``annotations`` and ``suspicious``, and ``Scheduler.transitions``; docs/how-it-works.md lists the
-rest. The range of versions in ``pyproject.toml`` is the one it is tested with.
+``annotations`` and ``suspicious``, and ``Scheduler.transitions``. docs/explanation/how-it-works.md
+lists the rest. The range of versions in ``pyproject.toml`` is the one it is tested with.
 """
 
 from __future__ import annotations

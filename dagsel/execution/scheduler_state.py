@@ -1,6 +1,6 @@
 """What a run changes in Dask's scheduler by hand, and how it leaves it as it was.
 
-None of it is promised to stay; docs/how-it-works.md lists what else is not.
+None of it is promised to stay; docs/explanation/how-it-works.md lists what else is not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The arithmetic of searches in stages of wall-clock time: SEER's brackets, and Hyperband's.
 
 Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3, with the
-misprints mended that `docs/elastic.md` lists. Everything is a fraction: a logarithm in floating
-point gives the wrong number of stages where R is a power of the reduction factor.
+misprints mended that `docs/procedures/seer.md` lists. Everything is a fraction: a logarithm in
+floating point gives the wrong number of stages where R is a power of the reduction factor.
 """
 
 from __future__ import annotations

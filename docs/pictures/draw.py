@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/afterwards.md and docs/watching.md from searches that it runs.
+"""Draw the pictures of docs/how-to/afterwards.md and watching.md from searches that it runs.
 
 PYTHONPATH=. python docs/pictures/draw.py  # needs Chromium and the dev extra; takes a minute
 """

@@ -1,7 +1,7 @@
 """How many epochs the search procedures need to come as far as the full grid, on real digits.
 
 Each procedure searches the same 48 configurations of a small network on scikit-learn's digits. The
-table in docs/flows.md is what this prints:
+table in docs/procedures/index.md is what this prints:
 
     python tests/benchmarks/flows_on_digits.py [--seeds 3]
 """

@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/benchmarks.md anew; ``make bench`` runs it, for about an hour.
+"""Write the generated parts of docs/measured/benchmarks.md anew; ``make bench`` takes an hour.
 
     python tests/benchmarks/page.py [--only peers,engine] [--data PATH]
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs/measured/benchmarks.md"
 MARKER = re.compile(r"^<!-- (begin|end): (\S+) -->$", re.MULTILINE)
 #: A benchmark that takes longer has failed.
 LIMIT_S = 1800
@@ -94,7 +94,7 @@ def output_of(*command: str) -> str:
 def origin(command: str, minutes: float, load: float) -> str:
     """Say what was run, of which commit, when, and where; `load` is that of the machine before."""
     commit = output_of("git", "rev-parse", "--short", "HEAD") or "unknown"
-    changed = output_of("git", "status", "--porcelain", "--", ".", ":!docs/benchmarks.md")
+    changed = output_of("git", "status", "--porcelain", "--", ".", ":!docs/measured/benchmarks.md")
     machine = [f"{os.cpu_count()} cores", f"Python {platform.python_version()}"]
     machine += [f"PyTorch {version('torch')}", f"distributed {version('distributed')}"]
     return (

@@ -1,4 +1,4 @@
-"""Of docs/benchmarks.md the generated parts change, its prose never.
+"""Of docs/measured/benchmarks.md the generated parts change, its prose never.
 
 A wrong marker is an error that names it; a benchmark that fails stops no other.
 """

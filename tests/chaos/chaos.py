@@ -1,7 +1,7 @@
 """One search put through the faults of a seed, and whether it came to what it should have.
 
-``python tests/chaos/chaos.py 50 docs/chaos.md`` runs seeds 0 to 49 and writes their table;
-``python tests/chaos/chaos.py 5 docs/chaos.md keras`` adds lines of a workload of another library.
+``python tests/chaos/chaos.py 50 docs/measured/chaos.md`` runs seeds 0 to 49 and writes their table;
+``python tests/chaos/chaos.py 5 docs/measured/chaos.md keras`` adds lines of another library.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A search under faults of every kind ends as it does when nothing happens, bit for bit.
 
-Here four seeds, each kind of fault among them; ``make chaos`` runs fifty and writes docs/chaos.md.
+Four seeds, each kind of fault among them; ``make chaos`` runs fifty for docs/measured/chaos.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cerebro's experiments (Nakandala et al. 2020) in virtual time: docs/papers/cerebro.md.
+"""Cerebro's experiments (Nakandala et al. 2020) in virtual time: its page in docs/measured.
 
-    python tests/benchmarks/papers/cerebro.py [--out docs/papers] [--limit 2] [--only figure-6]
+    python tests/benchmarks/papers/cerebro.py [--out FOLDER] [--limit 2] [--only figure-6]
 
 The page says what is stated, what is assumed, and what comes out.
 """

@@ -1,6 +1,6 @@
-"""Cerebro's Table 2, Figure 7's storage and Figure 8A on worker processes: docs/papers/cerebro.md.
+"""Cerebro's Table 2, Figure 7's storage and Figure 8A on worker processes.
 
-    python tests/benchmarks/papers/cerebro_cluster.py [--out docs/papers] [--only real-table-2]
+    python tests/benchmarks/papers/cerebro_cluster.py [--out FOLDER] [--only real-table-2]
 
 A worker is a process that trains in one thread. There may be more of them than cores: where time is
 measured on more than two, their units sleep. The page says what is assumed. ``--quick`` is a test

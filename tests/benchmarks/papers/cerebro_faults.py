@@ -1,6 +1,6 @@
-"""Cerebro's Figure 8B: two of eight workers are killed and come back: docs/papers/cerebro.md.
+"""Cerebro's Figure 8B: two of eight workers are killed and come back: its page in docs/measured.
 
-    python tests/benchmarks/papers/cerebro_faults.py [--out docs/papers]
+    python tests/benchmarks/papers/cerebro_faults.py [--out FOLDER]
 
 The units sleep, as there are more processes than cores; all else is real. The page says what is
 assumed. ``--quick`` is a test of the script. It takes 2 minutes.

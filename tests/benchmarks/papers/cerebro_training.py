@@ -1,6 +1,6 @@
-"""Cerebro's learning curves (Figure 7B) at our scale, in real training: docs/papers/cerebro.md.
+"""Cerebro's learning curves (Figure 7B) at our scale, in real training: its page in docs/measured.
 
-    python tests/benchmarks/papers/cerebro_training.py [--out docs/papers] [--seeds 3]
+    python tests/benchmarks/papers/cerebro_training.py [--out FOLDER] [--seeds 3]
 
 CNNs that hop over the shards on two worker processes, and the same ones trained by plain PyTorch:
 in the same order, with the whole data shuffled, and by averaging models. The page says what is

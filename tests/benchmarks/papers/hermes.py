@@ -1,6 +1,6 @@
-"""Hermes' experiments (Son et al. 2021, section 4) on recorded losses: docs/papers/hermes.md.
+"""Hermes' experiments (Son et al. 2021, section 4) on recorded losses: its page in docs/measured.
 
-    python tests/benchmarks/papers/hermes.py [--out docs/papers] [--orders 20] [--only figure-5]
+    python tests/benchmarks/papers/hermes.py [--out FOLDER] [--orders 20] [--only figure-5]
     python tests/benchmarks/papers/hermes.py --real [--models mlp]
 
 The page says what is stated, what is assumed, and what comes out. With ``--real`` one order of the

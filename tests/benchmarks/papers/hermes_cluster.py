@@ -1,6 +1,6 @@
-"""Hermes' Figure 5 on a real cluster, with jobs that really train: docs/papers/hermes.md.
+"""Hermes' Figure 5 on a real cluster, with jobs that really train: its page in docs/measured.
 
-    python tests/benchmarks/papers/hermes_cluster.py [--out docs/papers] [--orders 1]
+    python tests/benchmarks/papers/hermes_cluster.py [--out FOLDER] [--orders 1]
 
 Two worker processes train 16 CNNs of the recorded grid, with each scheduler. The page says what is
 assumed. ``--quick`` is a test of the script. It takes 5 minutes of a quiet machine with two cores.

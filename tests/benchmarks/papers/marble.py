@@ -1,6 +1,6 @@
 """MARBLE's experiments (Han et al., CCGRID 2020) in the simulator: Tables II to IV, Figures 5 to 8.
 
-    python tests/benchmarks/papers/marble.py [--out docs/papers]
+    python tests/benchmarks/papers/marble.py [--out FOLDER]
 
 It writes the tables of ``marble.md`` in that folder anew, and the pictures ``marble-*.svg``. What
 the page says around them is written by hand: what the paper states and what is assumed stood there

@@ -1,6 +1,6 @@
 """MARBLE's job sets (Han et al., CCGRID 2020, Tables II to IV), and who runs them in the simulator.
 
-What the paper states comes first; what is assumed is in `Assumed`, and docs/papers/marble.md says
+What the paper states comes first; what is assumed is in `Assumed`, and docs/measured/papers says
 why. The page is written by ``marble.py`` beside this file.
 """
 
@@ -52,7 +52,7 @@ BAR = 0.10
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
-    """What the paper does not state; docs/papers/marble.md gives the reasons.
+    """What the paper does not state; docs/measured/papers/marble.md gives the reasons.
 
     Parameters
     ----------

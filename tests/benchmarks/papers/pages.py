@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from tests.benchmarks.page import output_of, replaced
 
-PAGES = Path(__file__).parents[3] / "docs" / "papers"
+PAGES = Path(__file__).parents[3] / "docs/measured/papers"
 mpl.use("Agg")
 # The same picture gives the same bytes; letters stay letters.
 mpl.rcParams.update({"svg.hashsalt": "dagsel", "svg.fonttype": "none", "font.size": 9})

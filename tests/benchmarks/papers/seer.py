@@ -1,6 +1,6 @@
 """SEER's figures and tables (Dunlap et al., SoCC 2021) beside ours, in virtual time.
 
-    python tests/benchmarks/papers/seer.py [--out docs/papers] [--seeds 20] [--quick]
+    python tests/benchmarks/papers/seer.py [--out FOLDER] [--seeds 20] [--quick]
 
 Writes the generated parts of ``seer.md`` and its pictures ``seer-*.svg``, the same at each call.
 What is assumed, and what was found, stands on the page by hand. Hermes' curves are searched with

@@ -1,6 +1,6 @@
-"""SEER's Table 2 in real training, with a real deadline and real workers: docs/papers/seer.md.
+"""SEER's Table 2 in real training, with a real deadline and real workers.
 
-    python tests/benchmarks/papers/seer_training.py [--out docs/papers] [--seeds 3]
+    python tests/benchmarks/papers/seer_training.py [--out FOLDER] [--seeds 3]
 
 Each search is `dagsel.optimize` with a deadline and a budget, and a cluster of its own of at most
 two worker processes. The methods take turns. The page says what is assumed. ``--quick`` is a test

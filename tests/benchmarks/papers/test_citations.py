@@ -28,12 +28,12 @@ SECTIONS = {
 }
 #: Files that cite one paper alone.
 FILES = {
-    "docs/papers/cerebro.md": "cerebro",
-    "docs/papers/seer.md": "seer",
-    "docs/papers/hermes.md": "hermes",
-    "docs/papers/marble.md": "marble",
-    "docs/marble.md": "marble",
-    "docs/time-sharing.md": "hermes",
+    "docs/measured/papers/cerebro.md": "cerebro",
+    "docs/measured/papers/seer.md": "seer",
+    "docs/measured/papers/hermes.md": "hermes",
+    "docs/measured/papers/marble.md": "marble",
+    "docs/procedures/marble.md": "marble",
+    "docs/procedures/hermes.md": "hermes",
     "flows/seer.py": "seer",
     "flows/hypersched.py": "seer",
     "flows/hermes.py": "hermes",

@@ -10,7 +10,7 @@ import pytest
 from tests.benchmarks.papers import lookahead
 from tests.benchmarks.papers.seer import FIGURE_4, Found, Setting
 
-PAGE = (Path(__file__).parents[3] / "docs/papers/lookahead.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/measured/papers/lookahead.md").read_text()
 
 
 def found(ours: tuple[float, ...], best: tuple[float, ...]) -> dict[str, Found]:

@@ -19,7 +19,7 @@ from tests.benchmarks.papers import seer
 from tests.benchmarks.seer_traces import load
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs/papers/seer.md"
+PAGE = ROOT / "docs/measured/papers/seer.md"
 TRACES = load.curves("table 1", 60.0, seer.SCALING)
 SETTINGS = (seer.VGG, *seer.FIGURE_4, seer.SEGMENTATION, seer.TEXT)
 
