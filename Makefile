@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples pages attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples tutorials pages attack known-faults mutants nightly clean
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -14,6 +14,7 @@ help:
 	@echo "make quick           all that is pure or simulated: for each save of a file"
 	@echo "make test-gpu        the tests that need a GPU, with dask-cuda"
 	@echo "make nightly         what has more than one seed, with all of them: hours; .ci/nightly runs it"
+	@echo "make tutorials       run the tutorials, and put what they show into their pages"
 	@echo "make docs            build the documentation into site/"
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
@@ -115,6 +116,9 @@ $(VENV)/.cuda: $(VENV)/.dev
 
 test-gpu: $(VENV)/.cuda
 	$(BIN)/python -m pytest -q -m gpu tests
+
+tutorials: $(VENV)/.dev
+	$(BIN)/python tests/tutorials.py
 
 docs: $(VENV)/.dev
 	$(BIN)/zensical build --strict

@@ -1,0 +1,52 @@
+"""A tutorial is a page and a notebook: both say the same, and the notebook runs as it stands.
+
+Jupyter runs it in an empty folder, as a reader would. No cell warns.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from . import tutorials
+
+PAGES = [pytest.param(page, id=page.stem) for page in tutorials.pages()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_and_notebook_say_the_same(page: Path) -> None:
+    notebook = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
+    of_page = tutorials.notebook_of(page)
+    wrong = f"run python tests/tutorials.py {page.stem}"
+    assert [cell.source for cell in notebook.cells] == [cell.source for cell in of_page.cells], (
+        wrong
+    )
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code"), wrong
+    assert tutorials.page_of(notebook, page) == page.read_text(), wrong
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("page", PAGES)
+def test_the_notebook_runs_and_warns_of_nothing(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    (tmp_path / "here").mkdir()
+    notebook = tutorials.executed(page, tmp_path / "here")
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    errors = [output.text for output in outputs if output.get("name") == "stderr"]
+    assert not [text for text in errors if "Warning" in text]
+
+
+def test_what_a_cell_shows_stands_behind_it_once(tmp_path: Path) -> None:
+    page = tmp_path / "sums.md"
+    text = "# Sums\n\n```python\nprint(1)\n2 + 2\n```\n\nNothing:\n\n```python\nthree = 3\n```\n"
+    page.write_text(text)
+    tutorials.write(page)
+    shown = text.replace("2 + 2\n```", '2 + 2\n```\n\n```text title="Output"\n1\n4\n```')
+    assert page.read_text() == shown
+    tutorials.write(page)
+    assert page.read_text() == shown
