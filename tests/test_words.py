@@ -34,7 +34,9 @@ NO_SENTENCE = [
 ]
 LINK = re.compile(r"!?\[([^\]]*)\](?:\([^)]*\)|\{[^}]*\})")
 #: A sentence ends with its point, or with its paragraph or item.
-END = re.compile(r"[.!?][*_)\"”]*(?=\s|$)|\n\s*\n|\n\s*(?=(?:[-*]|\d+\.) )")
+END = re.compile(
+    r"(?<!e\.g)(?<!i\.e)(?<!et al)[.!?][*_)\"”]*(?=\s|$)|\n\s*\n|\n\s*(?=(?:[-*]|\d+\.) )"
+)
 #: Words of those who make the project, which no reader can know.
 OF_THE_MAKERS = re.compile(r"\b(?:lent to|(?:this|any) session|issue \d+)\b", re.IGNORECASE)
 
