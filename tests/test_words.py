@@ -56,7 +56,7 @@ def words_of_sentences(text: str) -> list[int]:
         ("One two. Three four five.", [2, 3]),
         (
             "Say `a.b.c()` and\n[go on](there.md): it is e.g. so.\n\n- an item\n- another one",
-            [9, 2, 2],
+            [10, 2, 2],
         ),
         ("# Head of it\n\n| a | table |\n\nOne.\n\n```python\nno = 1.\n```\n", [1]),
     ],
