@@ -118,14 +118,6 @@ def test_few_blocks_are_left_out() -> None:
     assert len(fences) == sum(page.read_text().count("```python") for page in PAGES)
 
 
-def test_the_readmes_program_is_of_fifteen_lines() -> None:
-    (program,) = blocks(ROOT / "README.md")
-    lines = [line for line in program.splitlines() if line.strip()]
-    assert len(lines) <= 15
-    assert max(map(len, lines)) <= 100
-    assert ";" not in program
-
-
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_resolve(page: Path) -> None:
     for link in LINK.findall(page.read_text()):

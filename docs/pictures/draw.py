@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import torch
@@ -21,6 +21,7 @@ from tests.notebook.lab import open_notebook, run_cell, served, write_notebook
 
 HERE = Path(__file__).parent
 CHROMIUM = "/usr/bin/chromium"
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 
 
 def model(config: Any) -> torch.nn.Module:
@@ -98,26 +99,34 @@ def shoot_live(browser: Browser, folder: Path) -> None:
         page.locator(".dagsel .state.training").first.wait_for(timeout=60_000)
         page.wait_for_timeout(10_000)
         page.locator("button:has-text('clone'):enabled:visible").first.click()
-        page.wait_for_timeout(1000)
-        page.locator(".dagsel").screenshot(path=HERE / "live.png")
+        for scheme in SCHEMES:
+            theme = f"JupyterLab {scheme.title()}"
+            page.evaluate(
+                f"jupyterapp.commands.execute('apputils:change-theme', {{theme: '{theme}'}})"
+            )
+            page.wait_for_timeout(2000)
+            page.locator(".dagsel").screenshot(path=HERE / f"live-{scheme}.png")
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         run = search(folder)
-        for name in ("timeline", "curves", "workers"):
-            getattr(run.plot, name)().write_html(f"{folder}/{name}.html")
         run.report(f"{folder}/report.html")
-        with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for scheme in SCHEMES:
             for name, height in (("timeline", 290), ("curves", 450), ("workers", 420)):
-                shoot(browser.new_page(), f"file://{folder}/{name}.html", name, height)
-            for scheme in ("light", "dark"):
-                page = browser.new_page(color_scheme=scheme)  # type: ignore[arg-type]
-                shoot(page, f"file://{folder}/report.html", f"report-{scheme}", 1100)
-            (Path(folder) / "live").mkdir()
-            shoot_live(browser, Path(folder) / "live")
-            browser.close()
+                figure = getattr(run.plot, name)()
+                if scheme == "dark":
+                    figure.update_layout(template="plotly_dark")
+                figure.write_html(f"{folder}/{name}.html")
+                shoot(
+                    browser.new_page(), f"file://{folder}/{name}.html", f"{name}-{scheme}", height
+                )
+            page = browser.new_page(color_scheme=scheme)
+            shoot(page, f"file://{folder}/report.html", f"report-{scheme}", 1100)
+        (Path(folder) / "live").mkdir()
+        shoot_live(browser, Path(folder) / "live")
+        browser.close()
 
 
 if __name__ == "__main__":
