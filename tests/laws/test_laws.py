@@ -1,4 +1,4 @@
-"""The laws of a run (docs/explanation/how-it-works.md), on a real cluster with a real model.
+"""The laws of a run (docs/explanation/exactness.md), on a real cluster with a real model.
 
 One search of 16 trials (two optimizers, dropout and batch norm, a learning rate that falls by
 itself or follows the metric) runs on two worker processes; what it recorded is held against the
