@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/how-to/afterwards.md and watching.md from searches that it runs.
+"""Draw the pictures of docs/how-to/plots.md and watching.md from searches that it runs.
 
 PYTHONPATH=. python docs/pictures/draw.py  # needs Chromium and the dev extra; takes a minute
 """
