@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -51,8 +52,9 @@ def test_settings_survive_a_file() -> None:
 
 @pytest.mark.parametrize("change", [{"n_shards": "4"}, {"surprise": 1}, {"direction": "up"}])
 def test_a_damaged_one_is_refused_with_its_name(change: dict[str, Any]) -> None:
+    version = re.escape(SETTINGS.dagsel)
     with pytest.raises(
-        RunDirError, match=r"^/r/run.json cannot be read: .*; dagsel 0.1.0 wrote it: install"
+        RunDirError, match=rf"^/r/run.json cannot be read: .*; dagsel {version} wrote it: install"
     ):
         Settings.from_json(SETTINGS.to_json() | change, "/r")
 
