@@ -31,8 +31,9 @@ _LITTLE = 2_000_000_000
 _FEW_FILES = 4096
 _DASHBOARD = 8787
 #: Extras that a user may want; the others are for those who work on dagsel.
-_EXTRAS = ("s3", "sklearn", "torchmetrics", "parquet", "images", "dashboard", "plot", "jupyter",
-           "tensorboard", "mlflow", "wandb")  # fmt: skip
+_EXTRAS = ("s3", "sklearn", "torchmetrics", "parquet", "images", "transformers", "lightning", "jax",
+           "keras", "gateway", "jobqueue", "dashboard", "plot", "jupyter", "tensorboard", "mlflow",
+           "wandb")  # fmt: skip
 _ALLOCATORS = ("LD_PRELOAD", "MALLOC_ARENA_MAX", "MALLOC_TRIM_THRESHOLD_", "PYTORCH_ALLOC_CONF",
                "PYTORCH_CUDA_ALLOC_CONF")  # fmt: skip
 

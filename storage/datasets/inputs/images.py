@@ -155,7 +155,9 @@ def decoder(
     try:
         import PIL  # noqa: F401
     except ImportError as error:
-        raise DatasetInputError(f"images need Pillow: pip install pillow ({error})") from None
+        raise DatasetInputError(
+            f'images need Pillow: pip install "dagsel[images]" ({error})'
+        ) from None
 
     def decode(file: Any, where: str) -> Image:
         try:
