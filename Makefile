@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test checks lint types imports doctest tests quick slurm test-gpu docs bench bench-dispatch \
-	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples tutorials pages attack known-faults mutants nightly clean
+	bench-engine bench-smoke papers papers-lookahead papers-virtual newest newest-short chromium laws shuffle coverage churn chaos replay examples tutorials pages attack known-faults mutants nightly clean \
+	release-check constraints
 
 help:
 	@echo "make demo            train a small search on scikit-learn's digits"
@@ -34,6 +35,8 @@ help:
 	@echo "make examples        the examples in all their forms"
 	@echo "make pages           a page of a paper, to the digit"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
+	@echo "make release-check   build wheel and sdist, compare them with the tree, install and run them elsewhere"
+	@echo "make constraints     write constraints.txt from pyproject.toml; UPGRADE=1 takes the newest versions"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/measured/chaos.md"
 
 $(BIN)/python:
@@ -220,6 +223,13 @@ pages: $(VENV)/.dev
 
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py
+
+release-check: $(VENV)/.dev
+	$(BIN)/python tests/release.py
+
+# pip alone must work here: uv, which resolves the versions, comes into an environment of its own.
+constraints: $(VENV)/.dev
+	$(BIN)/python tests/release.py --write-constraints $(if $(UPGRADE),upgrade,hold)
 
 nightly: laws shuffle coverage churn chaos replay examples pages attack bench-smoke known-faults mutants
 

@@ -43,6 +43,8 @@ BESIDE = [
 ]  # fmt: skip
 #: What the examples need. One that is missing shows as an ImportError of the example.
 EXTRAS = "examples,gateway,images,jobqueue,lightning,parquet,torchmetrics,transformers"
+#: What some examples need that no search does.
+OTHERS = ["dask-gateway-server[local]", "hypothesis"]
 #: What is tested together. `dagsel[cuda]` pins a Dask of its own.
 LOCKED = ("dev", "peers")
 #: They have requirements that do not go together with those of dagsel, and so a place of their own.
@@ -110,7 +112,7 @@ def in_the_wheel(tree: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def in_the_sdist(tree: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the files that an sdist must hold, beside its own description."""
-    beside = [*BESIDE, *tracked("examples")]
+    beside = [*BESIDE, *tracked("examples/*.py", "examples/*.md")]
     return dict(tree) | {name: (ROOT / name).read_bytes() for name in beside}
 
 
@@ -195,9 +197,10 @@ def examples(temporary: Path) -> None:
     shutil.copytree(ROOT / "examples", place / "examples")
     bin_folder = environment(place / "environment")
     python = bin_folder / "python"
-    command(python, "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS, f"{wheel}[{EXTRAS}]")
+    install: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "-c", CONSTRAINTS]
+    command(*install, f"{wheel}[{EXTRAS}]", *OTHERS)
     env = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    env["TOKENIZERS_PARALLELISM"] = "false"
+    env |= {"TOKENIZERS_PARALLELISM": "false", "TMPDIR": str(temporary)}
 
     def run(*parts: str | Path) -> str:
         return command(*parts, cwd=place, env=env)
