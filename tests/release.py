@@ -275,11 +275,11 @@ def resolved(temporary: Path, *, upgrade: bool = False) -> str:
     written = pins(text)
     lines = [
         f"{written.get(name, (other, ''))[0]}=={pin}"
-        for name, (other, pin) in pins(compiled).items()
+        for name, (other, pin) in sorted(pins(compiled).items())
         if not is_of_cuda(name)
     ]
     head = [line for line in text.splitlines() if line.startswith("#")]
-    return "\n".join([*head, *sorted(lines, key=str.lower)]) + "\n"
+    return "\n".join([*head, *lines]) + "\n"
 
 
 def lock(temporary: Path) -> None:
