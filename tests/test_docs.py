@@ -50,6 +50,12 @@ if os.environ.get("EXAMPLES") == "all":
 PRINTS = re.compile(r"[Pp]rints `([^`]+)`")
 #: A dashboard of somebody else on this machine is no fault of a page.
 PORT_TAKEN = "ignore:Port 8787 is already in use:UserWarning"
+#: What Lightning's own Trainer says on a machine with Slurm, on one with many cores, and anywhere.
+OF_LIGHTNING = (
+    "ignore:The `srun` command is available",
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
+)
 #: A test that a page refers to.
 TEST = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
 
@@ -109,6 +115,7 @@ def run_here(program: Path, *arguments: str, folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(PORT_TAKEN)
+@pytest.mark.filterwarnings(*OF_LIGHTNING)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks(page) and page.parent.name != "tutorials"],
