@@ -135,6 +135,7 @@ def test_the_programs_of_a_page_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("package", "code"), OTHERS)
 def test_the_programs_of_others_run_where_their_package_is(
     package: str, code: str, tmp_path: Path
@@ -152,7 +153,7 @@ def test_the_programs_of_others_run_where_their_package_is(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
