@@ -1,6 +1,7 @@
 """What the documents say: their programs run, their links resolve, their site builds offline.
 
-The blocks ``python`` of a page are one script. A block behind the comment ``notest`` is left out.
+The blocks ``python`` of a page are one script. A block behind the comment ``notest`` is left out. A
+block behind ``needs: ray`` is a program of its own, and runs where Python finds that package.
 Tutorials are notebooks, and run in ``test_tutorials.py``.
 """
 
@@ -32,7 +33,11 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-BLOCK = re.compile(r"(<!-- notest -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"(?:<!-- (notest|needs: \w+) -->\n)?```python\n(.*?)^```$", re.DOTALL | re.MULTILINE
+)
+#: The Python that runs programs of packages that the environment of the tests lacks.
+OTHER_PYTHON = os.environ.get("OTHER_PYTHON", sys.executable)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 MNIST = ROOT / "examples/mnist_cnn.py"
 #: Its program is run as a user runs it; `test_first_hour.py` runs others so.
@@ -45,12 +50,27 @@ if os.environ.get("EXAMPLES") == "all":
 PRINTS = re.compile(r"[Pp]rints `([^`]+)`")
 #: A dashboard of somebody else on this machine is no fault of a page.
 PORT_TAKEN = "ignore:Port 8787 is already in use:UserWarning"
+#: What Lightning's own Trainer says on a machine with Slurm, on one with many cores, and anywhere.
+OF_LIGHTNING = (
+    "ignore:The `srun` command is available",
+    "ignore:The '.*_dataloader' does not have many workers",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
+)
 #: A test that a page refers to.
 TEST = re.compile(r"`([\w/]+\.py)(?:::(\w+))?`")
 
 
 def blocks(page: Path) -> list[str]:
-    return [code for notest, code in BLOCK.findall(page.read_text()) if not notest]
+    return [code for mark, code in BLOCK.findall(page.read_text()) if not mark]
+
+
+#: Programs of other projects that pages show: the package that each needs, and its text.
+OTHERS = [
+    pytest.param(mark.removeprefix("needs: "), code, id=f"{page.name}-{number}")
+    for page in PAGES
+    for number, (mark, code) in enumerate(BLOCK.findall(page.read_text()))
+    if mark.startswith("needs: ")
+]
 
 
 def name_of(page: Path) -> str:
@@ -78,9 +98,9 @@ def run(*command: str, folder: Path) -> str:
 def run_here(program: Path, *arguments: str, folder: Path) -> None:
     """Run a program in this process, which has imported already what takes most of its time.
 
-    What it says to Dask for all that follows is forgotten afterwards.
+    What it says to Dask and PyTorch for all that follows is forgotten afterwards.
     """
-    said = copy.deepcopy(dask.config.config)
+    said, n_threads = copy.deepcopy(dask.config.config), torch.get_num_threads()
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
@@ -88,12 +108,14 @@ def run_here(program: Path, *arguments: str, folder: Path) -> None:
             patch.setattr(sys, "argv", [str(program), *arguments])
             runpy.run_path(str(program), run_name="__main__")
     finally:
+        torch.set_num_threads(n_threads)
         dask.config.config.clear()
         dask.config.config.update(said)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(PORT_TAKEN)
+@pytest.mark.filterwarnings(*OF_LIGHTNING)
 @pytest.mark.parametrize(
     "page",
     [page for page in PAGES if blocks(page) and page.parent.name != "tutorials"],
@@ -112,9 +134,34 @@ def test_the_programs_of_a_page_run(
         assert said in printed
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("package", "code"), OTHERS)
+def test_the_programs_of_others_run_where_their_package_is(
+    package: str, code: str, tmp_path: Path
+) -> None:
+    """`OTHER_PYTHON=/path/to/python` names a Python that has it; what these warn of is theirs."""
+    find = f"import importlib.util as u, sys; sys.exit(u.find_spec({package!r}) is None)"
+    if subprocess.run([OTHER_PYTHON, "-c", find], check=False).returncode:
+        pytest.skip(f"{OTHER_PYTHON} has no {package}")
+    (tmp_path / "program.py").write_text(code)
+    environment = {**os.environ, "HOME": str(tmp_path)}  # where some of them keep their results
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [OTHER_PYTHON, "program.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_few_blocks_are_left_out() -> None:
     fences = [found for page in PAGES for found in BLOCK.findall(page.read_text())]
-    assert sum(bool(notest) for notest, _ in fences) <= 4
+    assert sum(mark == "notest" for mark, _ in fences) <= 4
     assert len(fences) == sum(page.read_text().count("```python") for page in PAGES)
 
 
