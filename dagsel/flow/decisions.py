@@ -23,6 +23,11 @@ class Ask:
         How many.
     sampling
         Who draws: the study's own sampler, a uniform one, or the next points of the grid.
+
+    Examples
+    --------
+    >>> Ask(4)
+    Ask(n=4, sampling='study')
     """
 
     n: int
@@ -31,7 +36,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Create a trial with these parameters; answered by `Asked`. Labels stand for some values."""
+    """Create a trial with these parameters; answered by `Asked`.
+
+    Parameters
+    ----------
+    params
+        All parameters of the trial, by name. A label, such as the name of a function, stands for a
+        value that has no form in JSON.
+
+    Examples
+    --------
+    >>> Add({"lr": 0.01})
+    Add(params={'lr': 0.01})
+    """
 
     params: Mapping[str, Any]
 
@@ -40,7 +57,7 @@ class Add:
 class Train:
     """Train a trial for more epochs; each is answered by `Reported`, or all by `TrialFailed`.
 
-    ``Train`` decisions of one answer become one round and one graph.
+    All ``Train`` decisions of one answer are scheduled together.
 
     Parameters
     ----------
@@ -57,6 +74,11 @@ class Train:
     seconds
         Suspend it after so many seconds of training, at a batch boundary; answered by `Paused`
         unless its epochs end before. None for no limit.
+
+    Examples
+    --------
+    >>> Train(3, epochs=2, gang=4)
+    Train(trial=3, epochs=2, gang=4)
     """
 
     trial: int
@@ -76,8 +98,19 @@ class Train:
 class Pause:
     """Suspend a trial at its next batch boundary; answered by `Paused`, or by `TrialFailed`.
 
-    Epochs that end before are reported as always. With `evaluate` the state at which the trial
-    stops is scored.
+    Epochs that end before are reported as always.
+
+    Parameters
+    ----------
+    trial
+        Number of the trial.
+    evaluate
+        Whether the state at which the trial stops is scored.
+
+    Examples
+    --------
+    >>> Pause(3, evaluate=True)
+    Pause(trial=3, evaluate=True)
     """
 
     trial: int
@@ -97,6 +130,11 @@ class Stop:
     outcome
         ``"complete"`` if it has come as far as it should, ``"pruned"`` if it ends early. A pruned
         trial that is the best of all is complete too, unless ``keep="last"``.
+
+    Examples
+    --------
+    >>> Stop(3, reason="rung 1")
+    Stop(trial=3, reason='rung 1', outcome='pruned')
     """
 
     trial: int
@@ -108,8 +146,8 @@ class Stop:
 class Clone:
     """Replace a trial's state by a copy of another one's, and change its configuration.
 
-    The source must have reported. The target must be paused and stays paused; it keeps its number
-    and its count of epochs, and if that is 0, its own configuration lies under `config`.
+    The source must have reported an epoch. The target must be paused, and stays paused. It keeps
+    its number and its count of epochs. If that is 0, its own configuration lies under `config`.
 
     Parameters
     ----------
@@ -120,6 +158,11 @@ class Clone:
     config
         The target's configuration from its next epoch on, over that of the source. Values must have
         a form in JSON.
+
+    Examples
+    --------
+    >>> Clone(source=0, target=3, config={"lr": 0.02})
+    Clone(source=0, target=3, config={'lr': 0.02})
     """
 
     source: int
@@ -129,21 +172,49 @@ class Clone:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Make the cluster have `n_workers` from now on; `WorkersChanged` tells what comes of it."""
+    """Make the cluster have so many workers from now on; `WorkersChanged` says when they are there.
+
+    Parameters
+    ----------
+    n_workers
+        How many.
+
+    Examples
+    --------
+    >>> Scale(8)
+    Scale(n_workers=8)
+    """
 
     n_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Send a `Tick` at so many seconds of the run; a later decision replaces an earlier one."""
+    """Ask for a `Tick` at a time of the run; a later decision replaces an earlier one.
+
+    Parameters
+    ----------
+    seconds
+        When, in seconds since the run began.
+
+    Examples
+    --------
+    >>> Wake(60.0)
+    Wake(seconds=60.0)
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the search; trials that are still live are pruned."""
+    """End the search; trials that are still live are pruned.
+
+    Examples
+    --------
+    >>> Finish()
+    Finish()
+    """
 
 
 Decision: TypeAlias = Ask | Add | Train | Pause | Stop | Clone | Scale | Wake | Plan | Finish

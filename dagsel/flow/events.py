@@ -24,6 +24,11 @@ class Asked:
     configs
         The configuration of each, in the same order, without values that have no form in JSON (a
         function, a class).
+
+    Examples
+    --------
+    >>> Asked(trials=(0, 1)).exhausted
+    False
     """
 
     trials: tuple[int, ...]
@@ -49,6 +54,12 @@ class Reported:
     switches
         Seconds without training that each change of its number of workers in the middle of a shard
         has cost since its last report.
+
+    Examples
+    --------
+    >>> report = Reported(3, 1, 0.91, {"accuracy": 0.91}, seconds=12.5)
+    >>> report.trial, report.epoch, report.value
+    (3, 1, 0.91)
     """
 
     trial: int
@@ -76,6 +87,11 @@ class Paused:
         Seconds and losses of its training since its last `Train`.
     value, metrics
         As in `Reported`, if its state was evaluated.
+
+    Examples
+    --------
+    >>> Paused(3, epochs=2.25, seconds=60.0).value is None  # it was not evaluated
+    True
     """
 
     trial: int
@@ -89,7 +105,20 @@ class Paused:
 
 @dataclass(frozen=True, slots=True)
 class TrialFailed:
-    """A trial has failed and trains no more; `reason` is the error's first line."""
+    """A trial has failed and trains no more.
+
+    Parameters
+    ----------
+    trial
+        Number of the trial.
+    reason
+        The first line of its error.
+
+    Examples
+    --------
+    >>> TrialFailed(3, "ValueError: no such layer")
+    TrialFailed(trial=3, reason='ValueError: no such layer')
+    """
 
     trial: int
     reason: str
@@ -97,23 +126,55 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True)
 class WorkersChanged:
-    """Workers have come or gone; `n_workers` are there now."""
+    """Workers have come or gone.
+
+    Parameters
+    ----------
+    n_workers
+        How many are there now.
+
+    Examples
+    --------
+    >>> WorkersChanged(7)
+    WorkersChanged(n_workers=7)
+    """
 
     n_workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The time of a `Wake` has come; `seconds` are those since the run began."""
+    """The time of a `Wake` has come.
+
+    Parameters
+    ----------
+    seconds
+        Time since the run began.
+
+    Examples
+    --------
+    >>> Tick(60.0)
+    Tick(seconds=60.0)
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineReached:
-    """The time is over, or the user has stopped the study: the flow stops trials and finishes.
+    """The deadline has come, or the user has stopped the study: stop the trials and finish.
 
-    It can decide nothing else. `seconds` are as in `Tick`.
+    No other decision is allowed now.
+
+    Parameters
+    ----------
+    seconds
+        Time since the run began.
+
+    Examples
+    --------
+    >>> DeadlineReached(3600.0)
+    DeadlineReached(seconds=3600.0)
     """
 
     seconds: float

@@ -22,13 +22,32 @@ Keep: TypeAlias = Literal["best", "last"]
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One of several metrics that a search is about, and whether smaller or larger is better."""
+    """A metric of a search for several, and whether smaller or larger values are better.
+
+    Parameters
+    ----------
+    metric
+        Name of the metric.
+    direction
+        ``"minimize"`` or ``"maximize"``.
+
+    Examples
+    --------
+    >>> Goal("f1", "maximize").loss(0.75)
+    -0.75
+    """
 
     metric: str
     direction: Direction
 
     def loss(self, value: float) -> float:
-        """Return a value that is better when smaller."""
+        """Return the value, negated if larger is better: smaller is better afterwards.
+
+        Parameters
+        ----------
+        value
+            A value of the metric.
+        """
         return value if self.direction == "minimize" else -value
 
 
@@ -54,6 +73,12 @@ class Context:
         it is about one.
     n_shards
         Training shards of the data set: an epoch of a trial is so many units, one after another.
+
+    Examples
+    --------
+    >>> context = Context(n_workers=4, direction="maximize", seed=7)
+    >>> context.loss(0.9), context.losses(Reported(0, 1, 0.9, {"f1": 0.9}, seconds=1.0))
+    (-0.9, (-0.9,))
     """
 
     n_workers: int
@@ -69,6 +94,11 @@ class Context:
     def loss(self, value: float) -> float:
         """Return a value that is better when smaller; NaN and infinities become the worst.
 
+        Parameters
+        ----------
+        value
+            A value of the metric that the search is about.
+
         Examples
         --------
         >>> Context(n_workers=1, direction="maximize").loss(0.9)
@@ -82,6 +112,11 @@ class Context:
 
     def losses(self, report: Reported) -> tuple[float, ...]:
         """Return the `loss` of each metric that the search is about.
+
+        Parameters
+        ----------
+        report
+            The report of an epoch.
 
         Examples
         --------
@@ -98,7 +133,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a flow says of itself before it starts.
+    """What a search procedure says of itself before it starts.
 
     Parameters
     ----------
@@ -126,6 +161,13 @@ class Traits:
         it cannot go on once it has finished.
     n_trials
         How many trials it draws in all, as far as it knows now; None if it does not.
+
+    Examples
+    --------
+    >>> from dagsel.flows import ASHA
+    >>> traits = ASHA(max_epochs=9, n_trials=27).traits
+    >>> traits.max_epochs, traits.sampling, traits.takes_several
+    (9, 'study', False)
     """
 
     max_epochs: int | None = None
@@ -146,15 +188,50 @@ class Traits:
 class Flow(Protocol):
     """A search procedure: a dataclass of its configuration that inherits this class.
 
-    What it learns stands in `state`, a dataclass of annotated builtins (numbers, strings, lists,
-    tuples, sets, mappings, dataclasses of these), so that it can be written as JSON and read again.
-    The state changes with each event. It belongs to one run: each run takes a `fresh` flow.
+    What it learns stands in `state`, a dataclass of numbers, strings, lists, tuples, sets, mappings
+    and dataclasses of these, with annotations. So it can be written as JSON and read again. The
+    state changes with each event and belongs to one run: each run takes a `fresh` flow.
     `dagsel.testing.FlowSuite` checks a flow of your own.
 
     Attributes
     ----------
     state
         What the flow has learnt: a field with ``init=False, repr=False, compare=False``.
+
+    Examples
+    --------
+    >>> from dataclasses import dataclass, field
+    >>> from dagsel.flow import Ask, Asked, DeadlineReached, Finish, Reported, Stop, Train
+    >>> @dataclass
+    ... class Seen:
+    ...     ended: int = 0
+    >>> @dataclass
+    ... class OneEpoch(Flow):
+    ...     # Train each of `n_trials` trials for one epoch.
+    ...     n_trials: int
+    ...     state: Seen = field(default_factory=Seen, init=False, repr=False, compare=False)
+    ...
+    ...     def start(self, context):
+    ...         return [Ask(self.n_trials)]
+    ...
+    ...     def handle(self, event):
+    ...         match event:
+    ...             case Asked(trials):
+    ...                 return [Train(trial, epochs=1) for trial in trials]
+    ...             case Reported(trial):
+    ...                 self.state.ended += 1
+    ...                 done = self.state.ended == self.n_trials
+    ...                 return [Stop(trial, "done", "complete"), *([Finish()] if done else [])]
+    ...             case DeadlineReached():
+    ...                 return [Finish()]
+    ...         return []
+    >>> flow = OneEpoch(n_trials=1)
+    >>> flow.start(Context(n_workers=1)), flow.handle(Asked((0,)))
+    ([Ask(n=1, sampling='study')], [Train(trial=0, epochs=1)])
+    >>> flow.handle(Reported(0, 1, 0.5, {"loss": 0.5}, seconds=1.0))
+    [Stop(trial=0, reason='done', outcome='complete'), Finish()]
+    >>> flow.state, flow.fresh().state
+    (Seen(ended=1), Seen(ended=0))
     """
 
     state: Any
@@ -174,13 +251,45 @@ class Flow(Protocol):
     def workers_to_begin(self, context: Context) -> int | None:
         """Return how many workers it wants first; None for those that are there.
 
-        It is asked before anything is started, of a cluster that can grow. Raises a `SearchError`
-        if nothing can be trained within its limits there.
+        It is called before anything is started, for a cluster that can grow.
+
+        Parameters
+        ----------
+        context
+            What the cluster can have.
+
+        Raises
+        ------
+        SearchError
+            If nothing can be trained there within the procedure's limits.
+
+        Examples
+        --------
+        >>> from dagsel.flows import RandomSearch
+        >>> RandomSearch(max_epochs=3).workers_to_begin(Context(n_workers=4)) is None
+        True
         """
         return None
 
     def plan_for(self, context: Context) -> Plan | None:
-        """Return the stages on such a cluster, if they are known beforehand; raise as above."""
+        """Return the stages on such a cluster, if they are known beforehand; else None.
+
+        Parameters
+        ----------
+        context
+            What the cluster can have.
+
+        Raises
+        ------
+        SearchError
+            If nothing can be trained there within the procedure's limits.
+
+        Examples
+        --------
+        >>> from dagsel.flows import RandomSearch
+        >>> RandomSearch(max_epochs=3).plan_for(Context(n_workers=4)) is None
+        True
+        """
         return None
 
     def fresh(self) -> Self:
@@ -189,18 +298,62 @@ class Flow(Protocol):
 
     @abstractmethod
     def start(self, context: Context) -> list[Decision]:
-        """Begin a search."""
+        """Begin a search: return the first decisions.
+
+        Parameters
+        ----------
+        context
+            What the flow may know at the start.
+        """
 
     @abstractmethod
     def handle(self, event: Event) -> list[Decision]:
-        """Return what to do about an event."""
+        """Return what to do about an event.
+
+        Parameters
+        ----------
+        event
+            What has happened.
+        """
 
 
 def save_state(flow: Flow) -> Json:
-    """Return a flow's state as JSON."""
+    """Return a flow's state as JSON.
+
+    Parameters
+    ----------
+    flow
+        A search procedure.
+
+    Examples
+    --------
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = RandomSearch(max_epochs=3)
+    >>> decisions = flow.start(Context(n_workers=1))
+    >>> save_state(flow) != save_state(flow.fresh())
+    True
+    """
     return to_json(flow.state)
 
 
 def load_state(flow: Flow, value: Json) -> None:
-    """Set the state that `save_state` returned for a flow of the same configuration."""
+    """Set the state that `save_state` returned for a flow of the same configuration.
+
+    Parameters
+    ----------
+    flow
+        The flow that gets the state.
+    value
+        What `save_state` has returned.
+
+    Examples
+    --------
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = RandomSearch(max_epochs=3)
+    >>> decisions = flow.start(Context(n_workers=1))
+    >>> other = flow.fresh()
+    >>> load_state(other, save_state(flow))
+    >>> other.state == flow.state
+    True
+    """
     flow.state = from_json(type(flow.state), value)

@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One pass of a trial over a shard; it determines the order of the batches.
+    """One pass of a trial over a shard. It determines the order of the batches.
 
     Parameters
     ----------
@@ -81,6 +81,12 @@ class Visit:
     last_value
         The search's metric after the epoch before, on the first shard of an epoch of a workload
         that `FollowsMetric`; None if it is not known.
+
+    Examples
+    --------
+    >>> visit = Visit(seed=0, trial=3, epoch=1, shard=2)
+    >>> visit.order(5)
+    array([4, 1, 2, 0, 3])
     """
 
     seed: int
@@ -91,7 +97,12 @@ class Visit:
     last_value: float | None = None
 
     def order(self, n_samples: int) -> NDArray[np.int64]:
-        """Return the order in which the visit takes its `n_samples` samples: a permutation.
+        """Return the order in which the visit takes the samples: a permutation.
+
+        Parameters
+        ----------
+        n_samples
+            How many samples the shard has.
 
         Examples
         --------
@@ -104,7 +115,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The result of a training unit.
+    """What training on one shard has returned.
 
     Parameters
     ----------
@@ -121,6 +132,12 @@ class Trained:
         Whether a training loss was NaN. A workload without a loss has not diverged.
     losses
         Range of the mean losses of the batches that this piece of the unit has trained on.
+
+    Examples
+    --------
+    >>> trained = Trained(State.pack({}, {"step": 4}), n_samples=64, loss=0.25)
+    >>> trained.finished, trained.state.meta
+    (True, {'step': 4})
     """
 
     state: State
@@ -133,7 +150,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of the evaluation of one validation shard.
+    """What scoring on one validation shard has returned.
 
     Parameters
     ----------
@@ -143,6 +160,11 @@ class Evaluated:
         The mean of each metric over these samples; 0 for no samples.
     kept
         What is kept of the shard for metrics of the whole set (`PoolsScores`); None without any.
+
+    Examples
+    --------
+    >>> Evaluated(n_samples=16, metrics={"accuracy": 0.75}).metrics
+    {'accuracy': 0.75}
     """
 
     n_samples: int
@@ -151,7 +173,13 @@ class Evaluated:
 
 
 def never() -> bool:
-    """Return False: no one asks a unit to stop."""
+    """Return False: nothing asks the training to stop. The default of ``should_stop``.
+
+    Examples
+    --------
+    >>> never()
+    False
+    """
     return False
 
 
@@ -271,6 +299,46 @@ class Workload(Protocol):
 
     `TorchWorkload` and `SklearnWorkload` are two; any object with these members is another. All
     methods are pure: a state that goes in is never changed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dagsel.state import State, Tensor
+    >>> class Mean:
+    ...     # Finds the mean of the samples.
+    ...     metrics = {"error": "minimize"}
+    ...
+    ...     def validate(self, config):
+    ...         assert config["lr"] > 0
+    ...
+    ...     def prepare(self, arrays):
+    ...         return arrays["x"]
+    ...
+    ...     def init(self, config, seed):
+    ...         return State.pack({"mean": Tensor.from_numpy(np.zeros(1))}, {})
+    ...
+    ...     def train(self, state, shard, config, *, visit, should_stop=never):
+    ...         mean = state.tensors["mean"].numpy().copy()
+    ...         for sample in shard[visit.order(len(shard))]:
+    ...             mean += config["lr"] * (sample - mean)
+    ...         packed = State.pack({"mean": Tensor.from_numpy(mean)}, {})
+    ...         return Trained(packed, len(shard), loss=None)
+    ...
+    ...     def evaluate(self, state, shard, config):
+    ...         error = abs(self.restore(state, config) - shard.mean())
+    ...         return Evaluated(len(shard), {"error": float(error)})
+    ...
+    ...     def restore(self, state, config):
+    ...         return float(state.tensors["mean"].numpy()[0])
+    >>> workload, config = Mean(), {"lr": 0.5}
+    >>> workload.validate(config)
+    >>> shard, state = workload.prepare({"x": np.full(8, 3.0)}), workload.init(config, seed=0)
+    >>> visit = Visit(seed=0, trial=0, epoch=1, shard=0)
+    >>> trained = workload.train(state, shard, config, visit=visit)
+    >>> round(workload.evaluate(trained.state, shard, config).metrics["error"], 3)
+    0.012
+    >>> isinstance(workload, Workload)
+    True
     """
 
     @property
@@ -279,21 +347,39 @@ class Workload(Protocol):
         ...
 
     def validate(self, config: Config) -> None:
-        """Raise a `WorkloadError` if nothing can be trained with this configuration."""
+        """Raise a `WorkloadError` if nothing can be trained with this configuration.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        """
         ...
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         """Make what a worker keeps of a shard for all trials.
 
-        `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``, or a
-        `dagsel.storage.RaggedArray`. Those of a shard on the worker's disk cannot be written to,
-        and are read as they are used: what copies them here takes as much memory as if the shard
-        was not on the disk.
+        The arrays of a shard on the worker's disk cannot be written to, and are read as they are
+        used. What copies them here takes as much memory as if the shard was not on the disk.
+
+        Parameters
+        ----------
+        arrays
+            The shard's arrays by name, each of shape ``(n_samples, ...)``, or a
+            `dagsel.storage.RaggedArray`.
         """
         ...
 
     def init(self, config: Config, seed: int) -> State:
-        """Begin a trial; the same arguments give the same state."""
+        """Begin a trial; the same arguments give the same state.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        seed
+            Seed of the trial's first weights.
+        """
         ...
 
     def train(
@@ -323,11 +409,29 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, state: State, shard: Any, config: Config) -> Evaluated:
-        """Score a state on one validation shard."""
+        """Score a state on one validation shard.
+
+        Parameters
+        ----------
+        state
+            The trial's state. Not changed.
+        shard
+            What `prepare` made of the shard.
+        config
+            The trial's configuration.
+        """
         ...
 
     def restore(self, state: State, config: Config) -> Any:
-        """Make the trained model of a state: a module on the CPU, an estimator."""
+        """Make the trained model of a state: a module on the CPU, an estimator.
+
+        Parameters
+        ----------
+        state
+            A trial's state.
+        config
+            The trial's configuration.
+        """
         ...
 
 
