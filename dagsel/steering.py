@@ -156,6 +156,11 @@ class Ended:
         Its number, and how far it has trained.
     value
         The metric after its last epoch.
+
+    Examples
+    --------
+    >>> Ended(3, epochs=9, value=0.97).epochs
+    9
     """
 
     trial: int

@@ -1,7 +1,7 @@
 """The pages of the API reference: which names they show, and what stands in their docstrings.
 
-``python tests/reference.py`` writes the table of all names into ``docs/reference/api/index.md``. The
-code is read by griffe, as the site does it; nothing of it is imported.
+``python tests/reference.py`` writes the table of all names into ``docs/reference/api/index.md``.
+The code is read by griffe, as the site does it; nothing of it is imported.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ class Docstring:
         """Names of the parameters that a caller can give."""
         if self.owner.kind.value not in ("function", "class"):
             return set()
-        names = (parameter.name for parameter in self.owner.parameters)
-        return {name for name in names if name not in ("self", "cls") and not name.startswith("_")}
+        names = {parameter.name for parameter in self.owner.parameters} - {"self", "cls"}
+        own = {name: str(getattr(self.owner.members.get(name), "value", "")) for name in names}
+        is_set_inside = "init=False"  # a field of a dataclass
+        return {n for n in names if not n.startswith("_") and is_set_inside not in own[n]}
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def test_it_has_an_example(entry: Entry) -> None:
 
 def _is_shown(name: str, docstring: Docstring, owner: str) -> bool:
     is_plain = docstring.owner.kind.value == "attribute" and docstring.text.count("\n") == 0
-    used = re.search(rf"\.{name.rpartition('.')[2]}\b", owner)
+    used = re.search(rf"(\.|def ){name.rpartition('.')[2]}\b", owner)
     return is_plain or bool(docstring.examples or used)
 
 
