@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import griffe
-import yaml
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "docs/reference/api"
@@ -35,6 +34,7 @@ NAMESPACES = [
     "dagsel.workloads",
 ]
 _DIRECTIVE = re.compile(r"^#+ ::: (\S+)\n((?:    .*\n)*)", re.MULTILINE)
+_OPTION = re.compile(r"^      (\w+): (.*)$", re.MULTILINE)
 _BEGIN, _END = "<!-- names -->\n", "<!-- end of names -->\n"
 
 
@@ -99,17 +99,18 @@ class Entry:
 
     page: str
     name: str
-    options: dict[str, Any]
+    options: dict[str, str]
 
     @property
     def members(self) -> tuple[str, ...]:
         """Members that are shown with it."""
-        return tuple(self.options.get("members") or ())
+        found = self.options.get("members", "false")
+        return () if found == "false" else tuple(found.strip("[]").split(", "))
 
     @property
     def is_called(self) -> bool:
         """Whether a reader calls it; if not, something else makes the objects of this class."""
-        return bool(self.options.get("show_signature", True))
+        return self.options.get("show_signature") != "false"
 
     @property
     def is_member(self) -> bool:
@@ -132,8 +133,7 @@ def entries() -> list[Entry]:
     found = []
     for page in sorted(FOLDER.glob("*.md")):
         for name, options in _DIRECTIVE.findall(page.read_text()):
-            read = yaml.safe_load(options) if options.strip() else {}
-            found.append(Entry(page.name, name, (read or {}).get("options", {})))
+            found.append(Entry(page.name, name, dict(_OPTION.findall(options))))
     return found
 
 
