@@ -42,7 +42,7 @@ def attach(
     space: Space | None = None,
     study: Study | str | None = None,
 ) -> Attached:
-    """Hold a search that another process drives, from its run's folder.
+    """Look at a search that another process drives, and steer it, by its run's folder.
 
     Parameters
     ----------
@@ -81,16 +81,26 @@ def attach(
 
 
 class Attached(Steerable):
-    """A search that another process drives; `dagsel.attach` returns it.
+    """A search that another process drives. `dagsel.attach` returns it.
 
     A command returns when it is written to the run's journal, as one of a `Search`. If the driver
-    is killed before it has answered, the command stays in the folder, and is performed once if
+    is killed before it has answered, the command stays in the folder. It is performed once, if
     `dagsel.resume` goes on.
 
     Attributes
     ----------
     run_dir
         The run's folder.
+
+    Examples
+    --------
+    In one process ``dagsel.optimize(..., run_dir="run")`` trains. In another one:
+
+    >>> search = dagsel.attach("run")  # doctest: +SKIP
+    >>> search.is_running, search.driver  # doctest: +SKIP
+    (True, 'pid 4711 of ada on node-1 since 2026-03-01T10:12:45+00:00')
+    >>> search.stop(3)  # doctest: +SKIP
+    >>> run = search.watch()  # or search.wait(), which shows nothing  # doctest: +SKIP
     """
 
     def __init__(self, run_dir: Url, token: str | None, opened_with: dict[str, Any]) -> None:

@@ -89,7 +89,22 @@ def images(array: str = "x", *, size: tuple[int, int] | None = None, mode: str =
 
 @dataclass(frozen=True)
 class Images:
-    """See `images`."""
+    """What `images` returns: a function of a batch.
+
+    Parameters
+    ----------
+    array
+        The array that holds the files' bytes.
+    size
+        Width and height to which each image is resized; None if all have the same already.
+    mode
+        Mode of Pillow to which each is converted.
+
+    Examples
+    --------
+    >>> images("x", size=(3, 2)) == Images("x", (3, 2), "RGB")
+    True
+    """
 
     array: str
     size: tuple[int, int] | None
@@ -141,7 +156,18 @@ def decoded_image(file: Any, size: tuple[int, int] | None, mode: str) -> Any:
 
 @dataclass(frozen=True)
 class Pad:
-    """See `pad`."""
+    """What `pad` returns: a function of a batch.
+
+    Parameters
+    ----------
+    fill
+        What to fill each array with, by its name.
+
+    Examples
+    --------
+    >>> pad(ids=0) == Pad({"ids": 0})
+    True
+    """
 
     fill: Mapping[str, float]
 
@@ -167,7 +193,18 @@ class Pad:
 
 @dataclass(frozen=True)
 class Samples:
-    """See `samples`."""
+    """What `samples` returns: a function of a batch.
+
+    Parameters
+    ----------
+    function
+        Called with a list of samples; returns a mapping of names to tensors.
+
+    Examples
+    --------
+    >>> samples(list) == Samples(list)
+    True
+    """
 
     function: Callable[[Any], Mapping[str, Any]]
 

@@ -48,6 +48,10 @@ def abandon(
     ------
     RunDirError
         If ``run_dir`` holds no run, another driver has it, or it cannot be written.
+
+    Examples
+    --------
+    >>> dagsel.abandon("run", reason="the data was wrong")  # doctest: +SKIP
     """
     given = checked("study_or_url", run_dir=run_dir, study_or_url=study)
     folder = given.run_dir

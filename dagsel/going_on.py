@@ -68,9 +68,10 @@ def resume(
 ) -> Run:
     """Go on with a run that was interrupted, or whose driver, scheduler or cluster was lost.
 
-    At most the units that were in flight train again. A run that has ended is only read, but one
-    that Ctrl-C has ended goes on. In the study, whose ended trials cannot change, other trials
-    stand for those that train on, with their numbers as the user attribute ``dagsel:trial``.
+    At most the work that was under way is done again: one pass over one shard for each worker. A
+    run that has ended is only read, but one that Ctrl-C has ended goes on. Ended trials of a study
+    cannot change. So other trials stand there for those that train on; each has the number of its
+    trial as the user attribute ``dagsel:trial``.
 
     Parameters
     ----------
@@ -117,6 +118,29 @@ def resume(
         If the data set cannot be read.
     ClusterError
         If the cluster cannot run it.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> workload = dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"])
+    >>> run = dagsel.optimize(
+    ...     optuna.create_study(direction="maximize"),
+    ...     workload,
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> run = dagsel.resume("run", workload=workload, space=space)
+    >>> len(run.trials())  # it had ended, so it was only read
+    3
     """
     began = time.monotonic()
     check_cluster(client, cluster, starts=False)
@@ -239,6 +263,29 @@ def replay(
     ------
     RunDirError
         If ``run_dir`` holds no run, or workload or data set are not those of the run.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> workload = dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"])
+    >>> run = dagsel.optimize(
+    ...     optuna.create_study(direction="maximize"),
+    ...     workload,
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> again = dagsel.replay("run", workload=workload, space=space, into="b", progress=False)
+    >>> again.best_value == run.best_value, again.record.notes
+    (True, [])
     """
     check_cluster(client, cluster)
     given = checked(

@@ -35,7 +35,7 @@ def load(
 ) -> Run:
     """Open a run to look at it, whether it has ended, was interrupted, or still goes on.
 
-    Nothing is written and nothing is trained, and no code of the run is needed but for its models.
+    Nothing is written and nothing is trained. The run's code is needed only to make its models.
 
     Parameters
     ----------
@@ -61,6 +61,30 @@ def load(
         If ``run_dir`` holds no run or is damaged, or the workload is not that of the run.
     SearchError
         If the space is not that of the run.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> workload = dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"])
+    >>> run = dagsel.optimize(
+    ...     optuna.create_study(direction="maximize"),
+    ...     workload,
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> dagsel.load("run").best_value == run.best_value  # on another day, in another process
+    True
+    >>> dagsel.load("run", workload=workload).best_model()
+    SGDClassifier(alpha=...)
     """
     given = checked(
         "workload",

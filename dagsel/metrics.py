@@ -40,7 +40,17 @@ __all__ = [
 
 
 class Metric(Protocol):
-    """A function that returns a mean over the samples of a batch, and the better direction."""
+    """A function of a batch that returns the mean over its samples, and the better direction.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> def exact_match(output, target):
+    ...     return (output == target).all(-1).mean()
+    >>> exact_match.direction = "maximize"
+    >>> float(exact_match(np.array([[1, 2], [3, 4]]), np.array([[1, 2], [3, 5]])))
+    0.5
+    """
 
     direction: Literal["minimize", "maximize"]
 
@@ -190,7 +200,20 @@ def mean_absolute_error(output: Any, target: Any) -> Any:
 
 
 class OverSet:
-    """A function of all outputs and targets of a validation set; `over_set` makes it."""
+    """A metric of the whole validation set. `over_set` makes it.
+
+    Parameters
+    ----------
+    function
+        Function of all outputs and all targets.
+    direction
+        ``"minimize"``, ``"maximize"``, or None if it is not known.
+
+    Examples
+    --------
+    >>> isinstance(f1, OverSet), f1.direction
+    (True, 'maximize')
+    """
 
     over: Literal["set"] = "set"
 

@@ -65,6 +65,11 @@ class Profile:
            1     1.00        100%
            2     1.85         92%
            4     1.90         48%>
+    >>> from dagsel.storage import ShardedDataset
+    >>> data = ShardedDataset.write("memory://profiled", {"x": [[0.0]] * 20}, n_shards=1)
+    >>> profile.save(data)
+    >>> Profile.load(data, "given").best
+    2
     """
 
     architecture: str
@@ -81,16 +86,27 @@ class Profile:
     def given(
         cls, speedups: Mapping[int, float], *, architecture: str = "given", within: float = 0.03
     ) -> Profile:
-        """Return a profile of known speedups: λ by number of workers."""
+        """Return a profile of known speedups.
+
+        Parameters
+        ----------
+        speedups
+            The speedup λ by number of workers.
+        architecture
+            Name to store it under.
+        within
+            As for `dagsel.profile`.
+        """
         return cls(architecture, Scaling(speedups), within)
 
     @classmethod
     def learnt(cls, *runs: Run, by: str | None = None, within: float = 0.03) -> dict[str, Profile]:
-        """Learn how architectures scale from the units that runs have trained.
+        """Learn how architectures scale from runs: from the times of their units.
 
-        The universal scalability law is fitted to the units' times (`dagsel.planning.scaling.fit`).
-        Unlike those of `dagsel.profile`, they contain the overhead of a unit. The first gang of
-        each worker is left out. Beyond the largest observed number of workers λ is constant.
+        A unit is one pass of a trial over one shard. The universal scalability law is fitted to the
+        times (`dagsel.planning.scaling.fit`). Unlike those of `dagsel.profile`, they contain the
+        overhead of a unit. The first gang of each worker is left out. Beyond the largest observed
+        number of workers λ is constant.
 
         Parameters
         ----------
@@ -112,6 +128,11 @@ class Profile:
         ------
         SearchError
             If no architecture was trained on two numbers of workers, or the data sets differ.
+
+        Examples
+        --------
+        >>> Profile.learnt(run, by="width")  # doctest: +SKIP
+        {'64': <Profile 64: best on 2 workers, learnt from 96 units, 4% off ...>}
         """
         if len({run.run_dir.about()["data_digest"] for run in runs}) > 1:
             raise SearchError(
@@ -139,6 +160,13 @@ class Profile:
     def load(cls, data: ShardedDataset | Url, architecture: str) -> Profile:
         """Read the profile of an architecture.
 
+        Parameters
+        ----------
+        data
+            A data set, or its URL.
+        architecture
+            Its name.
+
         Raises
         ------
         SearchError
@@ -157,7 +185,13 @@ class Profile:
         return found
 
     def save(self, data: ShardedDataset | Url) -> None:
-        """Store it with the data; an earlier one of this architecture is replaced."""
+        """Store it with the data; an earlier one of this architecture is replaced.
+
+        Parameters
+        ----------
+        data
+            A data set, or its URL.
+        """
         body = {"format": "dagsel.profile", "version": _VERSION, "profile": to_json(self)}
         write_profile(_open(data), self.architecture, json.dumps(body, indent=1).encode())
 
@@ -250,6 +284,17 @@ def profile(
         If the workload cannot train on several workers, or not with so small a batch.
     ClusterError
         If the cluster has too few workers.
+
+    Examples
+    --------
+    >>> from dagsel.storage import ShardedDataset
+    >>> from dagsel.testing.synthetic import SyntheticWorkload
+    >>> from dagsel.profiling import Profile, profile
+    >>> data = ShardedDataset.write("profiled.zarr", {"x": [[0.0]] * 20}, n_shards=1)
+    >>> known = Profile.given({1: 1, 2: 1.8}, architecture="small")
+    >>> known.save(data)
+    >>> profile(SyntheticWorkload(), {}, data, architecture="small").best  # as it was stored
+    2
     """
     given = checked(workload=workload, data=data, remeasure=remeasure, within=within)
     dataset, within = given.data, given.within

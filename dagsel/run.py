@@ -217,6 +217,29 @@ def optimize(
         If ``run_dir`` holds a run already or cannot be written.
     ClusterError
         If the cluster cannot run it.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> run = dagsel.optimize(
+    ...     optuna.create_study(direction="maximize"),
+    ...     dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"]),
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> run
+    <Run ... of ...: 3 complete; best accuracy ... (trial ...)>
+    >>> run.best_value > 0.5, list(run.best_params)
+    (True, ['alpha'])
     """
     prepared = _prepared(**locals())
     with interruptible(prepared.session.folder.url) as inbox:
@@ -238,14 +261,41 @@ def _takes(what: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T
 def start(*args: Any, **options: Any) -> Search:
     """Begin a search in the background, and return at once.
 
-    It takes what `dagsel.optimize` takes, and raises at once what that raises of arguments that
-    cannot be used. What goes wrong later, `Search.wait` raises. The process has to live on: at its
+    It takes the arguments of `dagsel.optimize`, and raises at once what that raises if an argument
+    cannot be used. `Search.wait` raises what goes wrong later. The process has to live on: at its
     end Python waits for the search. At a prompt in a terminal ``progress="auto"`` is a log.
+
+    Parameters
+    ----------
+    *args, **options
+        As for `dagsel.optimize`.
 
     Returns
     -------
     Search
         To look at the search, to steer it, and to wait for its end.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> search = dagsel.start(
+    ...     optuna.create_study(direction="maximize"),
+    ...     dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"]),
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> run = search.wait()
+    >>> len(run.trials())
+    3
     """
     given = inspect.signature(optimize).bind(*args, **options)
     given.apply_defaults()

@@ -46,17 +46,47 @@ class Prepared:
 
 
 class Search(Steerable):
-    """A search that runs in the background; `dagsel.start` returns it.
+    """A search that runs in the background. `dagsel.start` returns it.
 
-    A command returns when it is written to the run's journal: it is performed once, also if this
-    process is killed and `dagsel.resume` goes on. A trial stops or rests at its next batch. A
-    command that cannot be performed raises an error and changes nothing. The methods may be called
-    from any thread, and within a running event loop.
+    A command returns when it is written to the run's journal. It is performed once, also if this
+    process is killed and `dagsel.resume` goes on. A trial stops or pauses at its next batch. A
+    command that cannot be performed raises an error and changes nothing. You may call the methods
+    from any thread, and in a running event loop.
 
     Attributes
     ----------
     run_dir
         The run's folder.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> search = dagsel.start(
+    ...     optuna.create_study(direction="maximize"),
+    ...     dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"]),
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=10_000, n_trials=2),  # nobody waits for that many
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> number = search.add({"alpha": 1e-3})  # one more trial, with parameters of your own
+    >>> search.pause(number)
+    >>> search.resume(number)
+    >>> search.extend(deadline="10 min")
+    >>> search.stop(number)
+    >>> search.result.metric, search.is_running
+    ('accuracy', True)
+    >>> search.finish()
+    >>> run = search.wait(timeout="1 min")
+    >>> run.trials().set_index("trial")["state"][number] in ("pruned", "complete")
+    True
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -152,6 +182,11 @@ class Search(Steerable):
         """End the search at once. `wait` raises a `SearchCancelledError`; the run is kept.
 
         `dagsel.resume` goes on with it, and `dagsel.abandon` gives it up.
+
+        Examples
+        --------
+        >>> search.cancel()  # doctest: +SKIP
+        >>> run = dagsel.resume("run", workload=workload, space=space)  # doctest: +SKIP
         """
         self._inbox.cancel()
         self._thread.join()

@@ -54,6 +54,12 @@ class Tensor:
         Its shape; ``()`` for a scalar.
     data
         Its elements in C order, shape ``(n_bytes,)``, dtype ``uint8``. A view where possible.
+
+    Examples
+    --------
+    >>> tensor = Tensor.from_numpy(np.ones((2, 3), "float32"))
+    >>> tensor.dtype, tensor.shape, tensor.numpy().sum().item()
+    ('F32', (2, 3), 6.0)
     """
 
     dtype: str
@@ -62,7 +68,18 @@ class Tensor:
 
     @classmethod
     def from_numpy(cls, array: NDArray[Any]) -> Tensor:
-        """View a NumPy array (copied only where it is not contiguous)."""
+        """View a NumPy array.
+
+        Parameters
+        ----------
+        array
+            Any array; copied only where it is not contiguous.
+
+        Raises
+        ------
+        WorkloadError
+            If its dtype has no name in the safetensors format.
+        """
         try:
             dtype = NUMPY[array.dtype.name]
         except KeyError:
@@ -108,6 +125,8 @@ class State:
     >>> state = State.pack({"w": Tensor.from_numpy(np.ones((2, 3), "float32"))}, {"step": 4})
     >>> state.meta["step"], state.tensors["w"].numpy().sum().item(), state.nbytes > 24
     (4, 6.0, True)
+    >>> list(state.header)
+    ['__metadata__', 'w']
     """
 
     __slots__ = ("_header", "buffer")
@@ -119,7 +138,15 @@ class State:
 
     @classmethod
     def pack(cls, tensors: Mapping[str, Tensor], meta: Mapping[str, Json]) -> State:
-        """Copy tensors and JSON into one new buffer."""
+        """Copy tensors and JSON into one new buffer.
+
+        Parameters
+        ----------
+        tensors
+            Tensors by name.
+        meta
+            All that is no tensor: what JSON can hold.
+        """
         shapes = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
         state, views = cls.reserve(shapes, meta)
         for name, tensor in tensors.items():
@@ -132,8 +159,27 @@ class State:
     ) -> tuple[State, dict[str, Tensor]]:
         """Make a state of given dtypes and shapes; each library then fills in its tensors, once.
 
-        Returns the state and writable views of its tensors. Write them all before anyone sees it.
         Wider dtypes come first in the buffer, so that each tensor is aligned.
+
+        Parameters
+        ----------
+        shapes
+            Dtype and shape of each tensor, by its name.
+        meta
+            All that is no tensor: what JSON can hold.
+
+        Returns
+        -------
+        state, tensors
+            The state, and writable views of its tensors. Fill them all before anyone sees the
+            state.
+
+        Examples
+        --------
+        >>> state, tensors = State.reserve({"w": ("F32", (2,))}, {})
+        >>> tensors["w"].numpy()[:] = 3
+        >>> state.tensors["w"].numpy().tolist(), list(state.header)
+        ([3.0, 3.0], ['__metadata__', 'w'])
         """
         order = sorted(shapes, key=lambda name: -ITEMSIZE[shapes[name][0]])
         header: dict[str, Any] = {"__metadata__": {_META: json.dumps(dict(meta))}}
@@ -246,9 +292,26 @@ def flatten(
 ) -> tuple[Json, dict[str, Leaf]]:
     """Split a nested structure into JSON and tensors; `unflatten` joins them.
 
-    `as_tensor` returns the tensor of a leaf that is one (or a NumPy array), ``None`` for any other
-    object. Tensors for which `same` returns the same key, other than ``None``, are stored once.
-    Raises a `WorkloadError` for what is no tensor, number, string, ``None`` or container.
+    Parameters
+    ----------
+    tree
+        Tensors, numbers, strings, None, and containers of them.
+    as_tensor
+        Returns the tensor of a leaf that is one (or a NumPy array), None for any other object.
+    prefix
+        What the names of all tensors begin with.
+    same
+        Returns a key of a tensor, or None. Tensors with one key are stored once.
+
+    Returns
+    -------
+    json, tensors
+        The structure, and its tensors by name.
+
+    Raises
+    ------
+    WorkloadError
+        For what is no tensor, number, string, None or container.
 
     Examples
     --------
@@ -336,8 +399,19 @@ def unflatten(
 ) -> Any:
     """Join what `flatten` has split.
 
-    `from_tensor` returns the leaf for the name of a tensor, `from_array` that of a NumPy array
-    (`from_tensor` if left out).
+    Parameters
+    ----------
+    tree
+        The structure that `flatten` has returned.
+    from_tensor
+        Returns the leaf for the name of a tensor.
+    from_array
+        Returns the leaf for the name of a NumPy array; None to use `from_tensor`.
+
+    Examples
+    --------
+    >>> unflatten({"w": {"$": "tensor", "name": "w"}, "step": 4}, {"w": [0.0, 1.0]}.get)
+    {'w': [0.0, 1.0], 'step': 4}
     """
 
     def decode(node: Any) -> Any:

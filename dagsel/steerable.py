@@ -101,6 +101,11 @@ class Steerable(ABC):
             As in `stop`; or a parameter is none of the space's, is missing, or is outside of it.
         WorkloadError
             If the state cannot go on with them, as they make another model.
+
+        Examples
+        --------
+        >>> search.clone(3, lr=1e-3)  # doctest: +SKIP
+        8
         """
         return self._new(CloneTrial(_number(trial), changes))
 
@@ -142,6 +147,10 @@ class Steerable(ABC):
         SearchError
             If the cluster cannot be scaled or cannot have so many, or the search procedure plans
             its workers itself (`SEER`, `HyperSched`, `Lookahead`).
+
+        Examples
+        --------
+        >>> search.scale(16)  # doctest: +SKIP
         """
         self._command(ScaleCluster(whole("n_workers", n_workers, least=1)))
 

@@ -124,16 +124,21 @@ USER_COMMANDS: Tagged[UserCommand] = Tagged(*get_args(UserCommand))
 
 @dataclass(frozen=True, slots=True)
 class Commanded:
-    """The user has given a command, which was checked and can be performed.
+    """The user has given a command. It was checked and can be performed.
 
     Parameters
     ----------
     command
         Which.
     id
-        Tells it from all others: none is performed twice.
+        A name that no other command has; none is performed twice.
     seconds
         Time since the run began.
+
+    Examples
+    --------
+    >>> Commanded(StopTrial(3), id="a1", seconds=60.0).command
+    StopTrial(trial=3)
     """
 
     command: Annotated[UserCommand, USER_COMMANDS]
@@ -151,6 +156,11 @@ class Ended:
         Its number, and how far it has trained.
     value
         The metric after its last epoch.
+
+    Examples
+    --------
+    >>> Ended(3, epochs=9, value=0.97).epochs
+    9
     """
 
     trial: int
@@ -160,7 +170,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Extended:
-    """A search that has finished goes on, if `Traits.extends`; `Train` may name an ended trial.
+    """A search that has finished goes on.
+
+    Only a flow whose `Traits.extends` is not empty gets this. `Train` may name an ended trial then.
 
     Parameters
     ----------
@@ -174,6 +186,11 @@ class Extended:
         The trials that can train on, the best first.
     deadline_s, budget_s, budget_money
         Limits from now on, since the beginning of the run.
+
+    Examples
+    --------
+    >>> Extended(n_trials=4, deadline_s=600.0).limits
+    SetLimits(deadline_s=600.0, budget_s=None, budget_money=None)
     """
 
     n_trials: int = 0

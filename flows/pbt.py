@@ -51,6 +51,8 @@ class Range:
     --------
     >>> Range(1e-4, 1.0, log=True).perturb(0.5, 1.2)
     0.6
+    >>> Range(1, 8).resample(2, np.random.default_rng(0)) in range(1, 9)
+    True
     """
 
     low: float
@@ -65,7 +67,14 @@ class Range:
             raise SearchError(f"{self} has a logarithm, so low must be above 0")
 
     def perturb(self, value: float, factor: float) -> float:
-        """Multiply a value; a whole number stays one.
+        """Multiply a value and keep it within the range; a whole number stays one.
+
+        Parameters
+        ----------
+        value
+            The value so far.
+        factor
+            By how much.
 
         Examples
         --------
@@ -75,7 +84,15 @@ class Range:
         return self._fit(value * factor, like=value)
 
     def resample(self, value: float, rng: np.random.Generator) -> float:
-        """Draw a value of the same type as another one."""
+        """Draw a new value; a whole number if the value so far is one.
+
+        Parameters
+        ----------
+        value
+            The value so far.
+        rng
+            NumPy's generator.
+        """
         if self.log:
             drawn = math.exp(rng.uniform(math.log(self.low), math.log(self.high)))
         else:

@@ -60,6 +60,11 @@ class Timing:
     memory_bytes
         The most that training took on one of them besides the shard: of the device's memory on a
         GPU, else of the process.
+
+    Examples
+    --------
+    >>> Timing(n_workers=2, batch_s=0.01, samples_per_s=6400.0, memory_bytes=10**8).n_workers
+    2
     """
 
     n_workers: int

@@ -19,7 +19,7 @@ _Bar = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanReport:
-    """What was planned, what was done and what it cost; it shows itself as a table and a drawing.
+    """What was planned, what was done and what it cost. It shows itself as a table and a drawing.
 
     Parameters
     ----------
@@ -38,6 +38,22 @@ class PlanReport:
         known.
     billed, planned
         Workers over time, as triples: begin, length, and a number of workers.
+
+    Examples
+    --------
+    >>> import dagsel
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     RandomSearch(max_epochs=3, n_trials=8),
+    ...     PowerLaw(epoch_s=60.0),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> run.plan.seconds, run.plan.worker_seconds, run.plan.money
+    (360.0, 1440.0, None)
+    >>> run.plan.rows[0].name, run.plan.rows[0].done.n_workers
+    ('part 1', 4.0)
     """
 
     run: str

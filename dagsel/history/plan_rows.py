@@ -22,11 +22,17 @@ class PlanSpan:
     begins_s, lasts_s
         Its begin, in seconds since the run began, and its length.
     n_trials
-        Trials that train in it.
+        How many trials train in it.
     worker_seconds
         What its workers are billed.
     money
         The same in money, if workers differ in their price; else None.
+
+    Examples
+    --------
+    >>> span = PlanSpan(begins_s=60.0, lasts_s=30.0, n_trials=4, worker_seconds=120.0)
+    >>> span.n_workers, span.ends_s
+    (4.0, 90.0)
     """
 
     begins_s: float
@@ -48,7 +54,23 @@ class PlanSpan:
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
-    """What was planned and what was done: None for nothing."""
+    """What was planned for a span of a run, and what was done.
+
+    Parameters
+    ----------
+    name
+        What the span is: ``"start"``, ``"stage 1"`` or ``"part 1"`` and so on, ``"release"``.
+    planned
+        What was planned; None for nothing.
+    done
+        What was done; None for nothing.
+
+    Examples
+    --------
+    >>> row = PlanRow("stage 1", PlanSpan(0.0, 60.0, 8, 240.0), PlanSpan(0.0, 66.0, 8, 264.0))
+    >>> row.done.lasts_s - row.planned.lasts_s
+    6.0
+    """
 
     name: str
     planned: PlanSpan | None

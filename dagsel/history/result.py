@@ -44,22 +44,67 @@ class RunCalls:
 
 @dataclass(frozen=True, repr=False)
 class Run(Result):
-    """What a search on a cluster came to.
+    """The result of a search on a cluster: its best trials, its models and all that was done.
+
+    `dagsel.optimize` returns it, as do `Search.wait`, `dagsel.load`, `dagsel.resume` and
+    `dagsel.replay`.
 
     Parameters
     ----------
     study
-        The study, told of every trial.
+        The study; it has every trial.
     metric
-        Name of the metric that the search was about.
+        Name of the metric of the search; of several the first one.
     record
         All that was done.
     workload
         What was trained; None if the run was opened without it (`dagsel.load`).
     run_dir
-        Where states are stored.
+        The run's folder.
     space
         That of the search; None if the run was opened without it.
+
+    Examples
+    --------
+    >>> import dagsel, optuna
+    >>> from dagsel.flows import RandomSearch
+    >>> from sklearn.datasets import load_iris
+    >>> from sklearn.linear_model import SGDClassifier
+    >>> def space(trial):
+    ...     return {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)}
+    >>> workload = dagsel.SklearnWorkload(SGDClassifier(), metrics=["accuracy"])
+    >>> run = dagsel.optimize(
+    ...     optuna.create_study(direction="maximize"),
+    ...     workload,
+    ...     load_iris(return_X_y=True),
+    ...     space=space,
+    ...     metric="accuracy",
+    ...     flow=RandomSearch(max_epochs=5, n_trials=3),
+    ...     run_dir="run",
+    ...     progress=False,
+    ... )
+    >>> run.best_value > 0.5, list(run.best_params), run.best.trial in (0, 1, 2)
+    (True, ['alpha'], True)
+    >>> list(run.leaderboard(n=2))
+    ['trial', 'accuracy', 'epoch', 'state', 'alpha']
+    >>> [trial.state for trial in run.top(2)], run.failures
+    (['complete', 'complete'], [])
+    >>> len(run.trials()), len(run.metrics), len(run.timeline()), len(run.trials_dataframe())
+    (3, 45, 30, 3)
+    >>> run.best_model(), run.models(1)
+    (SGDClassifier(alpha=...), [SGDClassifier(alpha=...)])
+    >>> run.refit(progress=False)  # one more training, on all samples
+    SGDClassifier(alpha=...)
+    >>> run.data.n_train, run.worker_seconds > 0, run.money, run.currency
+    (120, True, None, '')
+    >>> run.report("report.html"), list(run.makespans()), run.given_workload is workload
+    ('report.html', [...], True)
+    >>> figure = run.plot.curves()
+    >>> run.plan
+    <Run ...
+    >>> longer = run.extend(n_trials=1, progress=False)
+    >>> len(longer.trials())
+    4
     """
 
     workload: Workload | None
@@ -263,7 +308,21 @@ class Run(Result):
     def ensemble(self, n: int | None = None) -> Any:
         """Make one model of the best ones: a module that returns the mean of their outputs.
 
-        `n` is as for `models`. Raises a `WorkloadError` if the workload cannot join models.
+        Parameters
+        ----------
+        n
+            How many models, as for `models`; None for all that are kept.
+
+        Raises
+        ------
+        WorkloadError
+            If the workload cannot join models.
+        SearchError
+            If fewer are kept.
+
+        Examples
+        --------
+        >>> run.ensemble(3)  # doctest: +SKIP
         """
         return self._gives_models("joins").ensemble(self.models(n))
 
@@ -292,6 +351,11 @@ class Run(Result):
             If the workload cannot write models, or the model holds more than tensors.
         SearchError
             If fewer models are kept, or the folder has some already.
+
+        Examples
+        --------
+        >>> run.export("models", n=2)  # doctest: +SKIP
+        ['/home/ada/models/1-trial-7', '/home/ada/models/2-trial-3']
         """
         workload, goal = self._gives_models("writes"), Folder(folder, error=SearchError)
         if goal.names():

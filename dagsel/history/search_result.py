@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """What a search came to, on a cluster or in virtual time.
+    """The result of a search, on a cluster or in virtual time.
 
     Parameters
     ----------
@@ -45,10 +45,10 @@ class Result:
 
     @property
     def best(self) -> Best:
-        """The best trial, whether it was completed or pruned, and its best state.
+        """The best trial, whether it was completed or pruned, and where its best state is.
 
-        Of a run with ``keep="last"`` the best of the completed trials as they were at their ends;
-        if there is none, of those that were pruned.
+        In a run with ``keep="last"`` it is the best of the completed trials, by their last epochs;
+        if there is none, the best of those that were pruned.
 
         Raises
         ------
@@ -71,15 +71,32 @@ class Result:
     def pareto(self) -> pd.DataFrame:
         """Return the Pareto front of a search for several metrics, as rows of `leaderboard`.
 
-        These are the trials that have ended and that no other one is better than: at least as good
-        in all metrics, and better in one. Trials that break a constraint are left out. They are
-        those of Optuna's ``study.best_trials``, by the first metric, the best first. A trial that a
-        procedure has stopped is among them if no one that had ended was better; it is complete.
+        These are the trials that have ended and that no other trial beats: none is at least as good
+        in all metrics and better in one. Trials that break a constraint are left out. They are
+        those of Optuna's ``study.best_trials``, sorted by the first metric, the best first. A trial
+        that was stopped by a procedure counts as complete if no trial that had ended was better.
 
         Raises
         ------
         SearchError
             If the search was about one metric.
+
+        Examples
+        --------
+        >>> import dagsel
+        >>> from dagsel.flows import RandomSearch
+        >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+        >>> run = dagsel.simulate(
+        ...     RandomSearch(max_epochs=2, n_trials=8),
+        ...     {"error": PowerLaw(), "ms": PowerLaw(asymptote=(5, 50))},
+        ...     SimulatedCluster(n_workers=4),
+        ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+        ...     metric=["error", "ms"],
+        ...     direction=["minimize", "minimize"],
+        ... )
+        >>> front = run.pareto()
+        >>> front["error"].is_monotonic_increasing, front["ms"].is_monotonic_decreasing
+        (True, True)
         """
         if not self.record.goals:
             raise SearchError(
@@ -111,7 +128,7 @@ class Result:
     def plan(self) -> PlanReport:
         """What was planned, what was done and what it cost, with a sentence for each difference.
 
-        A search without stages has no plan: then it is what was done.
+        A search without stages has no plan; then it shows what was done.
         """
         return PlanReport.of(self.record, *self._limits)
 
@@ -143,23 +160,27 @@ class Result:
         return tables.trials(self.record)
 
     def timeline(self) -> pd.DataFrame:
-        """Return a row for each visit of a shard, in the order in which they ended.
+        """Return a row for each visit of a trial to a shard, in the order in which they ended.
 
         The first columns say what was done of which trial, where and when: ``kind`` (``"train"``,
         ``"evaluate"``, or ``"check"`` if a paused trial was scored), ``trial``, ``epoch``,
         ``position``, ``shard``, ``worker``, and ``start`` and ``stop`` in seconds since 1970 by the
         worker's clock. ``hop`` says whether the state came from another worker, ``gang`` how many
-        workers trained, ``save_seconds`` how long storing the state took, and ``recovered`` that
+        workers trained, ``save_seconds`` how long storing the state took. ``recovered`` says that
         only the stored result was found: ``start`` and ``stop`` are the time of finding it.
 
-        A visit that was begun more than once, because its worker or its result was lost, or because
-        it was suspended, is one row: ``attempts`` says how often, and ``lost_seconds`` how long the
-        attempts took that were lost.
+        A visit may begin more than once, because its worker or its result was lost, or because it
+        was suspended. It is one row all the same: ``attempts`` says how often it began, and
+        ``lost_seconds`` how long the lost attempts took.
         """
         return tables.timeline(self.record)
 
     def makespans(self) -> pd.DataFrame:
-        """Return a row for each round: its makespan in seconds, and that over its lower bound."""
+        """Return a row for each round: its makespan in seconds, and that over its lower bound.
+
+        A round is a group of trials that were told to train at the same time. Its makespan is the
+        time from its first visit to its last.
+        """
         return makespans(self.record)
 
     def trials_dataframe(self) -> pd.DataFrame:

@@ -63,7 +63,30 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best trial so far of those that have ended, and where its state is."""
+    """The best trial that has ended so far, and where its state is.
+
+    Parameters
+    ----------
+    trial
+        Number of the trial.
+    epoch
+        Number of the epoch after which it was scored.
+    position
+        Shards of that epoch that it had trained on.
+    value
+        Its value: the metric of the search.
+    is_complete
+        Whether the trial has trained to its end.
+    is_partial
+        Whether the state is one in the middle of a shard.
+    check
+        Number of the check whose state was copied, if the trial has trained on since; else 0.
+
+    Examples
+    --------
+    >>> Best(trial=3, epoch=5, position=0, value=0.97)
+    Best(trial=3, epoch=5, position=0, value=0.97, is_complete=True, is_partial=False, check=0)
+    """
 
     trial: int
     epoch: int

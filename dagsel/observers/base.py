@@ -18,43 +18,100 @@ from dagsel.observers.events import (
 
 
 class Observer:
-    """Is told what a search does; override what is of interest.
+    """Hears what a search does; inherit it and override the methods of interest.
 
-    The methods are called one after the other, in a thread of the observer's own: one that takes
-    long delays no trial. An observer that raises is let go with a warning, and the search goes on;
-    so is one that has not taken in all within 10 s after the end of the search.
+    The methods are called one after the other, in a thread of the observer's own: a slow one delays
+    no trial. An observer that raises an error is dropped with a warning, and the search goes on. So
+    is one that needs more than 10 s after the end of the search.
 
     When a search goes on in another process (`dagsel.resume`, `Run.extend`), all that happened
-    before is told again from the beginning, so that nothing is missing if a process was killed.
-    Who has kept it skips it: a trial and an epoch are told by their numbers, and `is_past` says
-    what was before.
+    before is sent once more from the beginning, so that nothing is missing if a process was killed.
+    If you have kept it, skip it: trials and epochs have numbers, and `is_past` says what was
+    before.
 
     Examples
     --------
     >>> class Best(Observer):
+    ...     best = 0.0
+    ...
+    ...     def check(self):
+    ...         print("can work")
+    ...
+    ...     def search_began(self, search):
+    ...         print(f"maximizing {search.metric} in {search.run_dir}")
+    ...
+    ...     def trial_began(self, trial):
+    ...         print(f"trial {trial.trial}: {dict(trial.params)}")
+    ...
     ...     def epoch_ended(self, epoch):
-    ...         print(f"trial {epoch.trial}, epoch {epoch.epoch}: {epoch.value:.2f}")
-    >>> Best().epoch_ended(EpochEnded(3, 1, 0.91, {"accuracy": 0.91}, 0.4, 12.0, 1.7e9))
-    trial 3, epoch 1: 0.91
+    ...         self.best = max(self.best, epoch.value)
+    ...
+    ...     def trial_ended(self, trial):
+    ...         print(f"trial {trial.trial} is {trial.state}")
+    ...
+    ...     def search_ended(self, search):
+    ...         print(f"the best is {self.best}")
+    >>> observer = Best()
+    >>> observer.check()
+    can work
+    >>> observer.search_began(SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1"))
+    maximizing accuracy in runs/1
+    >>> observer.trial_began(TrialBegan(3, {"lr": 0.1}))
+    trial 3: {'lr': 0.1}
+    >>> observer.epoch_ended(EpochEnded(3, 1, 0.91, {"accuracy": 0.91}, 0.4, 12.0, 1.7e9))
+    >>> observer.trial_ended(TrialEnded(3, "complete", 0.91, 1, "trained to the end"))
+    trial 3 is complete
+    >>> observer.search_ended(SearchEnded(3, 0.91, 1, 1, 12.0, 12.0))
+    the best is 0.91
     """
 
     def check(self) -> None:
         """Raise an error if it cannot work here, before anything is trained."""
 
     def search_began(self, search: SearchBegan) -> None:
-        """Take in that a search begins or goes on."""
+        """Note that a search begins or goes on.
+
+        Parameters
+        ----------
+        search
+            Which search.
+        """
 
     def trial_began(self, trial: TrialBegan) -> None:
-        """Take in that there is a trial."""
+        """Note that a trial begins.
+
+        Parameters
+        ----------
+        trial
+            Which trial.
+        """
 
     def epoch_ended(self, epoch: EpochEnded) -> None:
-        """Take in what an epoch came to."""
+        """Note that a trial has ended an epoch.
+
+        Parameters
+        ----------
+        epoch
+            Its metrics and times.
+        """
 
     def trial_ended(self, trial: TrialEnded) -> None:
-        """Take in how a trial has ended; one of a search that is extended may end once more."""
+        """Note that a trial has ended; one of a search that is extended may end once more.
+
+        Parameters
+        ----------
+        trial
+            How it has ended.
+        """
 
     def search_ended(self, search: SearchEnded) -> None:
-        """Take in that nothing more comes."""
+        """Note that the search has ended; nothing more comes.
+
+        Parameters
+        ----------
+        search
+            The best trial and what was spent.
+        """
 
 
 @short_traceback

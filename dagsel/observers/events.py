@@ -16,11 +16,17 @@ class SearchBegan:
     run, study
         The run's identifier, which stays the same when it goes on, and the name of its study.
     metric, direction
-        What it is about, of several metrics the first one; and which values are better.
+        The metric that it is about, of several the first one; and which values are better.
     run_dir
         Its folder.
     goes_on
-        Whether it had begun before. Then all that happened is told again: who has kept it skips it.
+        Whether it had begun before. Then all that happened before is sent once more.
+
+    Examples
+    --------
+    >>> search = SearchBegan("3f9a", "digits", "accuracy", "maximize", run_dir="runs/1")
+    >>> search.metric, search.goes_on
+    ('accuracy', False)
     """
 
     run: str
@@ -33,7 +39,7 @@ class SearchBegan:
 
 @dataclass(frozen=True, slots=True)
 class TrialBegan:
-    """A trial is there.
+    """A trial begins.
 
     Parameters
     ----------
@@ -42,7 +48,12 @@ class TrialBegan:
     params
         Its parameters; labels stand for those that have no form in JSON.
     is_past
-        Whether that was before the process began that tells of it.
+        Whether that was in an earlier process, before the search was resumed or extended.
+
+    Examples
+    --------
+    >>> TrialBegan(3, {"lr": 0.1}).params["lr"]
+    0.1
     """
 
     trial: int
@@ -57,15 +68,21 @@ class EpochEnded:
     Parameters
     ----------
     trial, epoch
-        Its number; the number of the epoch, from 1. Together they tell it from all others.
+        Number of the trial; number of the epoch, from 1. No two events have the same pair.
     value, metrics
         The metric of the search; and all validation metrics.
     train_loss
         Mean training loss.
     seconds, at
-        Time since the run began; and since 1970.
+        Seconds since the run began; and since 1970.
     is_past
         As in `TrialBegan`.
+
+    Examples
+    --------
+    >>> epoch = EpochEnded(3, 1, 0.91, {"accuracy": 0.91}, train_loss=0.4, seconds=12.0, at=1.7e9)
+    >>> epoch.trial, epoch.epoch, epoch.value
+    (3, 1, 0.91)
     """
 
     trial: int
@@ -85,13 +102,18 @@ class TrialEnded:
     Parameters
     ----------
     trial, state
-        Its number; ``"complete"``, ``"pruned"`` or ``"failed"``.
+        Number of the trial; ``"complete"``, ``"pruned"`` or ``"failed"``.
     value, epochs
-        What it is worth, None if it was not scored; and how many epochs it has ended.
+        Its value, None if it was not scored; and how many epochs it has ended.
     reason
         Why it has ended.
     is_past
         As in `TrialBegan`.
+
+    Examples
+    --------
+    >>> TrialEnded(3, "pruned", 0.91, epochs=1, reason="rung 1").state
+    'pruned'
     """
 
     trial: int
@@ -104,18 +126,23 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True)
 class SearchEnded:
-    """A search has ended, or its process leaves it.
+    """A search has ended, or its process stops working on it.
 
     Parameters
     ----------
     best_trial, best_value
         The best trial and its value; None if there is none.
     n_trials, n_epochs
-        Trials and epochs.
+        How many trials there were, and how many epochs they have ended.
     seconds, worker_seconds
-        What it has taken.
+        Time that it has taken; and the sum over all workers.
     error
         The error that has interrupted it; empty if there was none.
+
+    Examples
+    --------
+    >>> SearchEnded(3, 0.91, n_trials=8, n_epochs=24, seconds=9.0, worker_seconds=36.0).error
+    ''
     """
 
     best_trial: int | None

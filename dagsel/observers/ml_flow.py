@@ -28,6 +28,12 @@ class MLflow(Observer):
         MLflow's tracking URI, such as ``"sqlite:///mlflow.db"`` or ``"http://127.0.0.1:5000"``.
     experiment
         Name of the experiment; None for the study's.
+
+    Examples
+    --------
+    Give it to `dagsel.optimize`:
+
+    >>> observers = [MLflow("http://127.0.0.1:5000", experiment="digits")]
     """
 
     def __init__(self, uri: str = "sqlite:///mlflow.db", experiment: str | None = None) -> None:

@@ -30,7 +30,19 @@ class TensorBoard(Observer):
     Parameters
     ----------
     folder
-        Where to, on this machine.
+        Where to write, on this machine.
+
+    Examples
+    --------
+    Give it to `dagsel.optimize` as ``observers=[TensorBoard("tb")]``. By hand:
+
+    >>> from dagsel.observers import EpochEnded, SearchBegan, TrialBegan
+    >>> observer = TensorBoard("tb")
+    >>> observer.search_began(SearchBegan("3f9a", "digits", "accuracy", "maximize", "runs/1"))
+    >>> observer.trial_began(TrialBegan(0, {"lr": 0.1}))
+    >>> observer.epoch_ended(EpochEnded(0, 1, 0.5, {"accuracy": 0.5}, 2.25, 1.5, 1.7e9))
+    >>> [path.name for path in Path("tb/3f9a").iterdir()]
+    ['trial-0000']
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:

@@ -23,8 +23,8 @@ class WandB(Observer):
     A run has the trial's parameters, and by epoch the validation metrics and ``train_loss``. Its
     summary says how the trial has ended.
 
-    W&B keeps what it is told in memory for a while, and what a killed process had of it is lost.
-    Where the search goes on, all is told again: offline, into new folders in place of the old ones;
+    W&B keeps in memory for a while what it gets, and loses it if the process is killed. Where the
+    search goes on, all is sent once more: offline, into new folders in place of the old ones;
     online, from the first step on that the server lacks.
 
     Needs ``pip install "dagsel[wandb]"``.
@@ -34,12 +34,18 @@ class WandB(Observer):
     project
         Name of the project; None for the study's.
     mode
-        ``"offline"``, into ``folder/wandb``, to be sent later by ``wandb sync``; or ``"online"``,
-        to the server that ``wandb login`` has named.
+        ``"offline"`` writes into ``folder/wandb``, to be sent later by ``wandb sync``; ``"online"``
+        sends to the server that ``wandb login`` has named.
     folder
         Where W&B writes.
     entity
-        User or team that the project is of; None for W&B's default.
+        User or team that owns the project; None for W&B's default.
+
+    Examples
+    --------
+    Give it to `dagsel.optimize`:
+
+    >>> observers = [WandB("digits", mode="offline", folder="logs")]
     """
 
     def __init__(

@@ -145,7 +145,9 @@ class PlannedStage:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Say what is planned from now on; nothing is done. `Run.plan` compares it with what was done.
+    """Say what is planned from now on. It changes nothing.
+
+    `Run.plan` compares it with what was done.
 
     Parameters
     ----------
@@ -157,6 +159,12 @@ class Plan:
         Seconds that are reckoned for the start of a worker.
     reason
         Why it was made, or made again.
+
+    Examples
+    --------
+    >>> stages = (PlannedStage(0.0, 60.0, 4, (8,)), PlannedStage(60.0, 120.0, 2, (2,)))
+    >>> Plan(stages, workers=(1,)).ends
+    (60.0, 180.0)
     """
 
     stages: tuple[PlannedStage, ...]

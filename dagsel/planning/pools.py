@@ -82,7 +82,18 @@ class Workers:
         return price
 
     def nodes(self, node_size: int) -> float:
-        """Return the nodes of so many workers that it may have; infinity for no limit."""
+        """Return how many nodes this pool may have; infinity for no limit.
+
+        Parameters
+        ----------
+        node_size
+            Workers of a node.
+
+        Examples
+        --------
+        >>> Workers("spot", "0.40 USD", most=8).nodes(4)
+        2
+        """
         return math.inf if self.most is None else self.most // node_size
 
 

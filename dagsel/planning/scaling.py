@@ -31,7 +31,13 @@ class _Model:
         raise NotImplementedError
 
     def efficiency(self, n: int) -> float:
-        """Return the efficiency e(n) = λ(n) / n."""
+        """Return the efficiency e(n) = λ(n) / n.
+
+        Parameters
+        ----------
+        n
+            Number of workers.
+        """
         return self.speedup(n) / n
 
     def best(self, most: int, *, within: float = 0.03) -> int:
@@ -89,7 +95,13 @@ class Scaling(_Model):
         object.__setattr__(self, "speedups", dict(sorted(known.items())))
 
     def speedup(self, n: int) -> float:
-        """Return λ(n): linear between known numbers, constant beyond the last one."""
+        """Return λ(n): linear between known numbers, constant beyond the last one.
+
+        Parameters
+        ----------
+        n
+            Number of workers.
+        """
         _check_workers(n)
         known = list(self.speedups)
         after = bisect_right(known, n)
@@ -121,6 +133,8 @@ class UniversalScaling(_Model):
     [1.0, 1.67, 2.11, 1.78]
     >>> law.best(8)
     4
+    >>> round(law.efficiency(4), 2)
+    0.53
     """
 
     contention: float
@@ -133,7 +147,13 @@ class UniversalScaling(_Model):
                 raise SearchError(f"{name} must be a number of at least 0, got {value!r}")
 
     def speedup(self, n: int) -> float:
-        """Return λ(n)."""
+        """Return λ(n).
+
+        Parameters
+        ----------
+        n
+            Number of workers.
+        """
         _check_workers(n)
         return n / (1 + (n - 1) * (self.contention + self.coherence * n))
 
@@ -162,6 +182,12 @@ class Fit:
         Number of observations.
     gangs
         The numbers of workers that were observed.
+
+    Examples
+    --------
+    >>> found = fit([(1, 12.0), (2, 6.6), (4, 3.9)])
+    >>> round(found.predict(8), 1), found.gangs
+    (2.5, (1, 2, 4))
     """
 
     model: ScalingModel
@@ -172,7 +198,13 @@ class Fit:
     gangs: tuple[int, ...]
 
     def predict(self, n: int) -> float:
-        """Return the seconds of a unit on n workers."""
+        """Return the seconds of a unit on so many workers.
+
+        Parameters
+        ----------
+        n
+            Number of workers.
+        """
         return self.seconds / self.model.speedup(n)
 
 

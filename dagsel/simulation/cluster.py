@@ -126,7 +126,22 @@ class SimulatedCluster:
         return {worker_name(number): speed for number, speed in enumerate(speeds)}
 
     def lifetime_s(self, worker: str, pool: str, seed: int) -> float:
-        """Return how long a worker is there before it is taken back; infinity for ever."""
+        """Return after how many seconds a worker is taken back; infinity for never.
+
+        Parameters
+        ----------
+        worker
+            Its name.
+        pool
+            Name of its pool.
+        seed
+            Seed of the run.
+
+        Examples
+        --------
+        >>> SimulatedCluster(n_workers=1).lifetime_s("worker-0", "", seed=0)
+        inf
+        """
         kinds = {kind.name: kind.spot for kind in self.workers}
         if not self.interruptions_per_hour or not kinds.get(pool, True):
             return math.inf

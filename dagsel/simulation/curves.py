@@ -26,6 +26,22 @@ class Curves(Protocol):
 
     A curve may depend on the number of the trial: two trials of one configuration may differ. It
     must not depend on earlier calls.
+
+    Examples
+    --------
+    >>> class Steps:
+    ...     evaluation_share = 0.1
+    ...
+    ...     def value(self, config, epoch, *, trial):
+    ...         return config["lr"] * int(epoch)
+    ...
+    ...     def seconds(self, config, *, trial):
+    ...         return 60.0
+    >>> curves = Steps()
+    >>> isinstance(curves, Curves), curves.value({"lr": 0.1}, 3, trial=0)
+    (True, 0.30000000000000004)
+    >>> curves.seconds({"lr": 0.1}, trial=0), curves.evaluation_share
+    (60.0, 0.1)
     """
 
     @property
@@ -37,7 +53,16 @@ class Curves(Protocol):
         ...
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Return the metric's value after an epoch; for a paused trial, inside one, from 0 on.
+        """Return the value of the metric after an epoch; for a paused trial, inside one.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        epoch
+            How far the trial has trained, from 0 on.
+        trial
+            Number of the trial.
 
         Raises
         ------
@@ -47,7 +72,15 @@ class Curves(Protocol):
         ...
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Return the time of an epoch's training on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        trial
+            Number of the trial.
+        """
         ...
 
 
@@ -124,6 +157,10 @@ class PowerLaw:
     >>> curves = PowerLaw(asymptote=0.9, amplitude=-0.3, rate=0.5, noise=0, chance=0.1)
     >>> [round(curves.value({}, epoch, trial=0), 2) for epoch in (0, 0.5, 1, 4)]
     [0.1, 0.35, 0.6, 0.75]
+    >>> curves.seconds({}, trial=0), curves.speedup({}, gang=4)
+    (60.0, 4.0)
+    >>> curves.losses({}, 1.0, 1.5, trial=0).n
+    50
     """
 
     asymptote: Parameter = (0.1, 0.5)
@@ -140,7 +177,17 @@ class PowerLaw:
     chance: Parameter | None = None
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Return the metric's value after an epoch, or inside one, from 0 on."""
+        """Return the metric's value after an epoch, or inside one, from 0 on.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        epoch
+            How far the trial has trained, from 0 on.
+        trial
+            Number of the trial.
+        """
         text = _text(config)
         a, b, c, noise = (
             self._parameter(name, config, text)
@@ -154,21 +201,47 @@ class PowerLaw:
         return (1.0 - epoch) * chance + epoch * (a + b) if epoch > 0 else chance
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Return the time of an epoch's training on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        trial
+            Number of the trial.
+        """
         seconds = self._parameter("epoch_s", config, _text(config))
         if not seconds > 0:
             raise SearchError(f"epoch_s must be above 0, got {seconds!r} for {dict(config)}")
         return seconds
 
     def speedup(self, config: Config, gang: int) -> float:
-        """Return how many times as fast a gang is as one worker."""
+        """Return how many times as fast a gang is as one worker.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        gang
+            How many workers.
+        """
         if self.scaling is None:
             return float(gang)
         scaling = self.scaling(config) if callable(self.scaling) else self.scaling
         return scaling.speedup(gang)
 
     def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
-        """Return the range of the losses of the batches that end between two moments, in epochs."""
+        """Return the range of the losses of the batches that end between two moments, in epochs.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        start, stop
+            Two moments, in epochs.
+        trial
+            Number of the trial.
+        """
         first, last = (math.floor(at * self.n_batches + 1e-6) for at in (start, stop))
         if last <= first:
             return Losses()

@@ -59,6 +59,20 @@ def decision_log(
     list
         Events and the decisions on each. The event is None for the start, and for decisions that
         were not the flow's.
+
+    Examples
+    --------
+    >>> import dagsel
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     RandomSearch(max_epochs=1, n_trials=1),
+    ...     PowerLaw(),
+    ...     SimulatedCluster(n_workers=1),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1)},
+    ... )
+    >>> [decisions for event, decisions in decision_log(run.journal)][:2]
+    [(Ask(n=1, sampling='random'),), (Train(trial=0, epochs=1),)]
     """
     log: list[tuple[Event | None, tuple[Decision, ...]]] = []
     for turn in read_turns(entries):

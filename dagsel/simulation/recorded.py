@@ -55,6 +55,8 @@ class Recorded:
     >>> curves = Recorded.from_metrics(metrics, {0: {"lr": 0.1}}, metric="error", epoch_s=60.0)
     >>> curves.value({"lr": 0.1}, 2, trial=5)
     0.25
+    >>> curves.seconds({"lr": 0.1}, trial=0)
+    60.0
     """
 
     configs: Mapping[int, Config]
@@ -70,6 +72,27 @@ class Recorded:
         """Read the metrics, the configurations and the units' times of a run.
 
         A trial that trained only in gangs is taken to speed up linearly.
+
+        Parameters
+        ----------
+        run
+            A `Run`, or a `SimulatedRun`.
+
+        Examples
+        --------
+        >>> import dagsel
+        >>> from dagsel.flows import RandomSearch
+        >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+        >>> search, cluster = RandomSearch(max_epochs=3, n_trials=4), SimulatedCluster(n_workers=2)
+        >>> run = dagsel.simulate(
+        ...     search,
+        ...     PowerLaw(),
+        ...     cluster,
+        ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+        ... )
+        >>> again = dagsel.simulate(search, Recorded.from_run(run), cluster)
+        >>> again.best_value == run.best_value
+        True
         """
         record = run.record
         trained, scored = _work(record, "train"), _work(record, "evaluate")
@@ -127,6 +150,15 @@ class Recorded:
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
         """Return the metric's value after an epoch; inside one, interpolate.
 
+        Parameters
+        ----------
+        config
+            The configuration.
+        epoch
+            How far the trial has trained, from 0 on.
+        trial
+            Number of the trial.
+
         Raises
         ------
         TrainingError
@@ -154,7 +186,15 @@ class Recorded:
         )
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Return the time of an epoch's training; the mean for a trial without a finished unit."""
+        """Return the time of an epoch's training; the mean for a trial without a finished unit.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        trial
+            Number of the trial.
+        """
         known = self.epoch_s.get(self._find(config, trial))
         return fmean(self.epoch_s.values()) if known is None else known
 

@@ -62,6 +62,22 @@ class SimulatedRun(Result):
         What an hour of a worker costs, of pools of the dearest; None if it is not known.
     deadline_s, budget
         The limits that it had; None for no limit.
+
+    Examples
+    --------
+    >>> import dagsel
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     RandomSearch(max_epochs=3, n_trials=8),
+    ...     PowerLaw(epoch_s=60.0),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> run.seconds, run.cost, run.money
+    (360.0, 1440.0, None)
+    >>> list(run.leaderboard(n=3)["state"])
+    ['complete', 'complete', 'complete']
     """
 
     cluster: SimulatedCluster

@@ -95,7 +95,17 @@ class Traces:
         return int(self.batch_losses.shape[1]) // self.n_epochs
 
     def value(self, config: Config, epoch: float, *, trial: int) -> float:
-        """Return the metric's value after an epoch; inside one, interpolate."""
+        """Return the metric's value after an epoch; inside one, interpolate.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        epoch
+            How far the trial has trained, from 0 on.
+        trial
+            Number of the trial.
+        """
         first = 1 if self.initial is None else 0
         self._check(epoch, trial, first)
         number = self.find(config)
@@ -105,7 +115,15 @@ class Traces:
         return float(np.interp(epoch, range(first, self.n_epochs + 1), known))
 
     def seconds(self, config: Config, *, trial: int) -> float:
-        """Return the time of an epoch's training on a worker of speed 1."""
+        """Return the time of an epoch's training on a worker of speed 1.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        trial
+            Number of the trial.
+        """
         return float(self.batch_s[self.find(config)]) * self.n_batches
 
     def losses(self, config: Config, start: float, stop: float, *, trial: int) -> Losses:
@@ -113,6 +131,15 @@ class Traces:
 
         From 0.0 to 1.0 is the first epoch. The batch that ends at `stop` counts, the one that ends
         at `start` does not.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        start, stop
+            Two moments, in epochs.
+        trial
+            Number of the trial.
         """
         self._check(stop, trial)
         losses = self.batch_losses[self.find(config), self._batch(start) : self._batch(stop)]

@@ -47,11 +47,11 @@ _OTHER: dict[Direction, Direction] = {"minimize": "maximize", "maximize": "minim
 
 
 class FlowSuite:
-    """Laws of a `Flow`. Inherit it under a name that begins with ``Test``.
+    """Tests of a `Flow`. Inherit the class under a name that begins with ``Test``.
 
-    Write `make_flow`, and keep the search small: ten trials of ten epochs find more than hundreds
-    do. The laws need Hypothesis (``pip install hypothesis``), whose profile says how many runs each
-    plays.
+    Write `make_flow`, and keep the search small: ten trials of ten epochs find more faults than
+    hundreds do. The tests need Hypothesis (``pip install hypothesis``). Its profile says how many
+    runs each test plays.
 
     Attributes
     ----------
@@ -74,7 +74,13 @@ class FlowSuite:
     ...
     ...     def make_flow(self):
     ...         return RandomSearch(max_epochs=2, n_trials=5, n_concurrent=3)
-    >>> TestMine().test_no_more_than_n_concurrent_train_at_once()
+    ...
+    ...     def configs(self, trial):
+    ...         return {"lr": 0.1 * (trial + 1)}
+    >>> tests = TestMine()
+    >>> tests.make_flow().n_trials, tests.configs(0)
+    (5, {'lr': 0.1})
+    >>> tests.test_no_more_than_n_concurrent_train_at_once()
     """
 
     direction: Direction = "minimize"
@@ -88,7 +94,13 @@ class FlowSuite:
         raise NotImplementedError
 
     def configs(self, trial: int) -> Mapping[str, Any]:
-        """Return the configuration of a trial; override it if your flow reads configurations."""
+        """Return the configuration of a trial; override it if your flow reads configurations.
+
+        Parameters
+        ----------
+        trial
+            Number of the trial.
+        """
         return {"x": trial % 7 / 7}
 
     def test_is_a_flow(self) -> None:

@@ -193,7 +193,20 @@ class CountingWorkload(SyntheticWorkload):
 
 
 def seen(state: State) -> list[tuple[int, int, int]]:
-    """Return the (epoch, shard, batch) that a state has seen, in order."""
+    """Return the epoch, shard and batch of each batch that a state has seen, in order.
+
+    Parameters
+    ----------
+    state
+        A state of a `SyntheticWorkload`.
+
+    Examples
+    --------
+    >>> workload = SyntheticWorkload(n_batches=2)
+    >>> visit = Visit(seed=0, trial=0, epoch=1, shard=3)
+    >>> seen(workload.train(workload.init({}, seed=0), None, {}, visit=visit).state)
+    [(1, 3, 0), (1, 3, 1)]
+    """
     return [tuple(row) for row in state.tensors["seen"].numpy().tolist()]
 
 

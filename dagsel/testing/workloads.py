@@ -39,7 +39,7 @@ _PICKLE = re.compile(rb"\x80[\x04\x05]\x95(.{8})", re.DOTALL)
 
 
 class WorkloadSuite:
-    """Laws of a `Workload`. Inherit it under a name that begins with ``Test``.
+    """Tests of a `Workload`. Inherit the class under a name that begins with ``Test``.
 
     Define `make_workload` and `make_arrays`, and `config` if your workload reads one. The arrays
     should hold several batches, so that stopping between batches is tested.
@@ -69,6 +69,9 @@ class WorkloadSuite:
     ...         x = np.random.default_rng(seed).normal(size=(18, 3)).astype("float32")
     ...         return {"x": x, "y": x[:, :1]}
     >>> TestMine().test_cut_into_pieces_equals_uncut()
+    >>> tests = TestMine()
+    >>> tests.make_workload().metrics, tests.make_arrays(seed=0)["x"].shape
+    ({'loss': 'minimize'}, (18, 3))
     """
 
     config: Mapping[str, Any] = {}
@@ -79,7 +82,13 @@ class WorkloadSuite:
         raise NotImplementedError
 
     def make_arrays(self, seed: int) -> dict[str, NDArray[Any]]:
-        """Return the arrays of a shard, different ones for different seeds."""
+        """Return the arrays of a shard, different ones for different seeds.
+
+        Parameters
+        ----------
+        seed
+            Seed of the random numbers.
+        """
         raise NotImplementedError
 
     def test_is_a_workload_and_accepts_its_config(self) -> None:

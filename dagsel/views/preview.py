@@ -30,6 +30,12 @@ class Row:
         What all workers are billed.
     money
         The same in money, if workers differ in their price.
+
+    Examples
+    --------
+    >>> row = Row(0.0, 60.0, gangs=((1, 4), (2, 2)), n_workers=8, worker_seconds=480.0)
+    >>> row.n_trials  # 4 on one worker each, 2 on two
+    6
     """
 
     begins_s: float
@@ -47,7 +53,24 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The least and the most that a search takes, of so many in which workers are taken back."""
+    """The least and the most that a search takes, over several simulations of it.
+
+    Parameters
+    ----------
+    n
+        How many simulations. In each, workers are taken back at other times.
+    seconds
+        The least and the most time, in seconds.
+    worker_seconds
+        The least and the most that all workers together are billed.
+    money
+        The same in money; None if no price is known.
+
+    Examples
+    --------
+    >>> Interval(n=10, seconds=(360.0, 420.0), worker_seconds=(1440.0, 1620.0)).money is None
+    True
+    """
 
     n: int
     seconds: tuple[float, float]
@@ -57,7 +80,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Preview:
-    """What a search will take; it shows itself as a table and a drawing.
+    """What a search will take. It shows itself as a table and a drawing.
 
     Parameters
     ----------
@@ -77,6 +100,15 @@ class Preview:
         What an hour of a worker costs; of pools, of the dearest. None if it is not known.
     interval
         What the search takes where workers are taken back at other times; None if they are not.
+
+    Examples
+    --------
+    >>> import dagsel
+    >>> from dagsel.flows import RandomSearch
+    >>> flow = RandomSearch(max_epochs=3, n_trials=8)
+    >>> preview = dagsel.preview(flow, epoch_seconds=60, n_workers=4)
+    >>> preview.seconds, preview.worker_minutes, preview.n_workers, preview.money
+    (360.0, 24.0, 4, None)
     """
 
     flow: str

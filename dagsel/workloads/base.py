@@ -22,17 +22,49 @@ from dagsel.checks import short_traceback, shown, takes
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal, Losses
 from dagsel.state import State
+from dagsel.workloads.abilities import (
+    CastsData,
+    ChecksData,
+    Config,
+    DataOutline,
+    FollowsMetric,
+    GivesModels,
+    PoolsScores,
+    Reconfigurable,
+    outline,
+)
 from dagsel.workloads.pooled import accumulates, check_pooled
 
 if TYPE_CHECKING:
     from dagsel.storage.datasets.manifest import Manifest
 
-Config: TypeAlias = Mapping[str, Any]
+__all__ = [
+    "CastsData",
+    "ChecksData",
+    "Config",
+    "DataOutline",
+    "Evaluated",
+    "FollowsMetric",
+    "GivesModels",
+    "HasNewDefaults",
+    "Metrics",
+    "PoolsScores",
+    "Reconfigurable",
+    "ShouldStop",
+    "Trained",
+    "Visit",
+    "Workload",
+    "checks",
+    "directions",
+    "metric_functions",
+    "never",
+    "outline",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One pass of a trial over a shard; it determines the order of the batches.
+    """One pass of a trial over a shard. It determines the order of the batches.
 
     Parameters
     ----------
@@ -49,6 +81,12 @@ class Visit:
     last_value
         The search's metric after the epoch before, on the first shard of an epoch of a workload
         that `FollowsMetric`; None if it is not known.
+
+    Examples
+    --------
+    >>> visit = Visit(seed=0, trial=3, epoch=1, shard=2)
+    >>> visit.order(5)
+    array([4, 1, 2, 0, 3])
     """
 
     seed: int
@@ -59,7 +97,12 @@ class Visit:
     last_value: float | None = None
 
     def order(self, n_samples: int) -> NDArray[np.int64]:
-        """Return the order in which the visit takes its `n_samples` samples: a permutation.
+        """Return the order in which the visit takes the samples: a permutation.
+
+        Parameters
+        ----------
+        n_samples
+            How many samples the shard has.
 
         Examples
         --------
@@ -72,7 +115,7 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """The result of a training unit.
+    """What training on one shard has returned.
 
     Parameters
     ----------
@@ -89,6 +132,12 @@ class Trained:
         Whether a training loss was NaN. A workload without a loss has not diverged.
     losses
         Range of the mean losses of the batches that this piece of the unit has trained on.
+
+    Examples
+    --------
+    >>> trained = Trained(State.pack({}, {"step": 4}), n_samples=64, loss=0.25)
+    >>> trained.finished, trained.state.meta
+    (True, {'step': 4})
     """
 
     state: State
@@ -101,7 +150,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The result of the evaluation of one validation shard.
+    """What scoring on one validation shard has returned.
 
     Parameters
     ----------
@@ -111,6 +160,11 @@ class Evaluated:
         The mean of each metric over these samples; 0 for no samples.
     kept
         What is kept of the shard for metrics of the whole set (`PoolsScores`); None without any.
+
+    Examples
+    --------
+    >>> Evaluated(n_samples=16, metrics={"accuracy": 0.75}).metrics
+    {'accuracy': 0.75}
     """
 
     n_samples: int
@@ -119,7 +173,13 @@ class Evaluated:
 
 
 def never() -> bool:
-    """Return False: no one asks a unit to stop."""
+    """Return False: nothing asks the training to stop. The default of ``should_stop``.
+
+    Examples
+    --------
+    >>> never()
+    False
+    """
     return False
 
 
@@ -239,6 +299,46 @@ class Workload(Protocol):
 
     `TorchWorkload` and `SklearnWorkload` are two; any object with these members is another. All
     methods are pure: a state that goes in is never changed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dagsel.state import State, Tensor
+    >>> class Mean:
+    ...     # Finds the mean of the samples.
+    ...     metrics = {"error": "minimize"}
+    ...
+    ...     def validate(self, config):
+    ...         assert config["lr"] > 0
+    ...
+    ...     def prepare(self, arrays):
+    ...         return arrays["x"]
+    ...
+    ...     def init(self, config, seed):
+    ...         return State.pack({"mean": Tensor.from_numpy(np.zeros(1))}, {})
+    ...
+    ...     def train(self, state, shard, config, *, visit, should_stop=never):
+    ...         mean = state.tensors["mean"].numpy().copy()
+    ...         for sample in shard[visit.order(len(shard))]:
+    ...             mean += config["lr"] * (sample - mean)
+    ...         packed = State.pack({"mean": Tensor.from_numpy(mean)}, {})
+    ...         return Trained(packed, len(shard), loss=None)
+    ...
+    ...     def evaluate(self, state, shard, config):
+    ...         error = abs(self.restore(state, config) - shard.mean())
+    ...         return Evaluated(len(shard), {"error": float(error)})
+    ...
+    ...     def restore(self, state, config):
+    ...         return float(state.tensors["mean"].numpy()[0])
+    >>> workload, config = Mean(), {"lr": 0.5}
+    >>> workload.validate(config)
+    >>> shard, state = workload.prepare({"x": np.full(8, 3.0)}), workload.init(config, seed=0)
+    >>> visit = Visit(seed=0, trial=0, epoch=1, shard=0)
+    >>> trained = workload.train(state, shard, config, visit=visit)
+    >>> round(workload.evaluate(trained.state, shard, config).metrics["error"], 3)
+    0.012
+    >>> isinstance(workload, Workload)
+    True
     """
 
     @property
@@ -247,21 +347,39 @@ class Workload(Protocol):
         ...
 
     def validate(self, config: Config) -> None:
-        """Raise a `WorkloadError` if nothing can be trained with this configuration."""
+        """Raise a `WorkloadError` if nothing can be trained with this configuration.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        """
         ...
 
     def prepare(self, arrays: Mapping[str, NDArray[Any]]) -> Any:
         """Make what a worker keeps of a shard for all trials.
 
-        `arrays` are the shard's arrays by name, each of shape ``(n_samples, ...)``, or a
-        `dagsel.storage.RaggedArray`. Those of a shard on the worker's disk cannot be written to,
-        and are read as they are used: what copies them here takes as much memory as if the shard
-        was not on the disk.
+        The arrays of a shard on the worker's disk cannot be written to, and are read as they are
+        used. What copies them here takes as much memory as if the shard was not on the disk.
+
+        Parameters
+        ----------
+        arrays
+            The shard's arrays by name, each of shape ``(n_samples, ...)``, or a
+            `dagsel.storage.RaggedArray`.
         """
         ...
 
     def init(self, config: Config, seed: int) -> State:
-        """Begin a trial; the same arguments give the same state."""
+        """Begin a trial; the same arguments give the same state.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        seed
+            Seed of the trial's first weights.
+        """
         ...
 
     def train(
@@ -291,69 +409,28 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, state: State, shard: Any, config: Config) -> Evaluated:
-        """Score a state on one validation shard."""
+        """Score a state on one validation shard.
+
+        Parameters
+        ----------
+        state
+            The trial's state. Not changed.
+        shard
+            What `prepare` made of the shard.
+        config
+            The trial's configuration.
+        """
         ...
 
     def restore(self, state: State, config: Config) -> Any:
-        """Make the trained model of a state: a module on the CPU, an estimator."""
-        ...
+        """Make the trained model of a state: a module on the CPU, an estimator.
 
-
-@dataclass(frozen=True, slots=True)
-class DataOutline:
-    """What is known of a data set before any of it is read.
-
-    Parameters
-    ----------
-    n_train
-        Samples in each training shard.
-    arrays
-        Dtype and shape of a sample, by array.
-    ragged
-        Arrays whose samples differ in shape; theirs is empty here.
-    """
-
-    n_train: tuple[int, ...]
-    arrays: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]
-    ragged: frozenset[str] = frozenset()
-
-
-@runtime_checkable
-class ChecksData(Protocol):
-    """A workload that knows beforehand of data on which it cannot train."""
-
-    def validate_data(self, config: Config, data: DataOutline) -> None:
-        """Raise a `WorkloadError` if nothing can be trained on this data set."""
-        ...
-
-
-@runtime_checkable
-class CastsData(Protocol):
-    """A workload whose `prepare` casts arrays: what is held on a disk is cast before it is kept."""
-
-    def cast_dtypes(self, data: DataOutline) -> Mapping[str, np.dtype[Any]]:
-        """Return the dtypes of the arrays that are cast, by name."""
-        ...
-
-
-def outline(manifest: Manifest) -> DataOutline:
-    """Return what is known of a data set."""
-    arrays = {spec.name: (spec.numpy_dtype, spec.shape) for spec in manifest.arrays}
-    ragged = frozenset(spec.name for spec in manifest.arrays if spec.is_ragged)
-    return DataOutline(manifest.sizes("train"), arrays, ragged)
-
-
-@runtime_checkable
-class FollowsMetric(Protocol):
-    """A workload whose training may follow the metric of the search, as ReduceLROnPlateau does.
-
-    An epoch of it begins once that of the epoch before is known: `Visit.last_value` has it.
-    """
-
-    def follows_metric(self, config: Config, goal: Goal) -> bool:
-        """Return whether training with this configuration follows a metric.
-
-        Raises a `WorkloadError` if it cannot follow this one.
+        Parameters
+        ----------
+        state
+            A trial's state.
+        config
+            The trial's configuration.
         """
         ...
 
@@ -383,61 +460,4 @@ class HasNewDefaults(Protocol):
 
     def as_of(self, description: Mapping[str, str]) -> Workload:
         """Return this workload with the defaults of a run that described its own like this."""
-        ...
-
-
-@runtime_checkable
-class PoolsScores(Protocol):
-    """A workload with metrics that are functions of all predictions, and no means of shards."""
-
-    @property
-    def pooled_metrics(self) -> Sequence[str]:
-        """Their names; they are among `Workload.metrics`, and `Evaluated.metrics` lacks them."""
-        ...
-
-    def pool(self, kept: Sequence[State]) -> dict[str, float]:
-        """Return these metrics of the whole set.
-
-        `kept` has `Evaluated.kept` of each validation shard, in their order. Called in the driver.
-        """
-        ...
-
-
-@runtime_checkable
-class GivesModels(Protocol):
-    """A workload whose models can be joined, and written as files that need no dagsel."""
-
-    def ensemble(self, models: Sequence[Any]) -> Any:
-        """Make one model of several."""
-        ...
-
-    def export(self, model: Any, config: Config, about: str) -> dict[str, bytes]:
-        """Return the files of a model by name; `about` is a sentence on it."""
-        ...
-
-
-@runtime_checkable
-class Reconfigurable(Protocol):
-    """A workload whose states contain something of the configuration, as optimizers do.
-
-    A flow may continue a trial with another configuration (`dagsel.flow.Clone`). A workload that
-    reads all of it anew in each unit needs nothing for that; any other has this method. It may be
-    called without a GPU.
-    """
-
-    def reconfigure(self, state: State, config: Config, new_config: Config) -> State:
-        """Make the state to continue from; with an equal configuration it equals `state`.
-
-        Parameters
-        ----------
-        state
-            A state at the end of an epoch. Not changed.
-        config, new_config
-            The configuration under which it was trained, and the one for what follows.
-
-        Raises
-        ------
-        WorkloadError
-            If the state cannot continue with it; names the part of the configuration.
-        """
         ...

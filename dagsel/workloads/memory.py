@@ -27,13 +27,31 @@ _MOST_LETTERS = 200
 
 @runtime_checkable
 class NeedsMemory(Protocol):
-    """A workload that knows how much memory training takes."""
+    """A workload that knows how much memory training takes.
+
+    Examples
+    --------
+    >>> class Known:
+    ...     is_counted = True
+    ...
+    ...     def memory_bytes(self, config, data):
+    ...         return 4 * config["width"] ** 2
+    >>> isinstance(Known(), NeedsMemory)
+    True
+    """
 
     def memory_bytes(self, config: Config, data: DataOutline) -> int | None:
-        """Return what a training unit takes of its device beside the shard; None if not known.
+        """Return the bytes that training takes beside the shard; None if they are not known.
 
         A trial is not given to a worker that has less. On a GPU it is the GPU's memory that counts,
         else that of the process.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        data
+            What is known of the data set.
         """
         ...
 
@@ -45,18 +63,50 @@ class NeedsMemory(Protocol):
 
 @runtime_checkable
 class SavesMemory(Protocol):
-    """A workload that can do with less memory than it usually takes."""
+    """A workload that can do with less memory than it usually takes.
+
+    Examples
+    --------
+    >>> class InParts:
+    ...     def __init__(self, samples=64):
+    ...         self.samples = samples
+    ...
+    ...     def forget(self):
+    ...         pass
+    ...
+    ...     def at_once(self, config, kind):
+    ...         return self.samples
+    ...
+    ...     def halved(self, times):
+    ...         return InParts(max(1, self.samples // 2**times))
+    >>> InParts().halved(2).at_once({}, "train"), isinstance(InParts(), SavesMemory)
+    (16, True)
+    """
 
     def forget(self) -> None:
         """Drop what is kept of earlier units, if anything is."""
         ...
 
     def at_once(self, config: Config, kind: Kind) -> int | None:
-        """Return the samples that are computed at once; None if they cannot be fewer."""
+        """Return the samples that are computed at once; None if they cannot be fewer.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        kind
+            ``"train"``, ``"evaluate"``, or ``"check"`` for a score of a paused trial.
+        """
         ...
 
     def halved(self, times: int) -> Workload:
-        """Return this workload with half the samples at once, so many times over, at least one."""
+        """Return this workload with half the samples at once, at least one.
+
+        Parameters
+        ----------
+        times
+            How often to halve them.
+        """
         ...
 
 

@@ -55,6 +55,11 @@ class ShardSize:
         Number of samples.
     nbytes
         Bytes of both parts in memory.
+
+    Examples
+    --------
+    >>> ShardSize(n_train=20, n_validation=5, nbytes=1000).n_train
+    20
     """
 
     n_train: int
@@ -89,6 +94,10 @@ class ShardedDataset:
     {'x': (20, 8), 'y': (20,)}
     >>> ShardedDataset.open("memory://example.zarr") == data
     True
+    >>> data.validation_shard(0)["y"].shape, data.head(2)["x"].shape, list(data.describe()["array"])
+    ((5,), (2, 8), ['x', 'y'])
+    >>> x, y = data.to_torch()[0]  # for a DataLoader
+    >>> data.verify()  # reads all and checks the checksums
     """
 
     folder: Folder
@@ -317,7 +326,13 @@ class ShardedDataset:
         return self._read(index, "train")
 
     def validation_shard(self, index: int) -> dict[str, Any]:
-        """Read a validation shard; see `shard`."""
+        """Read a validation shard; returns and raises as `shard`.
+
+        Parameters
+        ----------
+        index
+            From 0 to ``n_shards - 1``.
+        """
         return self._read(index, "validation")
 
     def head(self, n: int = 5) -> dict[str, Any]:
@@ -365,7 +380,13 @@ class ShardedDataset:
         return pd.DataFrame(summaries(self.schema, map(self.shard, range(self.n_shards))))
 
     def to_torch(self, split: Split = "train") -> SplitInMemory:
-        """Read a split as a data set for PyTorch's ``DataLoader``: a tuple of arrays a sample."""
+        """Read a split as a data set for PyTorch's ``DataLoader``: a tuple of arrays a sample.
+
+        Parameters
+        ----------
+        split
+            ``"train"`` or ``"validation"``.
+        """
         choice("split", split, SPLITS, error=DatasetInputError)
         shards = [self._read(shard, split) for shard in range(self.n_shards)]
         return SplitInMemory(

@@ -33,6 +33,8 @@ class RaggedArray:
     (3, [9, 9, 2], [[2], [1], [3]], [0, 2, 3, 6])
     >>> [sample.tolist() for sample in ids[[2, 0]]]
     [[9, 9, 2], [7, 1]]
+    >>> len(RaggedArray.join([ids, ids]))
+    6
     """
 
     __slots__ = ("offsets", "shapes", "values")
@@ -48,7 +50,12 @@ class RaggedArray:
 
     @classmethod
     def of(cls, samples: Iterable[Any]) -> RaggedArray:
-        """Join samples: arrays, or lists of numbers.
+        """Join samples into one array.
+
+        Parameters
+        ----------
+        samples
+            Arrays, or lists of numbers, of one number of axes.
 
         Raises
         ------
@@ -66,7 +73,13 @@ class RaggedArray:
 
     @classmethod
     def join(cls, parts: Sequence[RaggedArray]) -> RaggedArray:
-        """Put arrays one after the other."""
+        """Put arrays one after the other.
+
+        Parameters
+        ----------
+        parts
+            Ragged arrays of one dtype.
+        """
         if len(parts) == 1:
             return parts[0]
         values = np.concatenate([part.values for part in parts])

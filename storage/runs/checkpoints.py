@@ -121,6 +121,8 @@ class CheckpointStore:
     >>> store.list(7)
     ((1, 0), (1, 1))
     >>> store.drop(7)
+    >>> store.trials()
+    ()
     """
 
     def __init__(
@@ -230,6 +232,13 @@ class CheckpointStore:
     ) -> tuple[bytes, dict[str, Any]]:
         """Read a state.
 
+        Parameters
+        ----------
+        trial, epoch, position
+            Its key.
+        partial
+            Whether it is the state of a unit that was stopped inside its shard.
+
         Returns
         -------
         blob, meta
@@ -249,8 +258,17 @@ class CheckpointStore:
     ) -> tuple[tuple[int, int], bytes, dict[str, Any]] | None:
         """Read a trial's newest complete state that is not damaged; warn of each damaged one.
 
-        States after the epoch and position `at_most` are left out. Returns epoch and position, and
-        what `load` returns; ``None`` if there is none.
+        Parameters
+        ----------
+        trial
+            Number of the trial.
+        at_most
+            Epoch and position; later states are left out. None for all.
+
+        Returns
+        -------
+        place, blob, meta
+            Epoch and position, and what `load` returns; None if there is no such state.
         """
         for place in reversed(self.list(trial)):
             if at_most is not None and place > at_most:
@@ -304,7 +322,15 @@ class CheckpointStore:
         return tuple(sorted(int(match[1]) for match in found if match))
 
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:
-        """List epochs and positions of a trial's complete states (or partial ones), sorted."""
+        """List epochs and positions of a trial's states, sorted.
+
+        Parameters
+        ----------
+        trial
+            Number of the trial.
+        partial
+            Whether to list the partial states instead of the complete ones.
+        """
         found = (_RECORD.fullmatch(name) for name in self._folder.names(_folder_of(trial)))
         return tuple(sorted((int(m[1]), int(m[2])) for m in found if m and bool(m[3]) is partial))
 
@@ -344,7 +370,13 @@ class CheckpointStore:
             self._folder.remove_file(blob)
 
     def drop(self, trial: int) -> None:
-        """Remove all states of a trial; what is not dagsel's, or behind a link, stays."""
+        """Remove all states of a trial; what is not dagsel's, or behind a link, stays.
+
+        Parameters
+        ----------
+        trial
+            Number of the trial.
+        """
         folder = _folder_of(trial)
         try:
             for name in sorted(self._folder.names(folder), key=_records_first):

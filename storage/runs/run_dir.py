@@ -75,6 +75,8 @@ class RunDir:
     Traceback (most recent call last):
     ...
     dagsel.errors.RunDirError: memory://example-run holds run 3f9a already; choose another run_dir
+    >>> folder.has_begun(), folder.has_best()
+    (True, False)
     """
 
     def __init__(self, url: Folder | Url, storage_options: Mapping[str, Any] | None = None) -> None:
@@ -133,7 +135,7 @@ class RunDir:
         )
 
     def has_begun(self) -> bool:
-        """Whether anything has happened in the run: it has a journal, a state or a best trial."""
+        """Return whether the run has a journal, a state or a best trial."""
         try:
             has_entries = bool(self.journal.read())
         except JournalCorruptError:
@@ -141,7 +143,7 @@ class RunDir:
         return has_entries or bool(self.states.trials()) or self.has_best()
 
     def has_best(self) -> bool:
-        """Whether `write_best` was called: the run has ended."""
+        """Return whether the run has ended: its best trial is written."""
         return self._folder.read(BEST) is not None
 
     @classmethod

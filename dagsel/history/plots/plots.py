@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plots:
-    """Draws a search, while it runs or afterwards, as Plotly figures.
+    """Draws a search, while it runs or afterwards, as Plotly figures. `Run.plot` is one.
 
     They need Plotly: ``pip install "dagsel[plot]"``.
 
@@ -34,6 +34,23 @@ class Plots:
         What was done.
     deadline_s, budget
         Its limits; None for no limit.
+
+    Examples
+    --------
+    >>> import dagsel
+    >>> from dagsel.flows import RandomSearch
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     RandomSearch(max_epochs=3, n_trials=8),
+    ...     PowerLaw(epoch_s=60.0),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> plot = run.plot
+    >>> figures = [plot.timeline(), plot.curves(x="seconds"), plot.workers(), plot.cost()]
+    >>> plot.parallel(["lr"]).write_html("parallel.html")
+    >>> plot.importance(["lr"]).layout.title.text is not None
+    True
     """
 
     study: Study

@@ -44,11 +44,30 @@ _ERRORS: dict[str, type[Exception]] = {
 
 
 class Gang:
-    """One rank of a gang, and its exchanges with the others.
+    """One worker of a gang, and its exchanges with the others.
 
-    All ranks take part in each exchange, in the same order. An exchange that fails marks the gang
-    as broken. Rank 0 has the state and returns the result. A rank waits `timeout_s` for the
-    others.
+    A gang is a group of workers that train one trial together. Each has a rank, from 0. All take
+    part in each exchange, in the same order. If an exchange fails, the gang is broken. Rank 0 has
+    the state and returns the result. A rank waits `timeout_s` for the others.
+
+    Attributes
+    ----------
+    name, rank, size
+        Name of the gang, number of this worker in it, and number of workers.
+    timeout_s
+        Seconds to wait for the others.
+    broken
+        Whether an exchange has failed.
+
+    Examples
+    --------
+    >>> gather = [].append  # is called with the port at which the other ranks come
+    >>> with lead_gang("127.0.0.1", size=1, name="3", timeout_s=5.0, gather=gather) as gang:
+    ...     total = gang.total(np.array([1.0, 2.0])).tolist()
+    ...     state = gang.broadcast(State.pack({}, {"step": 1}))
+    ...     gang.send(b"done")  # the others call gang.receive()
+    ...     gang.rank, gang.size, gang.agree(True), total, state.meta
+    (0, 1, True, [1.0, 2.0], {'step': 1})
     """
 
     def __init__(
@@ -66,7 +85,13 @@ class Gang:
         self._rendezvous, self._n_messages = rendezvous, 0
 
     def send(self, message: bytes) -> None:
-        """Send a message from rank 0; the others `receive` it, in order."""
+        """Send a message from rank 0; the others `receive` it, in order.
+
+        Parameters
+        ----------
+        message
+            Any bytes.
+        """
         with self.exchange():
             self._rendezvous.put(f"message {self._n_messages}", message)
         self._n_messages += 1
@@ -81,11 +106,23 @@ class Gang:
         return message
 
     def agree(self, word: bool) -> bool:
-        """Return rank 0's argument on every rank, when all have come here."""
+        """Return rank 0's argument on every rank, when all have come here.
+
+        Parameters
+        ----------
+        word
+            What rank 0 says; that of other ranks does not count.
+        """
         return bool(self.total(np.array([word and self.rank == 0], np.float64))[0])
 
     def total(self, values: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
-        """Add up the values of all ranks, shape ``(n,)``, dtype ``float64``, in place."""
+        """Add up the values of all ranks, in place.
+
+        Parameters
+        ----------
+        values
+            Numbers, shape ``(n,)``, dtype ``float64``.
+        """
         import torch
 
         with self.exchange():
@@ -93,7 +130,13 @@ class Gang:
         return values
 
     def broadcast(self, state: State | None) -> State:
-        """Return rank 0's state on every rank."""
+        """Return rank 0's state on every rank.
+
+        Parameters
+        ----------
+        state
+            The state on rank 0; None on the others.
+        """
         import torch
 
         from dagsel.workloads.torch.state import as_torch
@@ -125,10 +168,32 @@ class Gang:
 
 @runtime_checkable
 class GangWorkload(Protocol):
-    """A workload that can train a trial on several workers at once."""
+    """A workload that can train a trial on several workers at once.
+
+    Examples
+    --------
+    >>> class Shared:
+    ...     def validate_gang(self, config, size):
+    ...         if config["batch_size"] < size:
+    ...             raise WorkloadError(f"the batch is too small for {size} workers")
+    ...
+    ...     def train_gang(self, state, shard, config, *, visit, should_stop=never, gang):
+    ...         state = gang.broadcast(state)
+    ...         ...  # each rank takes its part of every batch; gang.total adds up the gradients
+    >>> isinstance(Shared(), GangWorkload)
+    True
+    """
 
     def validate_gang(self, config: Config, size: int) -> None:
-        """Raise a `WorkloadError` if so many workers cannot share a batch."""
+        """Raise a `WorkloadError` if so many workers cannot share a batch.
+
+        Parameters
+        ----------
+        config
+            The configuration.
+        size
+            How many workers train together.
+        """
         ...
 
     def train_gang(

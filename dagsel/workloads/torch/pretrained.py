@@ -104,7 +104,13 @@ class Base:
         return f"a base of sha256 {self.digest}"
 
     def module(self, device: torch.device | None = None) -> torch.nn.Module:
-        """Make a module of a trial's own, with frozen parameters that lie in the shared copy."""
+        """Make a module of a trial's own, with frozen parameters that lie in the shared copy.
+
+        Parameters
+        ----------
+        device
+            Where the frozen parameters lie; None for this worker's device.
+        """
         return self.load(device).copied()
 
     def buffers_of(self, module: torch.nn.Module) -> list[BaseBuffer]:

@@ -61,6 +61,19 @@ class ImageFolder:
     DatasetInputError
         When it is written: if Pillow is missing, or a file cannot be decoded or has another size
         than the first; names the file.
+
+    Examples
+    --------
+    >>> from PIL import Image
+    >>> from dagsel.storage import ShardedDataset
+    >>> for kind in ("cat", "dog"):
+    ...     Path("photos", kind).mkdir(parents=True)
+    ...     for number in range(2):
+    ...         Image.new("RGB", (6, 4)).save(f"photos/{kind}/{number}.png")
+    >>> photos = ImageFolder("photos", size=(3, 2))
+    >>> data = ShardedDataset.write("photos.zarr", photos, n_shards=1, validation=0.5)
+    >>> data.classes, data.shard(0)["x"].shape
+    ({'y': ('cat', 'dog')}, (2, 2, 3, 3))
     """
 
     path: str | os.PathLike[str]

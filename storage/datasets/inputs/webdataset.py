@@ -81,6 +81,21 @@ class WebDataset:
     ------
     DatasetInputError
         When it is written: if a part cannot be decoded or is missing; names file and sample.
+
+    Examples
+    --------
+    >>> from dagsel.storage import ShardedDataset
+    >>> with tarfile.open("train.tar", "w") as tar:
+    ...     for number in range(4):
+    ...         for part, content in (("cls", str(number % 2)), ("txt", "yes")):
+    ...             member = tarfile.TarInfo(f"{number:04}.{part}")
+    ...             member.size = len(content)
+    ...             tar.addfile(member, BytesIO(content.encode()))
+    >>> columns = {"x": "txt", "y": "cls"}
+    >>> files = WebDataset("train.tar")
+    >>> data = ShardedDataset.write("text.zarr", files, n_shards=1, columns=columns)
+    >>> len(data), data.classes
+    (4, {'x': ('yes',)})
     """
 
     urls: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
