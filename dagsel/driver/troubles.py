@@ -124,4 +124,6 @@ def say(failed: list[TrialRecord]) -> str:
             text = linecache.getline(found[1], int(found[2])).strip()
             lines += [f"    {text}"] if text else []
     told = "\n".join([*lines, last])
-    return f"all trials that have begun ({len(failed)}) failed alike, before any has trained:\n{told}"
+    return (
+        f"all trials that have begun ({len(failed)}) failed alike, before any has trained:\n{told}"
+    )
