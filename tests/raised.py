@@ -1,4 +1,4 @@
-"""The messages of dagsel's errors, as the sources give them and as docs/reference/errors.md has them.
+"""The messages of dagsel's errors: in the sources, and on docs/reference/errors.md.
 
 A message is read from the syntax tree: its variable parts are `…`. What is raised by a function
 that gets the class of the error as an argument is a message of any class.
@@ -90,7 +90,9 @@ class Module:
 
     @cached_property
     def functions(self) -> dict[str, ast.FunctionDef]:
-        return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        return {
+            node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)
+        }
 
     def texts(self, node: ast.expr | None, scope: ast.AST) -> list[str]:
         """Return what an expression may read; nothing if it comes from elsewhere."""
