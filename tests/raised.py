@@ -196,6 +196,7 @@ def own_texts() -> dict[str, list[str]]:
 OWN_TEXT = own_texts()
 
 
+@cache
 def in_sources() -> list[Message]:
     """Return all messages of the sources."""
     paths = (path for folder in SOURCES for path in sorted((ROOT / folder).rglob("*.py")))

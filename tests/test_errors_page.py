@@ -1,12 +1,14 @@
 """The errors page has every message, what it means, and a way that makes it happen.
 
 Each message that the sources give to a class of `dagsel.errors` has a row, and each row a message.
-Each line of code in the third column raises the row's class with the row's message.
+Each line of code in the third column raises the row's class with the row's message; each test that
+is named there exists.
 """
 
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +24,10 @@ from . import raised
 ROWS = raised.on_page()
 #: The block that a reader runs before the lines of the third column.
 FIRST = re.findall(r"^```python\n(.*?)^```$", raised.PAGE.read_text(), re.DOTALL | re.MULTILINE)[-1]
-#: Messages that only a rare fault of a machine raises; those of the manifest stand in brackets.
-KNOWN_BY_NO_WAY = 40
+AT_NIGHT = os.environ.get("EXAMPLES") == "all"
+LARGE = re.compile(r"HFWorkload|FlaxWorkload")
+#: What a row says of a message that nobody knows how to raise, and how many such rows there may be.
+UNKNOWN, MOST_UNKNOWN = "none known", 3
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,12 @@ def test_every_table_is_read() -> None:
     assert len(lines) == len(ROWS)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.is_code], ids=lambda row: row.text[:60])
+def runs(row: raised.Row) -> bool:
+    """Whether a row's line runs now: those that import a large library do so at night."""
+    return row.is_code and (AT_NIGHT or not LARGE.search(row.code))
+
+
+@pytest.mark.parametrize("row", filter(runs, ROWS), ids=lambda row: row.text[:60])
 def test_the_line_makes_it_happen(row: raised.Row, names: dict[str, Any]) -> None:
     with pytest.raises(errors.DagselError) as caught:
         exec(row.code, dict(names))
@@ -76,9 +85,8 @@ def test_the_tests_that_are_named_exist() -> None:
 
 
 def test_few_messages_have_no_way() -> None:
-    unknown = [row for row in ROWS if not row.is_code and not row.is_test]
-    assert {row.way for row in unknown} <= {"none known"}
-    assert len(unknown) <= KNOWN_BY_NO_WAY
+    assert sum(row.way == UNKNOWN for row in ROWS) <= MOST_UNKNOWN
+    assert sum(row.is_code for row in ROWS) > len(ROWS) / 3
 
 
 def test_variable_parts_of_a_message_are_read_as_such(tmp_path: Path) -> None:
