@@ -30,7 +30,7 @@ GIVEN = {"error", "kind"}
 #: A function that raises the text that it is called with, and the class.
 RAISERS = {"no_columns": "DatasetInputError"}
 #: What makes a text that comes from another file, by where it is raised: functions there.
-MADE_BY = {
+MADE_BY: dict[str, dict[str, tuple[str, ...]]] = {
     "dagsel/driver/runner.py: verdict.text": {
         "TooLittleTimeError": ("dagsel/driver/first_epoch.py", "_say", "_say_at_end"),
         "AllTrialsFailedError": ("dagsel/driver/troubles.py", "say"),
