@@ -153,6 +153,11 @@ class Tagged(Generic[T]):
         """Its classes."""
         return tuple(self._names)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What ``is`` says of each of them."""
+        return tuple(self._kinds)
+
     def encode(self, value: T) -> dict[str, Json]:
         """Turn a value into JSON that says what it is."""
         kind: Any = type(value)

@@ -309,7 +309,10 @@ def replay(
     workload, space, dataset = parts_of(settings, source, workload, space, given.data)
     script = Script(tuple(entry for entry in entries if isinstance(entry, Turn)))
     if not script.turns:
-        raise RunDirError(f"{source.url}: nothing of the run has begun, so nothing can be repeated")
+        raise RunDirError(
+            f"{source.url}: nothing of the run has begun, so there is nothing to repeat; search "
+            "with dagsel.optimize"
+        )
     # The script ends when the recorded run did, however long that takes here.
     free: dict[str, Any] = {"home": None, "flow_config": None, "deadline_s": None, "budget_s": None}
     free |= {"budget_money": None, "pools": {}}

@@ -83,7 +83,9 @@ class Tensor:
         try:
             dtype = NUMPY[array.dtype.name]
         except KeyError:
-            raise WorkloadError(f"an array of dtype {array.dtype} cannot be in a state") from None
+            raise WorkloadError(
+                f"an array of dtype {array.dtype} cannot be in a state; keep arrays of numbers"
+            ) from None
         flat = np.ascontiguousarray(array).reshape(-1)
         return cls(dtype, array.shape, flat.view(np.uint8))
 
@@ -257,7 +259,10 @@ class State:
 def _read_header(buffer: memoryview) -> dict[str, Any]:
     n_header = int.from_bytes(buffer[:8], "little")
     if buffer.nbytes < 8 or n_header > min(_MAX_HEADER, buffer.nbytes - 8):
-        raise CheckpointCorruptError(f"no state: a header of {n_header} bytes in {buffer.nbytes}")
+        raise CheckpointCorruptError(
+            f"it is no state: its header would have {n_header} bytes, and all of it has "
+            f"{buffer.nbytes}"
+        )
     try:
         header: dict[str, Any] = json.loads(bytes(buffer[8 : 8 + n_header]))
         if not isinstance(json.loads(header["__metadata__"][_META]), dict):
@@ -265,7 +270,7 @@ def _read_header(buffer: memoryview) -> dict[str, Any]:
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         _check_offsets(entries, n_bytes=buffer.nbytes - 8 - n_header)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointCorruptError(f"no state: {error}") from error
+        raise CheckpointCorruptError(f"it is no state: {error}") from error
     return header
 
 

@@ -62,9 +62,11 @@ class Range:
     def __post_init__(self) -> None:
         ends = (self.low, self.high)
         if not all(is_number(end) and math.isfinite(end) for end in ends) or self.low > self.high:
-            raise SearchError(f"{self} must have finite ends, low not above high")
+            raise SearchError(f"{self} must have finite ends, the lower one first")
         if self.log and self.low <= 0:
-            raise SearchError(f"{self} has a logarithm, so low must be above 0")
+            raise SearchError(
+                f"{self} has a logarithm, so low must be above 0; raise it or leave log=True out"
+            )
 
     def perturb(self, value: float, factor: float) -> float:
         """Multiply a value and keep it within the range; a whole number stays one.
@@ -193,7 +195,10 @@ class PBT(Flow):
             n_concurrent=self.n_concurrent,
         )
         if self.n_trials < 4:
-            raise SearchError(f"a population needs four members or more, n_trials={self.n_trials}")
+            raise SearchError(
+                f"a population needs four members or more, and n_trials is {self.n_trials}; "
+                "raise it"
+            )
         number("quantile", self.quantile, "above 0 and at most 0.5", lambda q: 0 < q <= 0.5)
         probability = self.resample_probability
         number("resample_probability", probability, "from 0 to 1", lambda p: 0 <= p <= 1)

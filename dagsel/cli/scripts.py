@@ -120,7 +120,9 @@ def preview(script: str, workers: int | None, epoch: float | str | None) -> Answ
     """
     given = arguments_of(script)
     if "flow" not in given:
-        raise SearchError(f"{script}: {SEARCH}() names no flow")
+        raise SearchError(
+            f"{script}: {SEARCH}() names no flow; add one to the dict that it returns"
+        )
     known = {name: given[name] for name in _PREVIEWED if name in given}
     known["seed"] = known.get("seed") or 0
     if isinstance(given.get("metric"), str) and (study := given.get("study")) is not None:
@@ -182,7 +184,7 @@ def arguments_of(script: str) -> dict[str, Any]:
         given = search()
     if not isinstance(given, dict):
         raise SearchError(
-            f"{SEARCH}() in {script} returns {type(given).__name__}, and should return the "
+            f"{SEARCH}() in {script} returns {type(given).__name__}, and must return the "
             "arguments of dagsel.optimize as a dict"
         )
     return dict(given)

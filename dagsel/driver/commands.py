@@ -86,10 +86,12 @@ class Commands:
                 live_trial(self.record, trial, "stopped")
             case PauseTrial(trial):
                 if live_trial(self.record, trial, "paused").paused_by_user:
-                    raise SearchError(f"trial {trial} is paused already")
+                    raise SearchError(f"trial {trial} is paused already; resume it, or leave it")
             case ResumeTrial(trial):
                 if not live_trial(self.record, trial, "resumed").paused_by_user:
-                    raise SearchError(f"trial {trial} was not paused by a command")
+                    raise SearchError(
+                        f"trial {trial} was not paused by a command, so there is nothing to resume"
+                    )
             case CloneTrial(trial, changes):
                 return self._clone(live_trial(self.record, trial, "cloned"), changes)
             case ScaleCluster(n_workers):

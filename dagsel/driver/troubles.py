@@ -114,7 +114,7 @@ def say(failed: list[TrialRecord]) -> str:
     """
     error = failed[0].raised
     assert error is not None, "only such trials are counted"
-    lines = [f"all trials that have begun ({len(failed)}) failed alike, before any has trained:"]
+    lines = []
     last = f"{error.reason}: {error.cure}" if error.cure else error.reason
     frames = error.frames.splitlines()
     for line, following in pairwise([*frames, ""]):
@@ -123,4 +123,7 @@ def say(failed: list[TrialRecord]) -> str:
         if found and not following.startswith("    "):  # of a notebook: only here it can be read
             text = linecache.getline(found[1], int(found[2])).strip()
             lines += [f"    {text}"] if text else []
-    return "\n".join([*lines, last])
+    told = "\n".join([*lines, last])
+    return (
+        f"all trials that have begun ({len(failed)}) failed alike, before any has trained:\n{told}"
+    )

@@ -408,7 +408,10 @@ def _start_workers(cluster: LocalCluster, n_workers: int, within_s: float) -> No
     add_workers(cluster, n_workers, failures.append)
     while len(scheduler.workers) < n_workers and time.monotonic() < ends_at:
         if failures:
-            raise ClusterError(f"a worker process on this machine did not start: {failures[0]}")
+            raise ClusterError(
+                f"a worker process on this machine did not start: {failures[0]}; dagsel doctor "
+                "shows what this machine lacks"
+            )
         time.sleep(_LOOK_S)
     if not scheduler.workers:
         raise NoWorkersError(

@@ -274,7 +274,10 @@ class _ByNumber(ClusterDriver):
         self._n = n_workers if gateway is None else gateway[1]
         if self._n < n_workers:
             self.most = self._n
-            raise ClusterError(f"{n_workers} workers were wanted, and it may have {self._n}")
+            raise ClusterError(
+                f"{n_workers} workers were wanted, and the cluster may have {self._n}; let the "
+                "procedure use fewer"
+            )
 
     def _wait_until_gone(self, workers: Collection[str], n_left: int) -> None:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S

@@ -108,7 +108,10 @@ class DaskEngine:
         except BaseException as error:
             self._stop()
             if isinstance(error, OSError) and not isinstance(error, ClusterError):
-                raise ClusterError(f"the scheduler was lost as the run began: {error}") from error
+                raise ClusterError(
+                    f"the scheduler was lost as the run began: {error}; start it again, and "
+                    "then the search"
+                ) from error
             raise
         return self
 
@@ -437,7 +440,8 @@ class DaskEngine:
             self._alone_since = now
         elif now - self._alone_since > self.worker_timeout_s:
             raise NoWorkersError(
-                f"all workers have gone and none came back within {self.worker_timeout_s:g} s"
+                f"all workers have gone and none came back within {self.worker_timeout_s:g} s; "
+                "start some, and go on with dagsel.resume"
             )
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:

@@ -165,7 +165,10 @@ class _ByPool(_ByName):
         if len(pools) < n_specs:
             self.most = self.wanted
             each = ", ".join(f"{pool.name} {pool.most}" for pool in self.pools)
-            raise ClusterError(f"more workers were wanted than the pools may have: {each}")
+            raise ClusterError(
+                f"more workers were wanted than the pools may have: {each}; raise most=, or let "
+                "the procedure use fewer"
+            )
 
     def _share_out(self, n_specs: int, *, but: Collection[str] = ()) -> dict[str, int]:
         """Return how many to start in which pool, in none of `but`."""

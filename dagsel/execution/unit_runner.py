@@ -237,7 +237,8 @@ class UnitRunner:
             return self._suspend(visited)
         if trained.diverged:
             raise DivergedError(
-                f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN"
+                f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN; lower the "
+                "learning rate, clip gradients, or look for NaN in the data"
             )
         self._check_consumed(unit, binding.shard, trained)
         return visited

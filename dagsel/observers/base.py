@@ -136,7 +136,10 @@ def check_observers(observers: Any) -> tuple[Observer, ...]:
         )
     for observer in observers:
         if isinstance(observer, type):
-            raise SearchError(f"observers has the class {observer.__name__}: make one of it")
+            raise SearchError(
+                f"observers has the class {observer.__name__}: make an object of it, as in "
+                f"{observer.__name__}(...)"
+            )
         if not isinstance(observer, Observer):
             raise SearchError(
                 f"observers has {shown(observer)}, which is none: let its class inherit "

@@ -117,7 +117,10 @@ def check_workers(workers: Any) -> tuple[Workers, ...]:
     names = [pool.name for pool in found]
     for name in names:
         if names.count(name) > 1:
-            raise SearchError(f"{names.count(name)} pools of workers are called {name!r}")
+            raise SearchError(
+                f"{names.count(name)} pools of workers are called {name!r}; give each a name of "
+                "its own"
+            )
     first = found[0]
     for pool in found:
         if pool.cost.currency != first.cost.currency:

@@ -86,7 +86,10 @@ class Scaling(_Model):
         for n, speedup in self.speedups.items():
             _check_workers(n)
             if not (_is_number(speedup) and speedup > 0):
-                raise SearchError(f"the speedup of {n} workers must be above 0, got {speedup!r}")
+                raise SearchError(
+                    f"the speedup of {n} workers must be above 0, got {speedup!r}; give how "
+                    "many times as fast as one worker they are"
+                )
         if self.speedups.get(1, 1) != 1:
             raise SearchError(
                 f"the speedup of 1 worker is 1, got {self.speedups[1]!r}: divide all by it"
@@ -233,7 +236,9 @@ def fit(observations: Sequence[tuple[int, float]]) -> Fit:
         if not (_is_number(seconds) and seconds > 0):
             raise SearchError(f"a unit on {n} workers took {seconds!r} s; give times above 0")
     if not observations:
-        raise SearchError("no unit was observed: there is nothing to fit")
+        raise SearchError(
+            "no unit was observed, so there is nothing to fit; give at least one time"
+        )
     gangs = tuple(sorted({n for n, _ in observations}))
     model, seconds = _fit(observations, gangs)
     error = _rms(model, seconds, observations)

@@ -96,13 +96,17 @@ class SimulatedCluster:
         if given is not None and not isinstance(given, tuple | list):
             raise SearchError(f"speeds must be one number for each worker, got {shown(given)}")
         if self.speeds is not None and len(self.speeds) != self.n_workers:
-            raise SearchError(f"{len(self.speeds)} speeds were given for {self.n_workers} workers")
+            raise SearchError(
+                f"{len(self.speeds)} speeds were given for {self.n_workers} workers; give one "
+                "for each"
+            )
         speeds = [*(self.speeds or ()), *(speed for _, speed in self.additions)]
         if not all(is_number(speed) and 0.0 < speed < math.inf for speed in speeds):
             raise SearchError(f"speeds must be above 0, got {speeds}")
         if self.max_workers is not None and whole("max_workers", self.max_workers) < self.n_workers:
             raise SearchError(
-                f"max_workers is {self.max_workers}, and {self.n_workers} workers are there"
+                f"max_workers is {self.max_workers}, and {self.n_workers} workers are there at "
+                "the beginning; raise max_workers or lower n_workers"
             )
         if self.workers:
             check_workers(self.workers)
@@ -117,7 +121,10 @@ class SimulatedCluster:
         n_workers = self.n_workers + len(self.additions)
         for _, worker in self.failures:
             if not 0 <= worker < n_workers:
-                raise SearchError(f"worker {worker} cannot fail: there are {n_workers}, from 0 on")
+                raise SearchError(
+                    f"worker {worker} cannot fail: there are {n_workers}; their numbers begin "
+                    "with 0"
+                )
 
     @property
     def worker_speeds(self) -> dict[str, float]:

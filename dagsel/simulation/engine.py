@@ -308,20 +308,22 @@ class VirtualEngine:
         """
         if self._n_in_vain > MOST_IN_VAIN:
             raise SearchError(
-                f"{self._n_in_vain} workers were taken back and no unit has ended since: at "
-                f"{self._cluster.interruptions_per_hour:g} interruptions an hour nothing is trained"
+                f"{self._n_in_vain} workers were taken back and no unit has ended since; at "
+                f"{self._cluster.interruptions_per_hour:g} an hour nothing is trained, so lower it"
             )
         if not self._is_over:
             return
         if not self._model.workers:
-            raise NoWorkersError("all simulated workers have died, and none was to come")
+            raise NoWorkersError("all simulated workers have failed: give some more by additions=")
         if self._order:
             told = ", ".join(map(str, self._order[0]))
             raise SearchError(
-                f"the recorded run was told {told}, and here that does not come: the flow, its "
-                "seed or the trials are others"
+                f"the recorded run was told {told}, and here that does not come; give the flow, "
+                "the seed and the space of that run"
             )
-        raise SearchError(f"after {self.now():g} s no trial trains, and the flow does not finish")
+        raise SearchError(
+            f"after {self.now():g} s no trial trains: let the flow start one or finish"
+        )
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Yield what happens until an epoch ends; waiting takes no time."""

@@ -151,7 +151,7 @@ def preview(
     if cluster.n_workers * cluster.startup_s >= budget_s:
         raise SearchError(
             f"a budget of {budget_s:g} worker-seconds is used up before the {cluster.n_workers} "
-            f"workers are there, {cluster.startup_s:g} s after they are asked for"
+            f"workers are there, {cluster.startup_s:g} s after they are asked for; raise it"
         )
     given = {"seed": seed, "space": space, "direction": direction, "deadline": deadline}
     given |= {"budget": budget, "price_per_worker_hour": price_per_worker_hour}
@@ -178,7 +178,10 @@ def _interval(runs: Sequence[SimulatedRun]) -> Interval:
 
 def _check_any(rows: Sequence[Row]) -> None:
     if not rows:
-        raise SearchError("there is nothing to show: the search ends as soon as it begins")
+        raise SearchError(
+            "there is nothing to show, as the search ends when it begins; let the flow start a "
+            "trial"
+        )
 
 
 def _rows(plan: StagePlan) -> list[Row]:
@@ -228,7 +231,9 @@ def _cluster(
     }
     named = [name for name, value in given.items() if value is not None]
     if cluster is not None and named:
-        raise SearchError(f"cluster and {named[0]} were both given; the cluster says all of it")
+        raise SearchError(
+            f"cluster and {named[0]} were both given; leave {named[0]} out, the cluster says it"
+        )
     if n_workers is not None:
         return SimulatedCluster(
             n_workers,
@@ -249,7 +254,9 @@ def _cluster(
 @short_traceback
 def _curves(curves: Curves | None, epoch_seconds: float | None) -> Curves:
     if curves is not None and epoch_seconds is not None:
-        raise SearchError("curves and epoch_seconds were both given; the curves say how long it is")
+        raise SearchError(
+            "curves and epoch_seconds were both given; leave the second out, the curves say it"
+        )
     if epoch_seconds is not None:
         return PowerLaw(epoch_s=epoch_seconds)
     if curves is None:
@@ -267,9 +274,13 @@ def _space(flow: Flow, curves: Curves | None, space: Space | None) -> Space | No
     if space is not None or curves is not None:  # curves may ask for parameters, or bring them
         return space
     if flow.traits.reads_configs:
-        raise SearchError(f"space is missing: the flow {flow.traits.reads_configs}")
+        raise SearchError(
+            f"space is missing, and the flow {flow.traits.reads_configs}; give space="
+        )
     if flow.traits.sampling == "grid":
-        raise SearchError("space is missing: how many trials a grid has depends on it")
+        raise SearchError(
+            "space is missing, and how many trials a grid has depends on it; give space="
+        )
     return lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)}
 
 

@@ -136,13 +136,16 @@ class Recorded:
         is_metric = (metrics["split"] == "validation") & (metrics["name"] == metric)
         if not is_metric.any():
             names = ", ".join(sorted(set(metrics["name"])))
-            raise SearchError(f"no validation metric {metric!r} was recorded, only {names}")
+            raise SearchError(f"no validation metric {metric!r} was recorded; take one of {names}")
         values = {}
         recorded = metrics[is_metric].sort_values("epoch")
         for trial in sorted(set(recorded["trial"])):
             rows = recorded[recorded["trial"] == trial]
             if list(rows["epoch"]) != list(range(1, len(rows) + 1)):
-                raise SearchError(f"trial {trial}: {metric!r} was not recorded after each epoch")
+                raise SearchError(
+                    f"trial {trial}: {metric!r} was not recorded after each epoch; record a run "
+                    "that scores each"
+                )
             values[int(trial)] = tuple(map(float, rows["value"]))
         seconds = epoch_s if isinstance(epoch_s, Mapping) else dict.fromkeys(configs, epoch_s)
         return cls({n: scalars(config) for n, config in configs.items()}, values, seconds, {})

@@ -331,7 +331,7 @@ class _NoStates:
         self, trial: int, epoch: int, position: int, *, partial: bool = False
     ) -> tuple[bytes, dict[str, Any]]:
         if partial:
-            raise CheckpointNotFoundError("nothing was trained")
+            raise CheckpointNotFoundError("a simulated search trains nothing, so it has no models")
         return b"", {}
 
     def list(self, trial: int, *, partial: bool = False) -> tuple[tuple[int, int], ...]:

@@ -82,7 +82,9 @@ class Traces:
                 f"{self.initial.shape}"
             )
         if len(self._numbers) < n:
-            raise SearchError("a configuration is there twice, so its trace is not clear")
+            raise SearchError(
+                "a configuration is there twice, so its trace is not clear; leave one of them out"
+            )
 
     @property
     def n_epochs(self) -> int:

@@ -34,7 +34,8 @@ def importance_plot(study: optuna.Study, params: list[str] | None, metric: str) 
             return plot_param_importances(study, params=params, **how)
     except (ValueError, RuntimeError, UserWarning) as error:
         raise SearchError(
-            f"how much the parameters matter cannot be told from the study's trials yet ({error})"
+            f"how much the parameters matter cannot be told from the study's trials yet ({error}); "
+            "try again when more have ended"
         ) from error
 
 

@@ -109,7 +109,9 @@ class LiveView:
         try:
             command = command_of(message, self._snapshot)
             if self._steer is None:
-                raise SearchError("this search takes no commands")
+                raise SearchError(
+                    "this search takes no commands; show the one that dagsel.start returned"
+                )
             answer = self._steer(command)
         except SearchError as error:
             widget.send({"id": number, "ok": False, "said": _one_line(error)})
@@ -184,7 +186,7 @@ def command_of(message: Mapping[str, Any], snapshot: Snapshot | None) -> UserCom
             return AddTrial(_read(message.get("params", {}), now))
         case "finish", _:
             return FinishSearch()
-    raise SearchError(f"the view has sent what is no command: {dict(message)!r}")
+    raise SearchError(f"the view has sent what is no command: {dict(message)!r}; reload the page")
 
 
 def _template(snapshot: Snapshot) -> Mapping[str, Any]:

@@ -244,7 +244,10 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
         found = _array(value, name) if hasattr(value, "detach") else np.asarray(value)
         numbers = found.astype(np.float64)
     except (TypeError, ValueError):
-        raise WorkloadError(f"metric {name!r} must be a number, got {shown(value)}") from None
+        raise WorkloadError(
+            f"metric {name!r} must be a number, got {shown(value)}; return one, such as "
+            "value.item()"
+        ) from None
     if numbers.size == 1:
         yield name, float(numbers.reshape(()))
         return

@@ -73,7 +73,8 @@ class Rule:
         numbers = labels.numbers
         if len(numbers) != n_samples:
             raise DatasetInputError(
-                f"{self.what} has {len(numbers)} values, and there are {n_samples} samples"
+                f"{self.what} has {len(numbers)} values, and there are {n_samples} samples; "
+                "give one value for each"
             )
         n_validation = round(n_samples * share)
         if self.kind == "split":
@@ -119,7 +120,10 @@ class Rule:
             )
         for part, word in ((_TRAIN, "train"), (_VALIDATION, "validation")):
             if not (parts == part).any():
-                raise DatasetInputError(f"{self.what}: no row says {word!r}")
+                raise DatasetInputError(
+                    f"{self.what}: no row says {word!r}; give some rows that do, or leave "
+                    "split= out"
+                )
         return Division(np.flatnonzero(parts == _TRAIN), np.flatnonzero(parts == _VALIDATION), seed)
 
     def _check_classes(self, labels: Labels) -> None:

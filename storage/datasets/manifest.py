@@ -299,10 +299,12 @@ def _parse(data: bytes, url: str) -> dict[str, Any]:
             f"{url}: {MANIFEST} is no JSON: the data set is damaged or is not dagsel's"
         ) from None
     if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
-        raise DatasetFormatError(f"{url} is not a data set of dagsel")
+        raise DatasetFormatError(f"{url} is not a data set of dagsel; check the URL")
     version = body.get("version")
     if not isinstance(version, int) or not _is_count(version, 1):
-        raise DatasetFormatError(f"{url}: {MANIFEST} is damaged: its version is {version!r}")
+        raise DatasetFormatError(
+            f"{url}: {MANIFEST} is damaged: its version is {version!r}; restore it from a copy"
+        )
     if version > VERSION:
         raise DatasetFormatError(
             f"{url} was written by a newer dagsel (format {version}; this one reads up to "

@@ -71,7 +71,9 @@ class Batches:
             try:
                 self._first.append(next(self._iterator))
             except StopIteration:
-                raise DatasetInputError("the stream of batches is empty or already used") from None
+                raise DatasetInputError(
+                    "the stream of batches is empty or already used; make a new one for each write"
+                ) from None
         return self._first[0]
 
     def __repr__(self) -> str:
@@ -240,7 +242,8 @@ def _column(array: Any, name: str) -> Column:
     shape = tuple(int(size) for size in array.shape[1:])
     if 0 in (dtype.itemsize, *shape):
         raise DatasetInputError(
-            f"array {name!r} has samples of {dtype} with shape {shape}: there is nothing in them"
+            f"array {name!r} has samples of {dtype} with shape {shape}: there is "
+            "nothing in them, so leave the array out"
         )
     return Column(dtype.newbyteorder("<").str, shape)
 
@@ -261,7 +264,10 @@ def _blocks_of_array(
     for start, stop in _block_bounds(array, block_rows):
         rows = _checked(array[start:stop], name, column, f"{name}[{start}:{stop}]")
         if len(rows) != stop - start:
-            raise DatasetInputError(f"array {name!r} gave {len(rows)} samples for {start}:{stop}")
+            raise DatasetInputError(
+                f"array {name!r} gave {len(rows)} samples for {start}:{stop}; give one whose "
+                "length is true"
+            )
         yield start, {name: rows}
         del rows
         if mapping is not None:
@@ -329,7 +335,8 @@ def _batch(batch: Any, columns: Mapping[str, Column], number: int) -> Block:
     named = batch if isinstance(batch, Mapping) else dict.fromkeys(columns, batch)
     if set(named) != set(columns):
         raise DatasetInputError(
-            f"batch {number} has {sorted(map(str, named))}, the first one {sorted(columns)}"
+            f"batch {number} has {sorted(map(str, named))}, the first one {sorted(columns)}; "
+            "yield the same names each time"
         )
     rows = {
         name: _checked(named[name], name, column, f"batch {number}")
@@ -337,7 +344,9 @@ def _batch(batch: Any, columns: Mapping[str, Column], number: int) -> Block:
     }
     lengths = {name: len(array) for name, array in rows.items()}
     if len(set(lengths.values())) > 1:
-        raise DatasetInputError(f"the arrays of batch {number} differ in length: {lengths}")
+        raise DatasetInputError(
+            f"the arrays of batch {number} differ in length: {lengths}; make them equal"
+        )
     return rows
 
 
@@ -358,7 +367,7 @@ def _checked(given: Any, name: str, column: Column, where: str) -> Any:
             )
         raise DatasetInputError(
             f"array {name!r}, {where}: samples are {found}, but the array began or was declared as "
-            f"{column}"
+            f"{column}; convert all to one dtype"
         )
     check_labels(name, rows, where)
     return rows

@@ -110,7 +110,7 @@ def _write(source: Source, stream: Batches, spools: Mapping[str, _Spool], what: 
                 progress.advance(rows.nbytes)
             n_rows += len(next(iter(block.values())))
     if not n_rows:
-        raise DatasetInputError(f"{what}: there are no samples")
+        raise DatasetInputError(f"{what}: there are no samples; give at least one a shard")
 
 
 class _Spool(contextlib.AbstractContextManager["_Spool"]):

@@ -46,7 +46,10 @@ def write(folder: Folder, plan_write: Callable[[str], WritePlan], *, overwrite: 
         folder.replace(UNFINISHED, json.dumps(body, indent=1).encode())
         manifest = write_shards(folder, plan)
         if unfinished_folders(folder.read(UNFINISHED))[:1] != (new,):
-            raise DatasetExistsError(f"another write to {folder.url} has begun meanwhile")
+            raise DatasetExistsError(
+                f"another write to {folder.url} has begun meanwhile; wait for it, or choose "
+                "another URL"
+            )
         folder.replace(MANIFEST, manifest.to_json())
     except BaseException as error:
         if not _is_current(folder, new):

@@ -139,7 +139,10 @@ class Control:
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, dict) or body.get("format") != FORMAT:
-            raise RunDirError(f"{place} is damaged, or not dagsel's")
+            raise RunDirError(
+                f"{place} is damaged, or not dagsel's; end the search and resume it to get a "
+                "new one"
+            )
         if body.get("version") != VERSION:
             raise RunDirError(
                 f"{place} was written by another dagsel (control format {body.get('version')}; "
@@ -147,7 +150,10 @@ class Control:
             )
         token = body.get("token")
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise RunDirError(f"{place} is damaged: it holds no token")
+            raise RunDirError(
+                f"{place} is damaged: it holds no token; end the search and resume it to get a "
+                "new one"
+            )
         return token
 
     def post(self, command: Any, token: str) -> str:
@@ -180,16 +186,22 @@ class Control:
             return None
         with file:
             if size > LONGEST:
-                return Letter(id_, why_not=f"it has {size} bytes, and a command at most {LONGEST}")
+                return Letter(
+                    id_, why_not=f"the command has {size} bytes, and may have {LONGEST}; shorten it"
+                )
             data = file.read()
         try:
             body = json.loads(data)
             command, mark = body["command"], body["mark"]
             is_ours = hmac.compare_digest(str(mark), _mark(token, id_, command))
         except (ValueError, TypeError, KeyError, RecursionError):
-            return Letter(id_, why_not="it is no command of dagsel's")
+            return Letter(id_, why_not="the file is no command of dagsel's; use dagsel.attach")
         if not is_ours:
-            return Letter(id_, why_not=f"its token is not that of {self._folder.url}/{FILE}")
+            return Letter(
+                id_,
+                why_not=f"the command's token is not that of {self._folder.url}/{FILE}; "
+                "give the one that stands there",
+            )
         return Letter(id_, command)
 
     def _write(self, body: Mapping[str, Any]) -> None:
@@ -215,7 +227,9 @@ class Control:
 
     def _out_of_reach(self, error: OSError) -> RunDirError:
         text = self._folder.hide(str(error))
-        return RunDirError(f"cannot write run_dir {self._folder.url}: {text}")
+        return RunDirError(
+            f"cannot write run_dir {self._folder.url}: {text}; check path and permissions"
+        )
 
 
 def _mark(token: str, id_: str, command: Any) -> str:

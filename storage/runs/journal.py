@@ -101,7 +101,10 @@ class Journal:
                 self._end = _End(last + 1, end.n_bytes, end.n_segments + 1)
         except OSError as error:
             text = self._folder.hide(str(error))
-            failed = RunDirError(f"cannot append to the journal of {self._folder.url}: {text}")
+            failed = RunDirError(
+                f"cannot append to the journal of {self._folder.url}: {text}; make room there, "
+                "and go on with dagsel.resume"
+            )
             failed.errno = error.errno  # a full disk may have room again
             raise failed from None
 

@@ -135,7 +135,10 @@ def acquire(
     except RunDirError:
         raise
     except OSError as error:
-        raise RunDirError(f"cannot write run_dir {folder.url}: {folder.hide(str(error))}") from None
+        text = folder.hide(str(error))
+        raise RunDirError(
+            f"cannot write run_dir {folder.url}: {text}; check path and permissions"
+        ) from None
     if found is None or found.token != mine.token:
         raise RunDirLockedError(_taken(folder, found or mine))
     return RunLock(folder, mine, beat_s)

@@ -172,9 +172,12 @@ class RunDir:
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):
-            raise RunDirError(f"{self.url}/run.json is no JSON: damaged, or not dagsel's") from None
+            raise RunDirError(
+                f"{self.url}/run.json is no JSON: it is damaged, or not dagsel's; restore it "
+                "from a copy"
+            ) from None
         if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
-            raise RunDirError(f"{self.url} is not the run_dir of a run of dagsel")
+            raise RunDirError(f"{self.url} is not the run_dir of a run of dagsel; check the path")
         version = body.pop("version", None)
         if type(version) is not int or not isinstance(body.get("run"), str):
             raise RunDirError(f"{self.url}/run.json is damaged; restore it from a copy")

@@ -35,7 +35,7 @@ def test_another_process_looks_and_steers(tmp_path: Path) -> None:
             search.clone(1, colour="red")
         with pytest.raises(SearchError, match="cannot be written as JSON"):
             search.add({"x": object()})
-        with pytest.raises(SearchError, match="its token is not that of"):
+        with pytest.raises(SearchError, match="the command's token is not that of"):
             dagsel.attach(tmp_path / "run", token="0" * 64).stop(1)
         token = json.loads(control.read_text())["token"]
         dagsel.attach(tmp_path / "run", token=token).stop(2)

@@ -159,7 +159,7 @@ def test_one_that_is_far_behind_is_let_go(
     [
         ("tb", "must be a list"),
         (CSV("epochs.csv"), "must be a list"),
-        ([CSV], "observers has the class CSV: make one of it"),
+        ([CSV], "observers has the class CSV: make an object of it, as in CSV"),
         ([print], "let its class inherit dagsel.observers.Observer"),
     ],
 )

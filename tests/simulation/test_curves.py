@@ -209,7 +209,7 @@ def test_what_was_not_recorded_is_refused_and_what_failed_fails() -> None:
 def test_a_metric_that_was_not_recorded_is_named() -> None:
     metrics = search("random").metrics
     configs = {number: {"k": number} for number in range(12)}
-    with pytest.raises(SearchError, match="no validation metric 'accuracy' was recorded, only"):
+    with pytest.raises(SearchError, match="no validation metric 'accuracy' was recorded; take"):
         Recorded.from_metrics(metrics, configs, metric="accuracy", epoch_s=1.0)
     torn = metrics[metrics["epoch"] != 2]
     with pytest.raises(SearchError, match="was not recorded after each epoch"):

@@ -207,7 +207,7 @@ def test_bad_clusters_are_refused(given: dict[str, Any], told: str) -> None:
 
 def test_workers_that_are_taken_back_before_any_unit_ends_are_told_of() -> None:
     cluster = SimulatedCluster(n_workers=2, interruptions_per_hour=1e5, notice_s=0.0)
-    with pytest.raises(SearchError, match="at 100000 interruptions an hour nothing is trained"):
+    with pytest.raises(SearchError, match="at 100000 an hour nothing is trained"):
         searched(cluster)
 
 

@@ -447,8 +447,8 @@ def test_what_cannot_be_recorded_is_not(device: HostDevice, options: dict[str, A
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("precision", "fp16", "precision is 'fp16', not 'fp32', 'tf32' or 'bf16'"),
-        ("compile", "inducter", "compile is 'inducter'; this PyTorch has "),
+        ("precision", "fp16", "precision must be 'fp32', 'tf32' or 'bf16', got 'fp16'"),
+        ("compile", "inducter", "compile is 'inducter'; take one that this PyTorch has: "),
         ("compile", 3, "compile is 3"),
         ("fused", "yes", "fused is 'yes', not 'auto', True or False"),
         ("device_memory", 1.5, "device_memory is 1.5, not a share"),

@@ -272,7 +272,7 @@ def test_errors_of_the_module_itself_stay_what_they_are() -> None:
         ({"max_epochs": 0}, "max_epochs must be"),
         ({"shard_sizes": [0.5]}, "shard_sizes must be"),
         ({"shard_sizes": 3}, "shard_sizes must be the samples of each shard, got 3"),
-        ({"precision": "fp16"}, "precision is 'fp16', not"),
+        ({"precision": "fp16"}, "'fp32', 'tf32' or 'bf16', got 'fp16'"),
         ({"device_memory": 2.0}, "device_memory is 2.0"),
         ({"drop_last": 1}, "drop_last is 1"),
         ({"batch_fn": 1}, r"batch_fn must be a function, called as batch_fn\(batch, config\)"),

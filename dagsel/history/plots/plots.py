@@ -93,7 +93,7 @@ class Plots:
         name = self.metric if metric is None else metric
         names = [*curves.metrics_of(self.record), curves.TRAIN_LOSS]
         if metric is not None and name not in names:
-            raise SearchError(f"there is no metric {name!r}; there are {', '.join(names)}")
+            raise SearchError(f"there is no metric {name!r}; take one of {', '.join(names)}")
         return curves.figure(self.record, self.metric, name, x)
 
     def workers(self) -> Figure:
@@ -143,6 +143,6 @@ class Plots:
         for name in names:
             if name not in known:
                 raise SearchError(
-                    f"there is no parameter {name!r}; there are {', '.join(sorted(known))}"
+                    f"there is no parameter {name!r}; take one of {', '.join(sorted(known))}"
                 )
         return names

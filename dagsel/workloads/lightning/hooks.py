@@ -95,7 +95,7 @@ Trainer; a flow stops trials, an observer logs them
                 f"{name}.{hook} must take batch and batch_idx; give other arguments a default"
             )
     if not any(True for _ in module.parameters()) and not is_overridden("configure_model", module):
-        raise WorkloadError("module gave a module without parameters")
+        raise WorkloadError("module gave a module without parameters; give it layers that train")
     return module
 
 

@@ -429,5 +429,6 @@ def _dtype(description: Any) -> np.dtype[Any]:
 
 def _cannot(node: Any, path: str) -> WorkloadError:
     return WorkloadError(
-        f"{path}: a {type(node).__module__}.{type(node).__qualname__} cannot be in a state"
+        f"{path}: a {type(node).__module__}.{type(node).__qualname__} cannot be in a state; "
+        "keep arrays, numbers, strings and containers of them"
     )

@@ -130,7 +130,8 @@ class SklearnWorkload(PoolsMetrics):
         >>> SklearnWorkload(SVC()).validate({"C": 1.0})
         Traceback (most recent call last):
         ...
-        dagsel.errors.WorkloadError: SVC has no partial_fit, so it cannot be trained shard by shard
+        dagsel.errors.WorkloadError: SVC has no partial_fit, so it cannot be trained shard by \
+shard; take an estimator that has it, such as SGDClassifier
         """
         self._batch_size(config, 1)
         with preserved_streams():
@@ -138,7 +139,8 @@ class SklearnWorkload(PoolsMetrics):
         name = type(estimator).__name__
         if not hasattr(estimator, "partial_fit"):
             raise WorkloadError(
-                f"{name} has no partial_fit, so it cannot be trained shard by shard"
+                f"{name} has no partial_fit, so it cannot be trained shard by shard; "
+                "take an estimator that has it, such as SGDClassifier"
             )
         if "score" in self.metrics and not hasattr(estimator, "score"):
             raise WorkloadError(f"{name} has no score; give metrics, and an estimator to clone")
@@ -281,7 +283,7 @@ class SklearnWorkload(PoolsMetrics):
         try:
             return clone(self.estimator).set_params(**config)
         except ValueError as error:
-            raise WorkloadError(str(error)) from error
+            raise WorkloadError(f"the estimator refuses the configuration: {error}") from error
 
     def _parameters(self, config: Config) -> dict[str, Any]:
         estimator = self._make(config)
@@ -315,7 +317,9 @@ class SklearnWorkload(PoolsMetrics):
         attributes = estimator.__getstate__()
         parameters = estimator.get_params(deep=False) if hasattr(estimator, "get_params") else {}
         if not isinstance(attributes, dict):
-            raise WorkloadError(f"the state of a {type(estimator).__name__} is not a dict")
+            raise WorkloadError(
+                f"the state of a {type(estimator).__name__} is not a dict; take another estimator"
+            )
         tree: dict[str, Any] = {}
         for name, value in attributes.items():
             if name in parameters and inspect.isroutine(value):

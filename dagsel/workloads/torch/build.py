@@ -134,10 +134,12 @@ def build_unfilled(
 def check_module(module: Any) -> torch.nn.Module:
     """Return what a model factory has made, or raise a `WorkloadError`."""
     if not isinstance(module, torch.nn.Module):
-        raise WorkloadError(f"model gave a {type(module).__name__}, not a torch.nn.Module")
+        raise WorkloadError(
+            f"model gave a {type(module).__name__}, not a torch.nn.Module; return one"
+        )
     parameters = list(module.parameters())
     if not parameters:
-        raise WorkloadError("model gave a module without parameters")
+        raise WorkloadError("model gave a module without parameters; give it layers that train")
     if any(torch.nn.parameter.is_lazy(parameter) for parameter in parameters):
         raise WorkloadError("model gave a lazy module; let it see a batch of zeros first")
     return module
@@ -146,7 +148,9 @@ def check_module(module: Any) -> torch.nn.Module:
 def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     """Return what an optimizer factory has made, or raise a `WorkloadError`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise WorkloadError(f"optimizer gave a {type(optimizer).__name__}, not an Optimizer")
+        raise WorkloadError(
+            f"optimizer gave a {type(optimizer).__name__}, not a torch.optim.Optimizer; return one"
+        )
     return optimizer
 
 

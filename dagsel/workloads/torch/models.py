@@ -64,7 +64,8 @@ def _mean(outputs: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return type(first)(_mean(list(parts)) for parts in zip(*outputs, strict=True))
     raise WorkloadError(
-        f"an ensemble averages tensors, and the models return {type(first).__name__}"
+        f"an ensemble averages tensors, and the models return {type(first).__name__}; "
+        "average what run.models() returns yourself"
     )
 
 

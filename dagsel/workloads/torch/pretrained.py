@@ -181,7 +181,7 @@ class Base:
             return copy.deepcopy(self.model)
         module = self.model()
         if not isinstance(module, torch.nn.Module):
-            raise WorkloadError(f"base gave {shown(module)}, not a torch.nn.Module")
+            raise WorkloadError(f"base gave {shown(module)}, not a torch.nn.Module; return one")
         return module
 
 

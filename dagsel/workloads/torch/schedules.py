@@ -34,7 +34,9 @@ def check_schedule(schedule: Any, interval: str) -> Any:
     """Return what a schedule factory has made, or raise a `WorkloadError`."""
     kind = type(schedule).__name__
     if not all(hasattr(schedule, name) for name in ("step", "state_dict", "load_state_dict")):
-        raise WorkloadError(f"lr_scheduler gave a {kind}, not a scheduler")
+        raise WorkloadError(
+            f"lr_scheduler gave a {kind}, not a scheduler; return one of torch.optim.lr_scheduler"
+        )
     if interval == "step" and takes_metric(schedule):
         raise WorkloadError(
             f"{kind} steps by the metric of an epoch, and lr_scheduler_interval is 'step'; write "

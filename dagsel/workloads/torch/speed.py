@@ -29,9 +29,11 @@ def check_options(
 ) -> None:
     """Raise a `WorkloadError` if an option is not what it may be."""
     if precision not in ("fp32", "tf32", "bf16"):
-        raise WorkloadError(f"precision is {precision!r}, not 'fp32', 'tf32' or 'bf16'")
+        raise WorkloadError(f"precision must be 'fp32', 'tf32' or 'bf16', got {precision!r}")
     if isinstance(compile, str) and compile not in _backends():
-        raise WorkloadError(f"compile is {compile!r}; this PyTorch has {_backends()}")
+        raise WorkloadError(
+            f"compile is {compile!r}; take one that this PyTorch has: {_backends()}"
+        )
     for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
         if not isinstance(flag, bool):
             raise WorkloadError(f"{name} is {flag!r}, not True or False")

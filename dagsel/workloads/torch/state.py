@@ -127,7 +127,9 @@ def _leaf(node: Any) -> torch.Tensor | None:
     if not isinstance(node, torch.Tensor):
         return None
     if node.layout != torch.strided or node.dtype not in DTYPES:
-        raise WorkloadError(f"a tensor of {node.dtype}, {node.layout} cannot be in a state")
+        raise WorkloadError(
+            f"a tensor of {node.dtype}, {node.layout} cannot be in a state; keep dense tensors"
+        )
     return node
 
 
@@ -282,7 +284,10 @@ def fill_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
         return
     groups = optimizer.param_groups
     if [len(g["params"]) for g in groups] != [len(g["params"]) for g in saved["param_groups"]]:
-        raise WorkloadError("the optimizer does not have the parameter groups of the trial's state")
+        raise WorkloadError(
+            "the optimizer has other parameter groups than the trial's state; give the "
+            "optimizer that the search began with"
+        )
     state: defaultdict[Any, Any] = defaultdict(dict)
     left = saved["state"]
     for group, new in zip(groups, saved["param_groups"], strict=True):

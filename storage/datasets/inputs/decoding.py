@@ -79,7 +79,7 @@ def named(item: Any, what: str, at: int) -> dict[str, Any]:
             return dict(zip(("x", "y"), item, strict=True))
         return {f"x{number}": part for number, part in enumerate(item)}
     if item is None:
-        raise DatasetInputError(f"{what}: sample {at} is None")
+        raise DatasetInputError(f"{what}: sample {at} is None; leave it out, or return its parts")
     return {"x": item}
 
 

@@ -84,7 +84,9 @@ class ImageFolder:
     def arrays(self, reading: Reading, classes: Classes) -> Input:
         """Return a stream of decoded images, and note their classes."""
         root = Path(self.path)
-        reading.no_columns("images in folders have two arrays, x and y, and no columns=")
+        reading.no_columns(
+            "images in folders always become two arrays, x and y; leave columns= out"
+        )
         if reading.workers:
             raise DatasetInputError("images are decoded in threads already; leave workers= out")
         key = reading.key(["x", "y"], str(root))

@@ -46,14 +46,16 @@ class Labels:
         block = np.asarray(block)
         if block.ndim != 1:
             raise DatasetInputError(
-                f"{self.what}: row {self._n} has {list(block.shape[1:])} values, and one is needed"
+                f"{self.what}: row {self._n} has {list(block.shape[1:])} values, and needs one; "
+                "give a column of single values"
             )
         block = block.astype("U") if block.dtype.kind == "S" else block
         try:
             codes, found = pd.factorize(block.astype(object) if block.dtype.kind == "U" else block)
         except TypeError:
             raise DatasetInputError(
-                f"{self.what} holds neither text nor numbers from row {self._n} on"
+                f"{self.what} holds neither text nor numbers from row {self._n} on; "
+                "give another column"
             ) from None
         if (codes < 0).any():
             row = self._n + int(np.flatnonzero(codes < 0)[0])

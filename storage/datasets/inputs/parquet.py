@@ -51,7 +51,8 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
             differs = next((c.name for c in first if other.get(c.name) != str(c.type)), "a column")
             raise DatasetInputError(
                 f"{name} has a schema of its own: {differs!r} is {other.get(differs)}, and in "
-                f"{files[0]} {first.field(differs).type if differs in first.names else 'missing'}"
+                f"{files[0]} {first.field(differs).type if differs in first.names else 'missing'}; "
+                "give all files the same columns"
             )
     wanted = reading.chosen(first.names, files[0])
     key = reading.key(first.names, files[0])

@@ -62,7 +62,7 @@ def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
     else:
         found = [place] if path.endswith(suffixes) or fs.exists(place) else []
     if not found and not fs.exists(place):
-        raise DatasetInputError(f"nothing is at {without_credentials(path)}")
+        raise DatasetInputError(f"nothing is at {without_credentials(path)}; check the path")
     names = [name for name in found if name.endswith(suffixes)]
     return [fs.unstrip_protocol(name) for name in names]
 

@@ -69,7 +69,8 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
         return _again(source, reading, classes, what)
     if isinstance(source, Batches | Mapping):
         reading.no_columns(
-            f"columns= chooses columns of a table or of files, and {what} has arrays by name"
+            f"columns= chooses columns of a table or of files, and {what} has arrays by "
+            "name; leave columns= out"
         )
         if isinstance(source, Batches):
             return _batches(source, reading, what)
@@ -144,7 +145,9 @@ def _again(source: Sharded, reading: Reading, classes: Classes, what: str) -> In
     names = [spec.name for spec in source.manifest.arrays]
     wanted, key = reading.chosen(names, what), str(reading.key(names, what))
     if any(len(of) > 1 for of in wanted.values()):
-        raise DatasetInputError(f"{what}: an array is made of one array of a data set")
+        raise DatasetInputError(
+            f"{what}: an array is made of one array of a data set; name one for each"
+        )
     for name, (of,) in wanted.items():
         if of in source.manifest.classes:
             classes.known[name] = list(source.manifest.classes[of])

@@ -47,12 +47,18 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
     left = whole()
     first = next(left, None)
     if first is None:
-        raise DatasetInputError(f"{what} is empty" if not skipped.n else skipped.shown[0])
+        raise DatasetInputError(
+            f"{what} is empty; give at least one sample a shard"
+            if not skipped.n
+            else skipped.shown[0]
+        )
     names = list(first)
     wanted = reading.chosen(names, what)
     key = reading.key(names, what)
     if any(len(of) > 1 for of in wanted.values()):
-        raise DatasetInputError(f"{what}: an array is made of one part of a sample, not of several")
+        raise DatasetInputError(
+            f"{what}: an array is made of one part of a sample; name one for each"
+        )
     features: Any = getattr(source, "features", None)  # of Hugging Face: their numbers have names
     for name, (of,) in wanted.items() if isinstance(features, Mapping) else ():
         told = getattr(features.get(of), "names", None)

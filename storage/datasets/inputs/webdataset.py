@@ -107,17 +107,22 @@ class WebDataset:
         """Return a stream of decoded samples."""
         files = find_files(self.urls, TAR)
         if not files:
-            raise DatasetInputError(f"{self.urls} has no tar files")
+            raise DatasetInputError(f"{self.urls} has no tar files; check the path or the pattern")
         if reading.workers:
             raise DatasetInputError("tar files are decoded in threads already; leave workers= out")
         what = without_credentials(files[0])
         first = next(_read(files[:1], None), None)
         if first is None:
-            raise DatasetInputError(f"{what} has no samples, such as 0001.jpg with 0001.cls")
+            raise DatasetInputError(
+                f"{what} has no samples; files of one belong together by name, as 0001.jpg and "
+                "0001.cls"
+            )
         names = _names(first, reading)
         wanted, key = reading.chosen(names, what), reading.key(names, what)
         if any(len(of) > 1 for of in wanted.values()):
-            raise DatasetInputError(f"{what}: an array is made of one part of a sample")
+            raise DatasetInputError(
+                f"{what}: an array is made of one part of a sample; name one for each"
+            )
         specs = list(dict.fromkeys([*(of for (of,) in wanted.values()), *([key] if key else [])]))
         decode = _decoders(specs, what, self)
         members = {_place(name)[0] for spec in specs for name in spec.split(";")}

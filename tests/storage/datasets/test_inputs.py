@@ -416,7 +416,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "a file that is no image": (wrong_image, None, "bee/zz.png cannot be decoded"),
     "an image of another size": (
         other_size, None, r"bee/zz.png is 8 × 9, and .*000.png 6 × 4; give ImageFolder\(.*size="),
-    "columns of images": (lambda p: images(p / "i"), ["x"], "no columns="),
+    "columns of images": (lambda p: images(p / "i"), ["x"], "leave columns= out"),
     "columns of batches": (
         lambda p: Batches([{"x": np.zeros(N)}], N), ["x"], "of files, and arrays has arrays by"),
     "a schema of its own": (

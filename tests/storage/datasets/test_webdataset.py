@@ -273,7 +273,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "a torn gz": (torn_gz, None, "a.tar.gz cannot be read"),
     "a member of a petabyte": (too_large, None, "0.cls has 1.* may have"),
     "nothing there": (lambda p: p / "b-{0..1}.tar", None, "nothing is at .*b-0.tar"),
-    "no samples": (lambda p: _links(p), None, "has no samples, such as 0001.jpg"),
+    "no samples": (lambda p: _links(p), None, "has no samples; files of one"),
 }  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def test_a_command_of_another_name_or_of_other_words_is_not_taken(
     body = json.loads(written.read_text())
     written.rename(written.with_name(f"{NAME}.json"))
     (again,) = control.letters(token)
-    assert again.why_not.startswith("its token is not that of")
+    assert again.why_not.startswith("the command's token is not that of")
     body["command"]["trial"] = 4
     written.write_text(json.dumps(body))
     assert all("its token" in letter.why_not for letter in control.letters(token))
