@@ -154,7 +154,7 @@ def test_optuna_draws_parameters(run: SimulatedRun) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(run: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SearchError, match="no metric 'f1'; there are value, train loss"):
+    with pytest.raises(SearchError, match="no metric 'f1'; take one of value, train loss"):
         run.plot.curves("f1")
     with pytest.raises(SearchError, match="x must be"):
         run.plot.curves(x="hours")  # type: ignore[arg-type]
