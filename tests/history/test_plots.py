@@ -158,7 +158,7 @@ def test_what_cannot_be_drawn_is_said(run: SimulatedRun, monkeypatch: pytest.Mon
         run.plot.curves("f1")
     with pytest.raises(SearchError, match="x must be"):
         run.plot.curves(x="hours")  # type: ignore[arg-type]
-    with pytest.raises(SearchError, match="no parameter 'depth'; there are lr, width"):
+    with pytest.raises(SearchError, match="no parameter 'depth'; take one of lr, width"):
         run.plot.importance(["depth"])
     one = simulate(RandomSearch(max_epochs=1, n_trials=1), PowerLaw(), CLUSTER, space=space)
     with pytest.raises(SearchError, match="how much the parameters matter cannot be told"):
