@@ -154,11 +154,11 @@ def test_optuna_draws_parameters(run: SimulatedRun) -> None:
 
 
 def test_what_cannot_be_drawn_is_said(run: SimulatedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SearchError, match="no metric 'f1'; there are value, train loss"):
+    with pytest.raises(SearchError, match="no metric 'f1'; take one of value, train loss"):
         run.plot.curves("f1")
     with pytest.raises(SearchError, match="x must be"):
         run.plot.curves(x="hours")  # type: ignore[arg-type]
-    with pytest.raises(SearchError, match="no parameter 'depth'; there are lr, width"):
+    with pytest.raises(SearchError, match="no parameter 'depth'; take one of lr, width"):
         run.plot.importance(["depth"])
     one = simulate(RandomSearch(max_epochs=1, n_trials=1), PowerLaw(), CLUSTER, space=space)
     with pytest.raises(SearchError, match="how much the parameters matter cannot be told"):

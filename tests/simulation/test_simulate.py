@@ -333,7 +333,7 @@ def test_what_cannot_be_simulated_is_named() -> None:
     with pytest.raises(SearchError, match="2 speeds were given for 4 workers"):
         SimulatedCluster(n_workers=4, speeds=(1.0, 1.0))
     dying = replace(CLUSTER, failures=tuple((10.0, worker) for worker in range(4)))
-    with pytest.raises(NoWorkersError, match="have died"):
+    with pytest.raises(NoWorkersError, match="have failed"):
         search("random", cluster=dying)
 
 
