@@ -69,9 +69,10 @@ class Lookahead(BudgetedFlow):
     not. It draws new trials as long as there is time to train them.
 
     The workers are those that use up the budget by the deadline, at least one a trial: many in the
-    beginning, fewer later. This is a rule of this project, not of a paper. It has its parts from
-    `SEER` (Dunlap et al., SoCC 2021) and `HyperSched` (Liaw et al., SoCC 2019): stages that narrow,
-    an elastic cluster, and workers that go to the best.
+    beginning, fewer later. A rule of this project, not of a paper. Its page in
+    `docs/measured/papers` compares it with `SEER` (Dunlap et al., SoCC 2021) and `HyperSched`
+    (Liaw et al., SoCC 2019), from which it has its parts: stages that narrow, an elastic cluster,
+    and workers that go to the best.
 
     Parameters
     ----------
