@@ -125,7 +125,7 @@ class Attached(Steerable):
 
     @property
     def result(self) -> Run:
-        """What the search has come to until now."""
+        """The run so far, read anew each time."""
         return load(self._url, **self._given)
 
     @short_traceback

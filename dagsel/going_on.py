@@ -97,8 +97,8 @@ def resume(
     count_downtime
         Whether the time since the interruption counts against the deadline.
     hold, cache_dir, progress, observers
-        As for `dagsel.optimize`: of this call, so they may be others than before. Observers are
-        told all that happened before, too.
+        As for `dagsel.optimize`: of this call, so they may be others than before. Observers
+        hear all that happened before, too.
 
     Returns
     -------

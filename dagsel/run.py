@@ -92,8 +92,8 @@ def optimize(
     Nakandala, Zhang and Kumar, Cerebro, VLDB 2020): each epoch every trial visits every shard once,
     and many trials train at once.
 
-    What happens is written to ``run_dir`` before it takes effect. If driver, scheduler or cluster
-    are lost, `dagsel.resume` goes on with the run; `dagsel.replay` repeats a run.
+    All that happens is written to ``run_dir`` first. If this process, the scheduler or the cluster
+    is lost, `dagsel.resume` goes on with the run. `dagsel.replay` repeats a run.
 
     Parameters
     ----------
@@ -111,9 +111,9 @@ def optimize(
     flow
         The search procedure, from `dagsel.flows` or your own.
     metric
-        Name of one of the workload's metrics. Of a study with several directions a list of names,
-        one for each; then a trial is told with all of them, and `Run.pareto` has what no other
-        trial is better than.
+        Name of one of the workload's metrics. For a study with several directions a list of names,
+        one for each; then a trial has a value for each, and `Run.pareto` returns the trials that no
+        other trial beats.
     client
         A Dask client or the address of a scheduler; it stays open. Without client and cluster, one
         worker process a core is started on this machine and closed at the end.
@@ -195,8 +195,8 @@ def optimize(
         ``"log"`` with a line on each trial that ends and one a minute, or False for nothing.
         ``"auto"`` is a table in a terminal or a notebook, and a log elsewhere.
     observers
-        Who is told of trials and epochs, such as ``[TensorBoard("tb"), CSV("epochs.csv")]``: see
-        `dagsel.observers`.
+        Objects that hear of trials and epochs, such as ``[TensorBoard("tb"), CSV("epochs.csv")]``:
+        see `dagsel.observers`.
 
     Returns
     -------

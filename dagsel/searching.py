@@ -122,7 +122,7 @@ class Search(Steerable):
 
     @property
     def result(self) -> Run:
-        """What the search has come to until now; the same as `wait` returns when it has ended.
+        """The run so far; when the search has ended, what `wait` returns.
 
         Raises
         ------

@@ -44,10 +44,10 @@ class Steerable(ABC):
         self._command(StopTrial(_number(trial)))
 
     def pause(self, trial: int) -> None:
-        """Let a trial rest at its next batch until it is resumed; its state is kept.
+        """Pause a trial at its next batch until it is resumed; its state is kept.
 
-        The search procedure takes it for a trial that is slow. So a search cannot end before the
-        trial is resumed or stopped, but by a deadline or `finish`.
+        To the search procedure it is a slow trial. So the search ends only when the trial is
+        resumed or stopped, at a deadline, or by `finish`.
 
         Parameters
         ----------
@@ -132,10 +132,10 @@ class Steerable(ABC):
         return self._new(AddTrial(params))
 
     def scale(self, n_workers: int) -> None:
-        """Make the cluster have so many workers from now on; one that is lost is replaced.
+        """Set the number of workers from now on; one that is lost is replaced.
 
-        Those that leave end what they run first. What the search did with idle workers by itself
-        (``small_population``) it does no more.
+        Workers that leave first finish what they run. From now on the search leaves idle workers
+        alone, whatever ``small_population`` says.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class Steerable(ABC):
         ----------
         deadline
             When the search ends with what it has, counted from now on: seconds, or a text such as
-            ``"10 min"``; None for the one that there is.
+            ``"10 min"``; None to keep the present one.
         budget
             What all workers may cost from now on, as for `dagsel.optimize`; None likewise.
 

@@ -25,19 +25,20 @@ Semantics: TypeAlias = Literal["determined", "ray", "syne"]
 
 @dataclass
 class ASHA(AsynchronousHalving):
-    """Decide about each trial when it reaches a rung, by what has reached the rung so far.
+    """Decide about each trial when it reaches a rung; no trial waits for the others.
 
-    The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Failed trials
-    leave no result at the rung they were heading for. Ties go to the trial with the lower number.
+    A rung is a number of epochs at which trials are compared. The rungs are at
+    ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. A failed trial has no result at
+    the rung that it would have reached next. Ties go to the trial with the lower number.
 
-    With ``mode="promotion"`` a trial pauses at each rung. Whenever a place is free, an unpromoted
-    member of the top ⌊n/η⌋ of the n trials that have reached a rung is promoted, from the highest
-    rung that has one; only if there is none, a new trial starts. At the end of the search, if
-    nothing has reached `max_epochs` (too few trials, or failures), the best paused trial of the
-    highest rung is promoted, so that at least one trial completes.
+    With ``mode="promotion"`` a trial pauses at each rung. When a place is free, the search looks
+    for paused trials among the top ⌊n/η⌋ of the n trials that have reached a rung. The one at the
+    highest rung trains on. If there is none, a new trial starts. At the end it may be that nothing
+    has reached `max_epochs`, because of too few trials or failures. Then the best paused trial of
+    the highest rung trains on, so that at least one trial completes.
 
-    With ``mode="stopping"`` a trial trains on at once or is stopped. `semantics` says which of the
-    public readings of that rule is meant, for the nth trial at a rung:
+    With ``mode="stopping"`` a trial trains on at once or is stopped. There are three public
+    readings of that rule. `semantics` names one. For the nth trial at a rung:
 
     - ``"determined"`` (Determined's ASHA): it goes on if it is in the top max(1, ⌊n/η⌋) of the n.
     - ``"ray"`` (Ray Tune's AsyncHyperBandScheduler): it goes on if it is no worse than the 1/η
@@ -58,7 +59,7 @@ class ASHA(AsynchronousHalving):
     min_epochs
         Epochs up to the first rung.
     reduction_factor
-        η: about one of so many trials goes on.
+        η: about one trial in η goes on.
     mode
         Whether trials pause at a rung or go on at once.
     semantics
@@ -74,6 +75,21 @@ class ASHA(AsynchronousHalving):
 
     Examples
     --------
+    A search in virtual time:
+
+    >>> import dagsel
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     ASHA(max_epochs=9, n_trials=27),
+    ...     PowerLaw(),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> run.seconds < 27 * 9 * 60 / 4  # most trials stop before their ninth epoch
+    True
+
+    Step by step:
+
     >>> from dagsel.flow import Asked, Context, Reported
     >>> flow = ASHA(max_epochs=9, n_trials=32, n_concurrent=3)
     >>> flow.start(Context(n_workers=1))

@@ -45,19 +45,19 @@ class Paces:
 
 @dataclass
 class ByConvergence(Wrapper):
-    """Train those trials of a search first that improve fastest.
+    """Train first those trials of a search that improve fastest.
 
-    The decisions of the search stay as they are, but for priorities. Among trials to which it gives
-    the same priority, the one whose value improved most in its last epoch goes first. A trial's
-    first value is compared with the worst first value of all trials; a trial without a report has
-    no gain. A trial that does not improve, or whose value is not finite, goes last. Where there are
-    more trials than workers, the survivors of a rung are known sooner.
+    The decisions of the search stay as they are; only the order changes. Among trials with the same
+    priority, the one whose value improved most in its last epoch goes first. A trial's first value
+    is compared with the worst first value of all trials. A trial without a report has no gain. A
+    trial that does not improve, or whose value is not finite, goes last. So the survivors of a rung
+    are known sooner if there are more trials than workers.
 
-    A gain changes the priority by less than 0.5 and a value that is not finite by 0.5, so the
+    A gain changes the priority by less than 0.5 and a value that is not finite by 0.5. So the
     search's own priorities should be whole numbers.
 
     The rule is that of `Hermes` (Son et al., Electronics 2021, Algorithm 3), for trials that wait
-    in the engine instead of in a worker's memory.
+    for any worker, and not in the memory of one.
 
     Parameters
     ----------

@@ -44,12 +44,11 @@ class Patiences:
 
 @dataclass
 class EarlyStopping(Wrapper):
-    """End a trial of a search that has not improved for some epochs.
+    """End a trial of another search when it has not improved for some epochs.
 
-    It is complete: with ``keep="best"``, the default of `dagsel.optimize`, it has the value and the
-    model of its best epoch, and can win. The inner search is told that the trial has ended, as if
-    it had failed, and goes on without it. A trial that goes on from another one's state (`PBT`)
-    begins to count anew.
+    The trial is complete: with ``keep="best"``, the default of `dagsel.optimize`, it has the value
+    and the model of its best epoch, and can win. The inner search goes on without it, as if it had
+    failed. A trial that takes over another trial's state (`PBT`) begins to count anew.
 
     `patience` and `min_delta` mean what they mean to the callback of that name in Keras.
 
@@ -58,7 +57,7 @@ class EarlyStopping(Wrapper):
     flow
         The search.
     patience
-        After so many epochs that are no better than the best before them a trial ends.
+        How many epochs without improvement end a trial.
     min_delta
         An epoch is better if its metric is, by more than this; of several metrics, if one is.
 

@@ -22,7 +22,7 @@ class Grid(FullTraining):
     max_epochs
         Epochs of each trial.
     n_trials
-        Stop after so many points; None for all of them.
+        How many points to train; None for all of them.
     n_concurrent
         How many of them train at once; None for four a worker.
 

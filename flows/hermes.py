@@ -102,18 +102,18 @@ def _no_loss(scheduler: str, trial: int) -> SearchError:
 
 @dataclass
 class Hermes(TimeSharing):
-    """The trial that converges fastest runs next.
+    """Let trials take turns on a worker; the trial that converges fastest runs next.
 
-    Trials are spread evenly over the workers, `max_trials_per_worker` at most on each (Algorithms 1
-    and 2); further ones are drawn when there is room. A turn lasts for a quantum; then
-    `convergence` of the trial that ran is computed, and of the worker's trials the one with the
-    largest runs next (Algorithm 3, which takes the largest of the waiting ones; here the one that
-    ran may go on). Trials that have not run yet come first, in their order, which the paper leaves
-    open; a trial whose loss is no number comes last.
+    Trials are spread evenly over the workers, at most `max_trials_per_worker` on each (Algorithms 1
+    and 2). More are drawn when there is room. A turn lasts for a quantum, a span of time. Then
+    `convergence` of the trial that ran is computed. Of the worker's trials the one with the largest
+    runs next. (Algorithm 3 takes the largest of those that wait; here the one that ran may go on.)
+    Trials that have not run yet come first, in their order; the paper leaves that open. A trial
+    whose loss is not a number comes last.
 
     A trial's quantum grows when its loss has decreased by a milestone (Section 3.3; by Section
-    4.1.2 it grew with the number of preemptions). The paper leaves open how far and from where;
-    here the decrease is relative to the loss of the trial's first quantum, and each milestone
+    4.1.2 it grew with the number of preemptions). The paper does not say how far, and from where.
+    Here the decrease is relative to the loss of the trial's first quantum, and each milestone
     multiplies the quantum by `growth`, for good.
 
     Son et al., A GPU Scheduling Framework to Accelerate Hyper-Parameter Optimization in Deep
@@ -133,7 +133,7 @@ class Hermes(TimeSharing):
     growth
         By how much a milestone lengthens the quantum.
     aging
-        A trial that has waited for so many turns of others runs next, whatever it gained. So on
+        How many turns of others a trial may wait; then it runs next, whatever it gained. So on
         workers that stay, none waits for more than ``aging + max_trials_per_worker - 2`` turns.
         With None, as in the paper, a trial may wait until the faster ones are done.
     normalize

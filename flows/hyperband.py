@@ -14,11 +14,12 @@ from dagsel.flows.successive_halving import SynchronousBrackets
 
 @dataclass
 class Hyperband(Flow):
-    """Run all brackets of Hyperband once, side by side.
+    """Run several searches by `SuccessiveHalving` side by side, each with other rungs.
 
-    The most aggressive bracket is filled and served first; the next ones take the places that it
-    leaves free while it waits for the last trial of a rung. `brackets` says how many trials each
-    rung has. Ties go to the trial with the lower number.
+    Each is a bracket. The first has many trials and an early first rung, the last has few trials
+    and trains all of them to the end. The bracket with the most trials is filled and served first.
+    The others take the places that it leaves free while it waits for the last trial of a rung.
+    `brackets` says how many trials each rung has. Ties go to the trial with the lower number.
 
     Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, JMLR 2018,
     Algorithm 1.

@@ -23,9 +23,9 @@ class JobQueue(Flow):
     Parameters
     ----------
     epochs_by
-        What names a job's epochs in its configuration.
+        Name of the entry of a configuration that says how many epochs to train.
     n_trials
-        Stop after so many jobs; None for all of them.
+        How many jobs to train; None for all of them.
     n_concurrent
         How many of them are in the queue or train at once; None for four a worker.
 

@@ -60,13 +60,13 @@ MOST_LIVE = 512
 class Lookahead(BudgetedFlow):
     """Search until a deadline, within a budget, for the best model at the end of the time.
 
-    It begins with many trials at once, a worker each. After their first epoch, and then whenever
-    those that go on have three times as many epochs, or half of the time or budget that was left is
-    used, it looks ahead: it extrapolates the learning curves, with their errors, and asks what the
-    best of k trials would come to if they shared all that is left. The k for which this is best go
-    on. If drawing more trials first promises more, it draws them. So it narrows fast where curves
-    can be foretold, and keeps several trials where they cannot; and it goes on drawing as long as
-    there is time to train what is drawn.
+    It begins with many trials at once, a worker each. It looks ahead after their first epoch, and
+    again whenever the remaining trials have three times as many epochs, or half of the time or
+    budget that was left is used. Looking ahead means: it extrapolates the learning curves, with
+    their errors, and estimates the best value that k trials would reach if they shared all that is
+    left. It keeps the k trials for which this is best. If new trials promise more, it draws them
+    first. So it narrows fast where curves are predictable, and keeps several trials where they are
+    not. It draws new trials as long as there is time to train them.
 
     The workers are those that use up the budget by the deadline, at least one a trial: many in the
     beginning, fewer later. A rule of this project, not of a paper. Its page in

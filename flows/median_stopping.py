@@ -22,8 +22,9 @@ class LearningCurves(Trainings):
 class MedianStopping(FullTraining):
     """Stop a trial whose best value so far is worse than the median of the others' averages.
 
-    At epoch e a trial is compared with every other one that has come so far, whether it still
-    trains or not: by its best value, with the median of the means of their first e values.
+    At epoch e a trial is compared with all other trials that have trained e epochs, whether they
+    still train or not. Its best value is compared with the median of the means of their first e
+    values.
 
     Golovin et al., Google Vizier: A Service for Black-Box Optimization, KDD 2017, Section 3.2.2.
 
@@ -36,7 +37,7 @@ class MedianStopping(FullTraining):
     grace_epochs
         A trial is not stopped before the end of this epoch.
     min_trials
-        Nor before so many others have come as far.
+        Nor before this many other trials have trained as long.
     n_concurrent
         How many of them train at once; None for four a worker.
 

@@ -20,20 +20,20 @@ class MoAshaState(AshaState):
 
 @dataclass
 class MOASHA(AsynchronousHalving):
-    """Promote the trials of a rung that no other one beats in all metrics; wait for nobody.
+    """Search for several metrics: a trial goes on if no other one beats it in all of them.
 
-    It is `ASHA` in promotion mode but for the ranking in a rung. Trials that no other one dominates
-    come first, then those that only these dominate, and so on (non-dominated sorting). Within such
-    a layer trials that lie far apart come first (an epsilon net), so that what is promoted covers
-    the front and not one end of it. So an unpromoted member of the top ⌊n/η⌋ of n trials goes on.
-    What the search comes to is `Run.pareto`; with one metric it decides as `ASHA` does.
+    It is `ASHA` in promotion mode with another ranking in a rung. One trial dominates another if it
+    is at least as good in all metrics, and better in one. Trials that no other dominates come
+    first, then those that only these dominate, and so on (non-dominated sorting). Within such a
+    layer, trials that lie far apart come first (an epsilon net). So what goes on covers the whole
+    front. The result is `Run.pareto`. With one metric it decides as `ASHA` does.
 
     Schmucker, Donini, Zafar, Salinas and Archambeau, Multi-objective Asynchronous Successive
     Halving, 2021: non-dominated sorting and the epsilon net are theirs. These details are ours:
     distances in the net are Euclidean, between losses that are scaled to the range of each metric
-    in the rung; the net begins with the layer's best trial by the first metric; a trial with a
-    value that is not finite comes after all others; ties go to the lower number; at the end the
-    highest rung's first paused trial is promoted if nothing has reached `max_epochs`.
+    in the rung. The net begins with the layer's best trial by the first metric. A trial with a
+    value that is not finite comes after all others. Ties go to the lower number. At the end the
+    first paused trial of the highest rung goes on if nothing has reached `max_epochs`.
 
     Parameters
     ----------

@@ -12,11 +12,11 @@ from dagsel.flows.full_training import FullTraining
 
 @dataclass
 class OptunaPruner(FullTraining):
-    """Ask a pruner of Optuna's after each epoch whether a trial trains on.
+    """Ask an Optuna pruner after each epoch whether a trial trains on.
 
     It does what ``trial.report`` and ``trial.should_prune`` do in an Optuna objective, with the
-    study's own sampler and pruner, and prunes where they do. Each epoch is a step, counted from 0,
-    or from 1 if the study's trials of before count so.
+    study's own sampler and pruner. Each epoch is a step, counted from 0; or from 1 if the trials
+    that the study had before count from 1.
 
     Akiba et al., Optuna: A Next-generation Hyperparameter Optimization Framework, KDD 2019.
 

@@ -33,6 +33,21 @@ class RandomSearch(FullTraining):
 
     Examples
     --------
+    A search in virtual time:
+
+    >>> import dagsel
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     RandomSearch(max_epochs=3, n_trials=8),
+    ...     PowerLaw(),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> list(run.trials()["state"]).count("complete")
+    8
+
+    Step by step:
+
     >>> from dagsel.flow import Asked, Context
     >>> flow = RandomSearch(max_epochs=5, n_trials=8)
     >>> flow.start(Context(n_workers=1))

@@ -18,10 +18,11 @@ from dagsel.planning.nodes import nodes_for
 class SEER(StagedSearch):
     """Search until a deadline, within a budget, on a cluster that grows and shrinks.
 
-    The search has stages by the clock, each η times as long as the one before, and brackets whose
-    trials have 1, ν, ν², … workers. At the end of a stage every trial stops at its next batch and
-    is evaluated; the best 1/η of each bracket go on, and the best of all go to the brackets with
-    the most workers. `plan` has the stages before anything is started.
+    Time is divided into stages, each η times as long as the one before. Trials are divided into
+    brackets: those of the first have 1 worker each, those of the next ν, ν² and so on. At the end
+    of a stage every trial stops at its next batch and is evaluated. The best 1/η of each bracket go
+    on; the best of all go to the brackets with the most workers. `plan` has the stages before
+    anything is started.
 
     Dunlap et al., Elastic Hyperparameter Tuning on the Cloud, SoCC 2021, Algorithms 1 to 3.
 
@@ -32,11 +33,12 @@ class SEER(StagedSearch):
     budget
         B: worker-seconds that it may cost, or such as ``"30 worker-minutes"``.
     reduction_factor
-        η.
+        η: one trial in η goes on after a stage.
     parallelism_factor
-        ν.
+        ν: trials of a bracket have ν times the workers of the one before.
     min_workers_per_trial, max_workers_per_trial
-        p_min and p_max; None for no limit. A trial has fewer than p_min only while fewer are there.
+        p_min and p_max; None for no limit. A trial has fewer than p_min only while the
+        cluster has fewer.
         For the workers of all trials together there is ``dagsel.optimize(max_cluster_workers=)``.
     min_stage
         t_min: a trial trains as long, or longer, before it is ranked first. None for an epoch or
@@ -45,7 +47,7 @@ class SEER(StagedSearch):
         ``"paper"`` is the paper's arithmetic. ``"fill"`` also spends what its rounding leaves over:
         on more trials of the first bracket, and on a longer last stage.
     max_epochs
-        A trial that has trained so many is complete, even if time is left; None for no limit.
+        A trial that has trained this many is complete, even if time is left; None for no limit.
     price_per_worker_hour
         What an hour of a worker costs, such as ``"2.50 USD"``. Needed if the budget is money,
         such as ``"12.50 USD"``; a bare number is in its currency.

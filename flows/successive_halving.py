@@ -170,9 +170,10 @@ class SynchronousBrackets:
 class SuccessiveHalving(Flow):
     """Train all trials up to a rung, keep the best of them, and so on up to the last rung.
 
-    The rungs are at ``min_epochs · reduction_factor**k`` epochs and at `max_epochs`. Trials that
-    have reached a rung pause until the last one of the rung is there; one that fails counts as the
-    worst. At least one trial goes on. Ties go to the trial with the lower number.
+    A rung is a number of epochs at which trials are compared. The rungs are at ``min_epochs ·
+    reduction_factor**k`` epochs and at `max_epochs`. A trial that reaches a rung pauses until all
+    others are there; one that fails counts as the worst. At least one trial goes on. Ties go to the
+    trial with the lower number.
 
     Jamieson and Talwalkar, Non-stochastic Best Arm Identification and Hyperparameter Optimization,
     AISTATS 2016.
@@ -186,7 +187,7 @@ class SuccessiveHalving(Flow):
     min_epochs
         Epochs up to the first rung.
     reduction_factor
-        η: one of so many trials goes on.
+        η: one trial in η goes on.
     rounding
         ``"floor"`` keeps ⌊n/η⌋ trials, as the paper does; ``"ceil"`` keeps ⌈n/η⌉, as Ray and Syne
         Tune do.
@@ -200,6 +201,21 @@ class SuccessiveHalving(Flow):
 
     Examples
     --------
+    A search in virtual time:
+
+    >>> import dagsel
+    >>> from dagsel.simulation import PowerLaw, SimulatedCluster
+    >>> run = dagsel.simulate(
+    ...     SuccessiveHalving(max_epochs=9, n_trials=9),
+    ...     PowerLaw(),
+    ...     SimulatedCluster(n_workers=4),
+    ...     space=lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)},
+    ... )
+    >>> sorted(len(trial.epochs) for trial in run.record.trials.values())
+    [1, 1, 1, 1, 1, 1, 3, 3, 9]
+
+    Step by step:
+
     >>> from dagsel.flow import Asked, Context, Reported
     >>> flow = SuccessiveHalving(max_epochs=3, n_trials=3)
     >>> flow.start(Context(n_workers=1))

@@ -45,4 +45,4 @@ def test_no_two_public_classes_share_a_name() -> None:
 def test_files_are_short() -> None:
     lines = {name: path.read_text().count("\n") for name, path in MODULES.items()}
     assert {name: n for name, n in lines.items() if n > 500} == {}
-    assert median(lines.values()) < 150
+    assert median(lines.values()) < 160  # each public name has an example in its docstring

@@ -141,11 +141,11 @@ class Run(Result):
         interrupted, and `dagsel.replay` repeats the whole. A run of another day is opened with
         `dagsel.load` first, with its workload and space.
 
-        A trial that trains on does as if it had never ended. If its state is gone (only those of
-        ``top_k`` trials are kept), it is first trained again as it was, unscored, in the recorded
-        order. In the study, whose ended trials cannot change, another trial stands for it from then
-        on: with the same parameters, and its number as the user attribute ``dagsel:trial``. One
-        that fails now keeps the result that it had.
+        A trial that trains on continues as if it had never ended. Only the states of ``top_k``
+        trials are kept. Any other trial is first trained again as it was, without scores, in the
+        recorded order. Ended trials of a study cannot change. So another trial stands there for
+        it: with the same parameters, and its number as the user attribute ``dagsel:trial``. A
+        trial that fails now keeps the result that it had.
 
         `ASHA` and the searches that train each trial to the end (`RandomSearch`, `SamplerSearch`,
         `Grid`, `MedianStopping`, `OptunaPruner`) can go on, and searches around them.
@@ -160,16 +160,16 @@ class Run(Result):
             Epochs of the longest trial from now on. ASHA adds rungs up to there, and promotes by
             its rule those that had ended; other searches train the `n_best` on.
         n_best
-            How many of the trials that there are train on to `max_epochs`, the best first; None for
-            those whose states are kept (``top_k`` of `dagsel.optimize`). ASHA takes none.
+            How many of the present trials train on to `max_epochs`, the best first; None for those
+            whose states are kept (``top_k`` of `dagsel.optimize`). Not for ASHA.
         deadline, budget
-            As for `dagsel.optimize`, but counted from now on. Those of before count no more.
+            As for `dagsel.optimize`, but counted from now on. The earlier ones no longer count.
         space, data, flow
             As for `dagsel.resume`; needed only if the run does not know them.
         callbacks, max_cluster_workers, worker_startup, workers, worker_timeout
             As for `dagsel.optimize`.
         hold, cache_dir, progress, observers
-            As for `dagsel.optimize`; observers are told all that happened before, too.
+            As for `dagsel.optimize`; observers hear all that happened before, too.
 
         Returns
         -------
@@ -241,10 +241,10 @@ class Run(Result):
         data
             ``"all"``, or another data set, all of whose samples are trained on.
         epochs
-            For how many epochs; None for as many as the trial's best one is the last of.
+            For how many epochs; None for as many as the trial needed for its best value.
         trial
-            Number of the trial whose configuration is meant; None for the best one. Of a trial that
-            has changed its configuration (`PBT`), that of its end.
+            Number of the trial whose configuration is used; None for the best one. If the trial has
+            changed its configuration (`PBT`), the last one counts.
 
         Returns
         -------
@@ -266,7 +266,7 @@ class Run(Result):
         return self._calls.refit(self, client, **how, **shown)
 
     def best_model(self, trial: int | None = None) -> Any:
-        """Make the trained model of the best trial: a module on the CPU, an estimator.
+        """Return the trained model of the best trial: a module on the CPU, or an estimator.
 
         Parameters
         ----------
@@ -289,7 +289,9 @@ class Run(Result):
         raise SearchError(f"the model of trial {number} is not kept; trials with one: {kept}")
 
     def models(self, n: int | None = None) -> list[Any]:
-        """Make the trained models of the best trials, best first; of several metrics of `pareto`.
+        """Return the trained models of the best trials, best first.
+
+        In a search for several metrics they are those of `pareto`.
 
         Parameters
         ----------

@@ -23,7 +23,7 @@ class CSV(Observer):
     Columns are ``run``, ``trial``, ``epoch`` (from 1), ``seconds`` since the run began,
     ``train_loss``, the validation metrics, and the parameters as ``param_lr`` for ``lr``. Where a
     trial brings a parameter or a metric that none had before, the file is written anew with one
-    more column. A file that is there is gone on with; rows of other runs stay.
+    more column. If the file exists, rows are appended; rows of other runs stay.
 
     Parameters
     ----------

@@ -71,8 +71,7 @@ class ShardSize:
 class ShardedDataset:
     """Named arrays of equal length, shuffled once and divided into shards.
 
-    Make one with `write` or `open`. It pickles as its URL, the storage options and the manifest,
-    and holds no data.
+    Make one with `write` or `open`. It pickles without its data, which stays at the URL.
 
     Parameters
     ----------
@@ -94,10 +93,9 @@ class ShardedDataset:
     {'x': (20, 8), 'y': (20,)}
     >>> ShardedDataset.open("memory://example.zarr") == data
     True
-    >>> data.validation_shard(0)["y"].shape, data.head(2)["x"].shape, list(data.describe()["array"])
-    ((5,), (2, 8), ['x', 'y'])
-    >>> x, y = data.to_torch()[0]  # for a DataLoader
-    >>> data.verify()  # reads all and checks the checksums
+    >>> data.validation_shard(0)["y"].shape, data.head(2)["x"].shape, len(data.describe())
+    ((5,), (2, 8), 2)
+    >>> (x, y), all_is_well = data.to_torch()[0], data.verify()
     """
 
     folder: Folder
@@ -151,7 +149,7 @@ class ShardedDataset:
             each an array.
         ragged
             Names of arrays whose samples may differ in shape though the first ones do not, such as
-            token lists. Where the first ones differ, nobody has to say so (`RaggedArray`).
+            token lists. If the first ones differ, this is found out (`RaggedArray`).
         split
             Name of a column or an array that says of each sample whether it is for ``"train"`` or
             ``"validation"`` (also ``"valid"``, ``"val"``), or these words themselves. Samples that
