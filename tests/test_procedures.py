@@ -43,7 +43,7 @@ ROW = re.compile(r"\| `(\w+)` \| (required|`[^`]+`) \| .+ \|\n")
 PICTURE = re.compile(r"!\[([^\]]+)\]\(\.\./pictures/procedures/([\w-]+)\.svg\)")
 #: Pages whose pictures are drawn anew: two of them, and all by night.
 DRAWN = ["marble", "random-and-grid"]
-if os.environ.get("EXAMPLES") == "all":
+if os.environ.get("PAGES") == "all":
     DRAWN = [page.stem for page in PAGES]
 
 
