@@ -219,7 +219,7 @@ examples: $(VENV)/.dev
 	EXAMPLES=all $(BIN)/python -m pytest -q tests/test_docs.py -k example
 
 pages: $(VENV)/.dev
-	PAGES=all $(BIN)/python -m pytest -q tests/flows/test_marble_paper.py
+	PAGES=all $(BIN)/python -m pytest -q tests/flows/test_marble_paper.py tests/test_procedures.py
 
 attack: $(VENV)/.dev
 	ATTACK_CASES=500 ATTACK_SECONDS=60 $(BIN)/python -m pytest -q --timeout 3600 tests/attack tests/dispatch/test_strikes.py

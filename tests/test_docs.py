@@ -48,6 +48,8 @@ if os.environ.get("EXAMPLES") == "all":
     ADAPTERS += ["--task=generate", "--flow=seer --deadline=60s --budget=100worker-s"]
 #: What a page says that its programs print.
 PRINTS = re.compile(r"[Pp]rints `([^`]+)`")
+#: What it shows as their output.
+SHOWN = re.compile(r'^```text title="Output"\n(.*?)\n```$', re.DOTALL | re.MULTILINE)
 #: A dashboard of somebody else on this machine is no fault of a page.
 PORT_TAKEN = "ignore:Port 8787 is already in use:UserWarning"
 #: What Lightning's own Trainer says on a machine with Slurm, on one with many cores, and anywhere.
@@ -130,8 +132,8 @@ def test_the_programs_of_a_page_run(
     else:
         run_here(tmp_path / "page.py", folder=tmp_path)
         printed = capsys.readouterr().out
-    for said in PRINTS.findall(page.read_text()):
-        assert said in printed
+    for said in (*PRINTS.findall(page.read_text()), *SHOWN.findall(page.read_text())):
+        assert said in "\n".join(line.rstrip() for line in printed.splitlines())
 
 
 @pytest.mark.slow

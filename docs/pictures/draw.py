@@ -58,6 +58,7 @@ def shoot(page: Page, url: str, name: str, height: int) -> None:
     """Write what a page shows as a picture."""
     page.set_viewport_size({"width": 1000, "height": height})
     page.goto(url)
+    page.add_style_tag(content="body { margin: 0 }")
     page.wait_for_timeout(800)
     page.screenshot(path=HERE / f"{name}.png")
 
