@@ -1,9 +1,9 @@
-"""A search on scikit-learn's digits: 8 configurations, 5 epochs, on this machine's cores.
+"""A first search: 8 configurations of a small network on scikit-learn's digits, 5 epochs each.
 
     python examples/digits.py
 
-makes a data set of 4 shards, starts one worker process a core, lets the models hop between them,
-prints the leaderboard and says where the best model was saved.
+It writes a data set of 4 shards, starts one worker process for each core, and prints the
+leaderboard and where the best model was saved. It takes about ten seconds on two cores.
 """
 
 import tempfile

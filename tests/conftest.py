@@ -52,6 +52,7 @@ ALONE = (
     "attack/test_fuzz_files.py",
     "attack/test_run_dirs.py",
     "chaos",
+    "examples",
     "execution",
     "gpu",
     "laws",

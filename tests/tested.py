@@ -37,6 +37,7 @@ FOLDERS = {
     "gpu": "GPUs",
     "benchmarks": "Benchmarks",
     "mutants": "The tests themselves",
+    "examples": "Examples",
     ".": "The house, its documents, its values",
 }
 
