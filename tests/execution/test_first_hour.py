@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 DEADLINE_S, BUDGET_S, TIMEOUT_S = 40.0, 30.0, 100.0
 #: So much of both has what shows no more than that a search works there as well.
 SHARE = 0.5
-#: The prompt is back so soon after the deadline, on a local cluster: `docs/explanation/elasticity.md`.
+#: The prompt is back so soon after the deadline, on a local cluster: the page of SEER.
 RETURN_S = 5.0
 #: How long the release of a worker may take, for each of them.
 RELEASE_S = 5.0
