@@ -89,10 +89,17 @@ class Panel:
 
     def levels(self, ticks: Iterable[float]) -> Iterator[str]:
         """Write numbers beside the y axis."""
-        for tick in ticks:
-            x, y = self.at(self.x[0], tick)
+        yield from self._beside((tick, tick) for tick in ticks)
+
+    def powers(self, exponents: Iterable[int]) -> Iterator[str]:
+        """Write powers of ten beside the y axis, where y is their exponent."""
+        yield from self._beside((exponent, 10.0**exponent) for exponent in exponents)
+
+    def _beside(self, numbers: Iterable[tuple[float, float]]) -> Iterator[str]:
+        for level, number in numbers:
+            x, y = self.at(self.x[0], level)
             place = f'x="{coordinate(x - 6)}" y="{coordinate(y + 4.5)}"'
-            yield f'<text class="small" {place} text-anchor="end">{tick:g}</text>'
+            yield f'<text class="small" {place} text-anchor="end">{number:g}</text>'
 
     def bar(self, kind: str, start: float, stop: float, low: float, high: float) -> str:
         (x, bottom), (right, top) = self.at(start, low), self.at(stop, high)

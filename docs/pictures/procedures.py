@@ -241,10 +241,7 @@ def samplers() -> str:
         run = search(flow)
         panel = Panel(where, (0.0, 95.0), (-4.0, 0.0))
         parts += panel.frame(title, "trials in their order", (0, 30, 60, 90), "learning rate")
-        for level in (0, -2, -4):
-            x, y = panel.at(0.0, level)
-            place = f'x="{coordinate(x - 6)}" y="{coordinate(y + 4.5)}" text-anchor="end"'
-            parts.append(f'<text class="small" {place}>{10.0**level:g}</text>')
+        parts += panel.powers((0, -2, -4))
         trials = run.trials()
         for trial, lr in zip(trials["trial"], trials["param_lr"], strict=True):
             kind, size = ("best", 6) if trial == run.best.trial else ("complete", 4)
@@ -298,10 +295,7 @@ def pbt() -> str:
     parts = [*losses(run, LEFT, "Loss of each member")]
     parts += panel.frame("Learning rate of each member", "epochs", (0, 4, 8, 12))
     parts += legend([("second", "goes on from another one")], RIGHT[0])
-    for level in (0, -2, -4):
-        x, y = panel.at(0.0, level)
-        place = f'x="{coordinate(x - 6)}" y="{coordinate(y + 4.5)}" text-anchor="end"'
-        parts.append(f'<text class="small" {place}>{10.0**level:g}</text>')
+    parts += panel.powers((0, -2, -4))
     for trial, lr in first.items():
         kind = "best" if trial == run.best.trial else "complete"
         points = [(0.0, lr)]
