@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from dagsel.history.settings import Settings
 from dagsel.listening import COMMANDS
 from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
-from dagsel.steerable import Steerable
+from dagsel.steerable import SPARING, Steerable
 from dagsel.steering import UserCommand
 from dagsel.storage import RunDir
 from dagsel.storage.files import Url
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 
 #: How often an answer and the end of the search are looked for.
 _LOOK_S = 0.1
-#: A journal that takes long to read is read again after so many times as long.
-_SPARING = 10
 
 
 @short_traceback
@@ -154,18 +154,23 @@ class Attached(Steerable):
                 began = time.monotonic()
                 run = self.result
                 shown.update(run.record)
-                time.sleep(max(REFRESH_S, _SPARING * (time.monotonic() - began)))
+                time.sleep(max(REFRESH_S, SPARING * (time.monotonic() - began)))
             run = self.result
             shown.update(run.record)
         return run
 
     @short_traceback
-    def wait(self, timeout: float | str | timedelta | None = None) -> Run:
+    def wait(
+        self,
+        timeout: float | str | timedelta | None = None,
+        *,
+        until: Callable[[Run], object] | None = None,
+    ) -> Run:
         """Wait until nobody drives the search any more: it has ended, or its driver is gone.
 
         Parameters
         ----------
-        timeout
+        timeout, until
             As of `Search.wait`.
 
         Returns
@@ -176,12 +181,15 @@ class Attached(Steerable):
         Raises
         ------
         TimeoutError
-            If it has not ended by then.
+            If it has not ended by then, and `until` is not true.
         """
-        left_s = None if timeout is None else to_seconds("timeout", timeout)
-        ends = None if left_s is None else time.monotonic() + left_s
+        left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
+        ends = time.monotonic() + left_s
+        look = self._hoped_for(until, _LOOK_S)
         while self.is_running:
-            if ends is not None and time.monotonic() >= ends:
+            if (run := look()) is not None:
+                return run
+            if time.monotonic() >= ends:
                 raise TimeoutError(f"the search goes on after {timeout} s; wait longer")
             time.sleep(_LOOK_S)
         return self.result

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -135,8 +137,13 @@ class Search(Steerable):
         study, workload = session.driver.study, session.workload
         return load(session.folder.url, workload=workload, space=self._prepared.space, study=study)
 
-    def wait(self, timeout: float | str | timedelta | None = None) -> Run:
-        """Wait until the search has ended.
+    def wait(
+        self,
+        timeout: float | str | timedelta | None = None,
+        *,
+        until: Callable[[Run], object] | None = None,
+    ) -> Run:
+        """Wait until the search has ended, or until something holds.
 
         Ctrl-C ends the search in order, as in `dagsel.optimize`; a second one cancels it.
 
@@ -144,28 +151,34 @@ class Search(Steerable):
         ----------
         timeout
             Seconds to wait at most, or a text such as ``"5 min"``; None for no limit.
+        until
+            A function of the `Run` so far, such as ``lambda run: run.record.n_epochs >= 10``: the
+            search goes on, and the call returns when it is true.
 
         Returns
         -------
         Run
-            What `dagsel.optimize` would return.
+            What `dagsel.optimize` would return; with `until` the run as far as it has come.
 
         Raises
         ------
         TimeoutError
-            If it has not ended by then; it goes on.
+            If it has not ended by then, and `until` is not true; it goes on.
         DagselError
             What has ended the search, if it was an error; `SearchCancelledError` after `cancel`.
         """
-        left_s = None if timeout is None else to_seconds("timeout", timeout)
+        left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
+        ends = time.monotonic() + left_s
+        look = self._hoped_for(until, _LOOK_S)
         with interruptible(self.run_dir, self._inbox):
             try:
-                while left_s is None or left_s > 0:
-                    look_s = _LOOK_S if left_s is None else min(left_s, _LOOK_S)
-                    self._thread.join(look_s)
+                while left_s > 0:
+                    self._thread.join(min(left_s, _LOOK_S))
                     if self._ended.done():
                         return self._ended.result()
-                    left_s = None if left_s is None else left_s - look_s
+                    if (run := look()) is not None:
+                        return run
+                    left_s = ends - time.monotonic()
             except KeyboardInterrupt:
                 self._inbox.cancel()
                 raise

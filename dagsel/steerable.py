@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import SearchError
@@ -22,9 +24,43 @@ from dagsel.steering import (
     UserCommand,
 )
 
+if TYPE_CHECKING:
+    from dagsel.history.result import Run
+
+#: A run that takes long to read is read again after so many times as long.
+SPARING = 10
+
 
 class Steerable(ABC):
     """A search that takes commands."""
+
+    @property
+    @abstractmethod
+    def result(self) -> Run:
+        """What the search has come to until now."""
+
+    def _hoped_for(
+        self, until: Callable[[Run], object] | None, least_s: float
+    ) -> Callable[[], Run | None]:
+        """Return what looks whether something holds, and returns the run if it does.
+
+        It looks no more often than every `least_s`.
+        """
+        looks_at = 0.0
+
+        def look() -> Run | None:
+            nonlocal looks_at
+            began = time.monotonic()
+            if until is None or began < looks_at:
+                return None
+            run = self.result
+            if until(run):
+                return run
+            ended = time.monotonic()
+            looks_at = ended + max(least_s, SPARING * (ended - began))
+            return None
+
+        return look
 
     def stop(self, trial: int) -> None:
         """End a trial at its next batch. It is pruned, or complete if it is the best of all.

@@ -1,10 +1,12 @@
 """A tutorial is a page and a notebook: both say the same, and the notebook runs as it stands.
 
-Jupyter runs it in an empty folder, as a reader would. No cell warns.
+Jupyter runs it in an empty folder, as a reader would. No cell warns. What a page says that changes
+from one cell to another is what differs between them. A figure of Plotly becomes a picture.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -25,6 +27,18 @@ def test_page_and_notebook_say_the_same(page: Path) -> None:
     )
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code"), wrong
     assert tutorials.page_of(notebook, page) == page.read_text(), wrong
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_changes_is_what_differs_between_cells(page: Path) -> None:
+    text = page.read_text()
+    cells = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    for diff in re.findall(r"^```diff\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        lines = diff.splitlines()
+        before = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("+"))
+        after = "".join(f"{line[1:]}\n" for line in lines if not line.startswith("-"))
+        assert before in cells
+        assert after in cells
 
 
 @pytest.mark.slow
@@ -50,3 +64,14 @@ def test_what_a_cell_shows_stands_behind_it_once(tmp_path: Path) -> None:
     assert page.read_text() == shown
     tutorials.write(page)
     assert page.read_text() == shown
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path(tutorials.CHROMIUM).exists(), reason="needs Debian's Chromium")
+def test_a_figure_becomes_a_picture(tmp_path: Path) -> None:
+    page = tmp_path / "line.md"
+    cell = "import plotly.graph_objects as go\n\ngo.Figure(go.Scatter(y=[1, 2]))"
+    page.write_text(f"```python\n{cell}\n```\n")
+    tutorials.write(page)
+    assert page.read_text().endswith("```\n\n![Output](line-1.png)\n")
+    assert (tmp_path / "line-1.png").read_bytes().startswith(b"\x89PNG")

@@ -8,12 +8,14 @@
 A tutorial is one page, docs/tutorials/NAME.md. Its ``python`` blocks are the cells of a notebook.
 They are run from top to bottom by Jupyter in an empty folder. What a cell prints or returns is put
 behind its block, and NAME.ipynb beside the page is the notebook for those who download it. Edit
-the page alone: outputs and notebook are made anew.
+the page alone: outputs and notebook are made anew. A figure of Plotly becomes a picture, by Debian's
+Chromium.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import re
 import sys
 import tempfile
@@ -24,6 +26,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from dagsel.history.plots.style import plotly
+
 FOLDER = Path(__file__).parent.parent / "docs/tutorials"
 #: A code block, and what stands behind it if it has shown something.
 CODE = re.compile(r"^```python\n.*?^```$", re.DOTALL | re.MULTILINE)
@@ -32,6 +36,10 @@ SHOWN = re.compile(
 )
 #: The codes by which a terminal shows colours.
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+PLOTLY = "application/vnd.plotly.v1+json"
+CHROMIUM = "/usr/bin/chromium"
+#: Of a picture, in pixels.
+SIZE = {"width": 760, "height": 360}
 
 
 def pages() -> list[Path]:
@@ -99,10 +107,33 @@ def picture_of(page: Path, cell: NotebookNode) -> str:
     return f"{page.stem}-{cell.execution_count}.png"
 
 
+def draw(notebook: NotebookNode) -> None:
+    """Put a picture beside each figure of Plotly that a cell has shown."""
+    shown = [out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    figures = [data for data in shown if PLOTLY in data]
+    if not figures:
+        return
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        view = browser.new_page(viewport=SIZE, device_scale_factor=1.5)  # type: ignore[arg-type]
+        for data in figures:
+            drawn = {name: data[PLOTLY][name] for name in ("data", "layout")}
+            path = Path(folder) / "figure.html"
+            figure = plotly().Figure(json.loads(json.dumps(drawn)))
+            figure.update_layout(**SIZE).write_html(path, config={"displayModeBar": False})
+            view.goto(path.as_uri())
+            view.locator(".main-svg").first.wait_for()
+            data["image/png"] = base64.b64encode(view.screenshot()).decode()
+        browser.close()
+
+
 def write(page: Path) -> None:
     """Run a page's notebook; write the notebook, and the page with what it has shown."""
     with tempfile.TemporaryDirectory() as folder:
         notebook = executed(page, Path(folder))
+    draw(notebook)
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dagsel.checks import whole
 from dagsel.codec import plain_part
 from dagsel.console import Progress
-from dagsel.errors import SearchError, WorkloadError
+from dagsel.errors import DatasetError, RunDirError, SearchError, WorkloadError
 from dagsel.history.record import Best
 from dagsel.history.search_result import Result as Result
 from dagsel.history.settings import open_data
@@ -332,8 +332,10 @@ class Run(Result):
         """Write the best models as files that need no dagsel to be read.
 
         Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
-        configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone. Those
-        of `HFWorkload` are what transformers and PEFT read by ``from_pretrained``.
+        configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone. If
+        labels were text and the data set is still there, ``classes.json`` lists what the numbers
+        stand for. Those of `HFWorkload`
+        are what transformers and PEFT read by ``from_pretrained``.
 
         Parameters
         ----------
@@ -365,6 +367,7 @@ class Run(Result):
         models = dict[str, dict[str, bytes]]()
         n = 1 if n is None and not self.record.goals else n
         metrics = [goal.metric for goal in self.record.goals] or [self.metric]
+        classes = self._classes()
         for rank, best in enumerate(self._kept(n), start=1):
             trial, name = self.record.trials[best.trial], f"{rank}-trial-{best.trial}"
             values = dict(zip(metrics, trial.values, strict=True))
@@ -378,11 +381,20 @@ class Run(Result):
             config = {**trial.params, **plain_part(trial.config)}
             files = workload.export(self._model(best), config, about)
             files["metrics.json"] = json.dumps(told, indent=1).encode()
+            if classes:
+                files["classes.json"] = json.dumps(classes, indent=1).encode()
             models[name] = files
         for name, files in models.items():
             for file, content in files.items():
                 goal.replace(f"{name}/{file}", content)
         return [f"{goal.url}/{name}" for name in models]
+
+    def _classes(self) -> dict[str, tuple[str, ...]]:
+        """Return what numbers of text stand for; nothing if the data set is not there any more."""
+        try:
+            return self.data.classes
+        except (DatasetError, RunDirError):
+            return {}
 
     def _kept(self, n: int | None) -> list[Best]:
         if self.record.goals and n is None:

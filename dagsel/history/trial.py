@@ -219,6 +219,7 @@ class TrialRecord:
         self.former = (self.state, self.reason)
         self.state, self.reason = "running", ""
         self.n_decided, self.share, self.cut = len(self.epochs), 0.0, None
+        self.paused_by_user = False  # that was before it ended
         self.lacks_kept = not has_kept
 
     def rest(

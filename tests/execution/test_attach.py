@@ -43,6 +43,8 @@ def test_another_process_looks_and_steers(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError, match="goes on"):
             search.wait(timeout=0.01)
         search.resume(1)
+        so_far = search.wait(timeout="2 min", until=lambda run: run.record.trials[added].epochs)
+        assert so_far.record.trials[added].epochs
         run = search.wait(timeout="2 min")
         assert wait_for(process, "run") == f"run {steered_driver.N_TRIALS + 2}\n"
     trials = run.record.trials

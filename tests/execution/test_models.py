@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
@@ -125,6 +127,20 @@ def test_exported_models_need_torch_and_safetensors_alone(search: Optimize, tmp_
     with pytest.raises(SearchError, match="n must be a whole number of 1 or more, got 0"):
         run.export(tmp_path / "other", n=0)
     assert not (tmp_path / "other").exists()
+
+
+def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path: Path) -> None:
+    """As long as the data set is there."""
+    y = ["even", "odd"]
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    arrays = {"x": x, "y": np.array(y)[np.arange(64) % 2]}
+    data = ShardedDataset.write(tmp_path / "text.zarr", arrays, n_shards=1)
+    run = search(RandomSearch(max_epochs=1, n_trials=1), data=data)
+    (url,) = run.export(tmp_path / "models")
+    assert json.loads((Path(url) / "classes.json").read_text()) == {"y": y}
+    shutil.rmtree(tmp_path / "text.zarr")
+    (url,) = run.export(tmp_path / "others")
+    assert not (Path(url) / "classes.json").exists()
 
 
 def test_one_model_stays_where_no_more_are_asked_for(search: Optimize) -> None:

@@ -82,6 +82,9 @@ def test_a_search_is_steered_and_a_replay_does_the_same(
     with pytest.raises(TimeoutError, match="goes on"):
         search.wait(timeout=0.01)
     wait_for_epoch(search, clone, added)
+    so_far = search.wait(until=lambda run: run.record.n_epochs >= 3)
+    assert so_far.record.n_epochs >= 3
+    assert search.is_running  # trial 2 rests
     search.resume(2)
     run = search.wait(timeout="2 min")
     assert not search.is_running

@@ -1,4 +1,7 @@
-"""What is known of a trial: where its newest state is, and what it was worth there."""
+"""What is known of a trial: where its newest state is, and what it was worth there.
+
+One that trains on after its end does not rest, though a command had paused it.
+"""
 
 from __future__ import annotations
 
@@ -56,3 +59,11 @@ def test_only_what_was_trained_says_what_a_switch_costs(recovered: bool) -> None
     later = {**ABOUT, "start": 13.0, "stop": 15.0, "members": ("b",)}
     record.spend(UnitRecord(Unit("train", 0, 1, 0), **later, recovered=recovered))
     assert record.switches == ([] if recovered else [1.0])
+
+
+def test_a_trial_that_trains_on_after_its_end_does_not_rest() -> None:
+    record = trial()
+    record.paused_by_user, record.state = True, "pruned"
+    record.reopen(has_kept=True)
+    assert not record.paused_by_user
+    assert record.is_live
