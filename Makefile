@@ -118,7 +118,7 @@ test-gpu: $(VENV)/.cuda
 	$(BIN)/python -m pytest -q -m gpu tests
 
 tutorials: $(VENV)/.dev
-	$(BIN)/python tests/tutorials.py
+	$(BIN)/python -m tests.execution.slurm $(BIN)/python tests/tutorials.py
 
 docs: $(VENV)/.dev
 	$(BIN)/zensical build --strict

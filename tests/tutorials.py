@@ -99,10 +99,23 @@ def picture_of(page: Path, cell: NotebookNode) -> str:
     return f"{page.stem}-{cell.execution_count}.png"
 
 
+def without_paths(notebook: NotebookNode, folder: Path) -> None:
+    """Shorten the paths that cells have shown: where they ran, and where Python is, is ours alone."""
+    ours = re.compile(f"(?:{re.escape(str(folder))}|{re.escape(sys.prefix)}/bin)/")
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = ours.sub("", output.text)
+            for kind, shown in output.get("data", {}).items():
+                if isinstance(shown, str) and kind.startswith("text/"):
+                    output.data[kind] = ours.sub("", shown)
+
+
 def write(page: Path) -> None:
     """Run a page's notebook; write the notebook, and the page with what it has shown."""
     with tempfile.TemporaryDirectory() as folder:
         notebook = executed(page, Path(folder))
+    without_paths(notebook, Path(folder))
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata = {}
