@@ -31,7 +31,7 @@ help:
 	@echo "make coverage        all tests; which branches do they run? Writes docs/measured/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
-	@echo "make examples        the examples in all their forms"
+	@echo "make examples        the examples in all their forms, and all tutorials"
 	@echo "make pages           a page of a paper, to the digit"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make chaos           50 searches under faults of all kinds; writes docs/measured/chaos.md"
@@ -213,7 +213,7 @@ mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants/mutate.py --n 300 --seed 0
 
 examples: $(VENV)/.dev
-	EXAMPLES=all $(BIN)/python -m pytest -q tests/test_docs.py -k example
+	EXAMPLES=all $(BIN)/python -m pytest -q tests/test_docs.py tests/test_tutorials.py -k "example or notebook"
 
 pages: $(VENV)/.dev
 	PAGES=all $(BIN)/python -m pytest -q tests/flows/test_marble_paper.py
