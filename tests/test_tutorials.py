@@ -1,16 +1,18 @@
 """A tutorial is a page and a notebook: both say the same, and the notebook runs as it stands.
 
-Jupyter runs it in an empty folder, as a reader would. No cell warns. By day the first one runs, with
-``EXAMPLES=all`` in the environment each of them.
+Jupyter runs it in an empty folder, as a reader would. No cell warns. By day the first one runs,
+with ``EXAMPLES=all`` in the environment each of them.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from . import tutorials
 
@@ -54,3 +56,17 @@ def test_what_a_cell_shows_stands_behind_it_once(tmp_path: Path) -> None:
     assert page.read_text() == shown
     tutorials.write(page)
     assert page.read_text() == shown
+
+
+def test_a_page_shows_no_path_of_the_machine_that_made_it(tmp_path: Path) -> None:
+    shown = f"{tmp_path}/a.zarr, {sys.prefix}/bin/python -m dask, /elsewhere/b"
+    cell = new_code_cell(
+        outputs=[
+            new_output("stream", text=shown),
+            new_output("execute_result", data={"text/plain": shown, "image/png": shown}),
+        ]
+    )
+    tutorials.without_paths(new_notebook(cells=[cell]), tmp_path)
+    printed, returned = cell.outputs
+    assert printed.text == "a.zarr, python -m dask, /elsewhere/b"
+    assert returned.data == {"text/plain": printed.text, "image/png": shown}

@@ -100,7 +100,7 @@ def picture_of(page: Path, cell: NotebookNode) -> str:
 
 
 def without_paths(notebook: NotebookNode, folder: Path) -> None:
-    """Shorten the paths that cells have shown: where they ran, and where Python is, is ours alone."""
+    """Leave out of shown paths the folder in which cells ran, and the one where Python is."""
     ours = re.compile(f"(?:{re.escape(str(folder))}|{re.escape(sys.prefix)}/bin)/")
     for cell in notebook.cells:
         for output in cell.get("outputs", []):
