@@ -32,7 +32,7 @@ help:
 	@echo "make coverage        all tests; which branches do they run? Writes docs/measured/coverage.md"
 	@echo "make known-faults    faults that no test saw once, put in one by one: each is seen"
 	@echo "make mutants         300 small faults drawn by chance: how many do the tests see?"
-	@echo "make examples        the examples as they stand, and in their other forms"
+	@echo "make examples        the examples and the tutorials in all their forms"
 	@echo "make pages           a page of a paper, to the digit"
 	@echo "make attack          500 damaged run directories and data sets, and the other attacks"
 	@echo "make release-check   build wheel and sdist, compare them with the tree, install and run them elsewhere"
@@ -121,7 +121,7 @@ test-gpu: $(VENV)/.cuda
 	$(BIN)/python -m pytest -q -m gpu tests
 
 tutorials: $(VENV)/.dev
-	$(BIN)/python tests/tutorials.py
+	$(BIN)/python -m tests.execution.slurm $(BIN)/python tests/tutorials.py
 
 docs: $(VENV)/.dev
 	$(BIN)/zensical build --strict
@@ -216,7 +216,7 @@ mutants: $(VENV)/.dev
 	$(BIN)/python tests/mutants/mutate.py --n 300 --seed 0
 
 examples: $(VENV)/.dev
-	EXAMPLES=all $(BIN)/python -m pytest -q --timeout 900 tests/examples
+	EXAMPLES=all $(BIN)/python -m pytest -q --timeout 900 tests/examples tests/test_tutorials.py
 
 pages: $(VENV)/.dev
 	PAGES=all $(BIN)/python -m pytest -q tests/flows/test_marble_paper.py tests/test_procedures.py

@@ -109,7 +109,9 @@ def picture_of(page: Path, cell: NotebookNode) -> str:
 
 def draw(notebook: NotebookNode) -> None:
     """Put a picture beside each figure of Plotly that a cell has shown."""
-    shown = [out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
+    shown = [
+        out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out
+    ]
     figures = [data for data in shown if PLOTLY in data]
     if not figures:
         return
@@ -129,11 +131,24 @@ def draw(notebook: NotebookNode) -> None:
         browser.close()
 
 
+def without_paths(notebook: NotebookNode, folder: Path) -> None:
+    """Leave out of shown paths the folder in which cells ran, and the one where Python is."""
+    ours = re.compile(f"(?:{re.escape(str(folder))}|{re.escape(sys.prefix)}/bin)/")
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                output.text = ours.sub("", output.text)
+            for kind, shown in output.get("data", {}).items():
+                if isinstance(shown, str) and kind.startswith("text/"):
+                    output.data[kind] = ours.sub("", shown)
+
+
 def write(page: Path) -> None:
     """Run a page's notebook; write the notebook, and the page with what it has shown."""
     with tempfile.TemporaryDirectory() as folder:
         notebook = executed(page, Path(folder))
     draw(notebook)
+    without_paths(notebook, Path(folder))
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata = {}

@@ -1,4 +1,7 @@
-"""A real Slurm on this machine: munge, one controller and a few nodes, as small as they can be."""
+"""A real Slurm on this machine: munge, one controller and a few nodes, as small as they can be.
+
+``python -m tests.execution.slurm COMMAND`` runs a command where it answers, if Slurm is installed.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -220,3 +225,12 @@ def _start(stack: ExitStack, folder: Path, name: str, *options: str, log: str = 
             raise
 
     stack.callback(end)
+
+
+if __name__ == "__main__":
+    with ExitStack() as stack:
+        if not why_not():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            os.environ["SLURM_CONF"] = str(stack.enter_context(slurm(folder)).config)
+        done = subprocess.run(sys.argv[1:], check=False)
+    sys.exit(done.returncode)
