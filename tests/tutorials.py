@@ -8,8 +8,8 @@
 A tutorial is one page, docs/tutorials/NAME.md. Its ``python`` blocks are the cells of a notebook.
 They are run from top to bottom by Jupyter in an empty folder. What a cell prints or returns is put
 behind its block, and NAME.ipynb beside the page is the notebook for those who download it. Edit
-the page alone: outputs and notebook are made anew. A figure of Plotly becomes a picture, by Debian's
-Chromium.
+the page alone: outputs and notebook are made anew. A figure of Plotly becomes a picture, drawn by
+Debian's Chromium.
 """
 
 from __future__ import annotations
