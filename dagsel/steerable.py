@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: A run that takes long to read is read again after so many times as long.
 SPARING = 10
+#: So many if somebody waits for what it says.
+_HOPING = 2
 
 
 class Steerable(ABC):
@@ -57,7 +59,7 @@ class Steerable(ABC):
             if until(run):
                 return run
             ended = time.monotonic()
-            looks_at = ended + max(least_s, SPARING * (ended - began))
+            looks_at = ended + max(least_s, _HOPING * (ended - began))
             return None
 
         return look
