@@ -159,7 +159,9 @@ def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None
         timeout=120,
     )
     site = tmp_path / "site"
-    asked = re.compile(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="?((?:https?:)?//[^"\s>]+)')
+    asked = re.compile(
+        r'<(?:script|img|link(?! rel="?canonical)|iframe)[^>]*(?:src|href)="?((?:https?:)?//[^"\s>]+)'
+    )
     imported = re.compile(r"(?:@import|url\()[\s\"']*((?:https?:)?//[^\"')]+)")
     for path in site.rglob("*"):
         if path.suffix == ".html":
