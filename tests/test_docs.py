@@ -30,6 +30,7 @@ BLOCK = re.compile(
 )
 #: The Python that runs programs of packages that the environment of the tests lacks.
 OTHER_PYTHON = os.environ.get("OTHER_PYTHON", sys.executable)
+CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 #: Its program is run as a user runs it; `test_first_hour.py` runs others so.
 FIRST = ROOT / "README.md"
@@ -119,7 +120,7 @@ def test_few_blocks_are_left_out() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_to_files_resolve(page: Path) -> None:
-    for link in LINK.findall(page.read_text()):
+    for link in LINK.findall(CODE.sub("", page.read_text())):
         if "://" not in link and not link.startswith("#"):
             assert (page.parent / link.partition("#")[0]).exists(), link
 
@@ -160,7 +161,8 @@ def test_the_site_builds_and_asks_nothing_of_the_network(tmp_path: Path) -> None
     )
     site = tmp_path / "site"
     asked = re.compile(
-        r'<(?:script|img|link(?! rel="?canonical)|iframe)[^>]*(?:src|href)="?((?:https?:)?//[^"\s>]+)'
+        r'<(?:script|img|link(?! rel="?canonical)|iframe)[^>]*'
+        r'(?:src|href)="?((?:https?:)?//[^"\s>]+)'
     )
     imported = re.compile(r"(?:@import|url\()[\s\"']*((?:https?:)?//[^\"')]+)")
     for path in site.rglob("*"):
