@@ -8,8 +8,8 @@
 A tutorial is one page, docs/tutorials/NAME.md. Its ``python`` blocks are the cells of a notebook.
 They are run from top to bottom by Jupyter in an empty folder. What a cell prints or returns is put
 behind its block, and NAME.ipynb beside the page is the notebook for those who download it. Edit
-the page alone: outputs and notebook are made anew. A figure of Plotly becomes a picture, drawn by
-Debian's Chromium.
+the page alone: outputs and notebook are made anew. Debian's Chromium makes a picture of a figure of
+Plotly.
 """
 
 from __future__ import annotations
@@ -109,10 +109,8 @@ def picture_of(page: Path, cell: NotebookNode) -> str:
 
 def draw(notebook: NotebookNode) -> None:
     """Put a picture beside each figure of Plotly that a cell has shown."""
-    shown = [
-        out.data for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out
-    ]
-    figures = [data for data in shown if PLOTLY in data]
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    figures = [output.data for output in outputs if PLOTLY in output.get("data", {})]
     if not figures:
         return
     from playwright.sync_api import sync_playwright

@@ -133,12 +133,11 @@ def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path:
     """As long as the data set is there."""
     y = ["even", "odd"]
     x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
-    arrays = {"x": x, "y": np.array(y)[np.arange(64) % 2]}
-    data = ShardedDataset.write(tmp_path / "text.zarr", arrays, n_shards=1)
-    run = search(RandomSearch(max_epochs=1, n_trials=1), data=data)
+    labels = np.array(y)[np.arange(64) % 2]
+    run = search(RandomSearch(max_epochs=1, n_trials=1), data=(x, labels))
     (url,) = run.export(tmp_path / "models")
     assert json.loads((Path(url) / "classes.json").read_text()) == {"y": y}
-    shutil.rmtree(tmp_path / "text.zarr")
+    shutil.rmtree(run.data.url)
     (url,) = run.export(tmp_path / "others")
     assert not (Path(url) / "classes.json").exists()
 
