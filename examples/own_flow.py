@@ -9,7 +9,6 @@ with it on digits. It takes about half a minute on two cores. Needs ``pip instal
 
 import argparse
 import tempfile
-import unittest
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from dagsel.flow import (
     TrialFailed,
 )
 from dagsel.simulation import PowerLaw, SimulatedCluster
-from dagsel.testing import FlowSuite
+from dagsel.testing import FlowSuite, check
 
 
 @dataclass
@@ -99,7 +98,7 @@ class Knockout(Flow):
         return [*out, *(Train(trial, 1) for trial in ranking[:n_left])]
 
 
-class TestKnockout(FlowSuite, unittest.TestCase):
+class TestKnockout(FlowSuite):
     """The laws that every search procedure keeps; pytest finds them in this file, too."""
 
     n_concurrent = 6
@@ -145,14 +144,10 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     args = parser.parse_args()
 
-    laws = unittest.defaultTestLoader.loadTestsFromTestCase(TestKnockout)
-    kept = unittest.TextTestRunner().run(laws)
-    if not kept.wasSuccessful():
-        raise SystemExit("the procedure breaks a law; see above")
-
+    kept = check(TestKnockout)  # raises if the procedure breaks a law
     flow = Knockout(n_trials=args.trials, max_epochs=args.epochs)
     played = dagsel.simulate(flow, PowerLaw(epoch_s=30.0), SimulatedCluster(4), space=space)
-    print(f"in virtual time: {played.seconds:.0f} s on 4 workers, {kept.testsRun} laws kept")
+    print(f"in virtual time: {played.seconds:.0f} s on 4 workers, {len(kept)} laws kept")
 
     folder = Path(tempfile.mkdtemp(prefix="dagsel-own-flow-"))
     run = search(args.trials, args.epochs, folder)

@@ -11,7 +11,6 @@ cores.
 import argparse
 import math
 import tempfile
-import unittest
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.flows import ASHA
 from dagsel.state import State, Tensor
-from dagsel.testing import WorkloadSuite
+from dagsel.testing import WorkloadSuite, check
 from dagsel.workloads import Evaluated, Trained, Visit
 
 Config = Mapping[str, Any]
@@ -106,7 +105,7 @@ class Softmax:
         return State.pack(tensors, {"done": done, "total": total})
 
 
-class TestSoftmax(WorkloadSuite, unittest.TestCase):
+class TestSoftmax(WorkloadSuite):
     """The laws that every workload keeps; pytest finds them in this file, too."""
 
     config: Mapping[str, Any] = {"lr": 0.1, "momentum": 0.9}
@@ -132,11 +131,8 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=9, help="of a trial, at most")
     args = parser.parse_args()
 
-    laws = unittest.defaultTestLoader.loadTestsFromTestCase(TestSoftmax)
-    kept = unittest.TextTestRunner().run(laws)
-    if not kept.wasSuccessful():
-        raise SystemExit("the workload breaks a law; see above")
-    print(f"{kept.testsRun - len(kept.skipped)} laws kept")
+    kept = check(TestSoftmax)  # raises if the workload breaks a law
+    print(f"{len(kept)} laws kept")
 
     digits = load_digits()
     folder = Path(tempfile.mkdtemp(prefix="dagsel-own-workload-"))

@@ -66,6 +66,7 @@ class StagedState:
     # first time takes longer, and is not counted.
     since: tuple[float, float] | None = None
     trials: dict[int, StagedTrial] = field(default_factory=dict)
+    awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
     pausing: set[int] = field(default_factory=set)
     n_pausing: int = 0  # trials of the last pause
     paused_at: float | None = None  # when the last pause began
@@ -91,7 +92,8 @@ class StagedSearch(BudgetedFlow):
     the time that the longest one took so far (longer if there are more trials on a worker now): if
     something is slower than planned, the stage is shorter, but its end does not move. A search of
     one stage pauses halfway to see how long a pause takes. A trial that has reached `max_epochs` is
-    complete; it stays in the rankings.
+    complete; it stays in the rankings. If it is that before the plan is made once more, one of the
+    others is drawn in its place.
     """
 
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
@@ -197,6 +199,7 @@ class StagedSearch(BudgetedFlow):
         return [plan, *self._scale(stage.n_workers), Wake(self._end()), self._ask(n_trials)]
 
     def _ask(self, n_trials: int) -> Ask:
+        self.state.awaited.append(n_trials)
         return Ask(n_trials, self.sampling)
 
     def handle(self, event: Event) -> list[Decision]:
@@ -216,11 +219,15 @@ class StagedSearch(BudgetedFlow):
         state = self.state
         match event:
             case Asked(trials):
+                if state.awaited:
+                    state.awaited.pop(0)
                 places = self.places()[len(state.trials) :]
                 drawn = zip(trials, places, strict=False)
                 state.trials |= {trial: StagedTrial(bracket) for trial, bracket in drawn}
                 if not state.trials:
                     return self._finish("no trial can be drawn")
+                if not (self._training() or state.awaited):
+                    return self._finish("no trial is left to train")
                 begun = [*self._release(), *self._train()]
                 # Where a pause was timed before: with more trials the next one takes longer.
                 return [*begun, Wake(self._end())] if state.trial_s else begun
@@ -305,11 +312,13 @@ class StagedSearch(BudgetedFlow):
         if event.trial in self.state.pausing:
             return []
         if event.epoch == self.max_epochs:
-            return [self._complete(event.trial), *self._go_on_without(event.trial)]
+            end = self._complete(event.trial)
+            return [end, *(self._draw_another() or self._go_on_without(event.trial))]
         return self._train_on(event.trial, one.gang)
 
     def _complete(self, trial: int) -> Stop:
-        self.state.trials[trial].is_done = True
+        one = self.state.trials[trial]
+        one.is_done, one.trained = True, float(one.epochs)
         return Stop(trial, f"trained to the end, {self.max_epochs} epochs", "complete")
 
     def _go_on_without(self, trial: int) -> list[Decision]:
@@ -321,8 +330,16 @@ class StagedSearch(BudgetedFlow):
         if state.pausing:
             return []
         if not self._training():
-            return self._finish("no trial is left to train")
+            return [] if state.awaited else self._finish("no trial is left to train")
         return [*self._release(), *self._train()]
+
+    def _draw_another(self) -> list[Decision]:
+        """Draw a trial in place of a complete one, if the search has begun with some of them."""
+        state = self.state
+        n_drawn = len(state.trials) + sum(state.awaited)
+        if state.measures_at is None or n_drawn >= sum(self.stage.n_trials):
+            return []
+        return [*self._train(), self._ask(1)]
 
     # ---- its end
 
@@ -422,7 +439,7 @@ class StagedSearch(BudgetedFlow):
 
     def _rest_of_stage(self) -> list[Decision]:
         """Train those that are there, and draw the others of the stage."""
-        n_more = sum(self.stage.n_trials) - len(self.state.trials)
+        n_more = sum(self.stage.n_trials) - len(self.state.trials) - sum(self.state.awaited)
         more: list[Decision] = [self._ask(n_more)] if n_more > 0 else []
         scale = self._scale(self.stage.n_workers)
         return [*scale, *self._train(), Wake(self._end()), *more]

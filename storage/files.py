@@ -289,6 +289,10 @@ class Folder:
                 self.remove_if_empty(f"{key}/{folder}")
             self.remove_if_empty(key)
 
+    def keys(self, key: str = "") -> list[str]:
+        """List the objects in a folder and below, by their paths in it."""
+        return sorted(self._below(self.path(key))[0])
+
     def _below(self, root: str) -> tuple[list[str], list[str]]:
         """Return the paths of the objects and the folders below a folder, relative to it."""
         found: dict[str, bool] = {}  # path: whether it is a folder

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -195,10 +195,15 @@ def dashboard_of(client: Client) -> str:
     if "dashboard" not in client.scheduler_info(n_workers=0).get("services", {}):
         return ""
     # A scheduler without a dashboard has a web server of that name all the same.
-    here = getattr(getattr(client.cluster, "scheduler", None), "http_application", None)
-    if here is not None and not here.applications:
-        return ""
-    return str(client.dashboard_link or "")
+    here = getattr(client.cluster, "scheduler", None)
+    is_here, serves = hasattr(here, "http_application"), True
+    with suppress(Exception):  # a scheduler that lacks dagsel cannot be asked
+        serves = _serves(here) if is_here else client.run_on_scheduler(_serves)
+    return str(client.dashboard_link or "") if serves else ""
+
+
+def _serves(dask_scheduler: Any) -> bool:
+    return bool(dask_scheduler.http_application.applications)
 
 
 def own_until(cluster: Any) -> float | None:

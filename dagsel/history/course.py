@@ -7,7 +7,10 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from dagsel.messages import UnitWork
 
 #: What happened at a moment: a session began; a stage did, for which a flow ends trials or plans
 #: again, lets others train, and asks to be woken; or the workers were released.
@@ -39,6 +42,26 @@ class TrainedSpan(NamedTuple):
     trial: int
     begin: float
     end: float
+
+    @classmethod
+    def of(cls, work: UnitWork, began_at: float, heard_s: float) -> TrainedSpan:
+        """Return the span of a unit in a run that has begun at a time, in seconds since 1970.
+
+        The driver has heard of it when it was over, whatever the worker's clock says.
+        """
+        end = min(work.stop - began_at, heard_s)
+        return cls(work.unit.trial, max(0.0, end - (work.stop - work.start)), end)
+
+
+def began(sessions: Sequence[tuple[float, float]]) -> float:
+    """Return when a run would have begun had it never lain dead, in seconds since 1970.
+
+    Examples
+    --------
+    >>> began([(1000.0, 1000.0), (5000.0, 4970.0)])
+    4970.0
+    """
+    return sessions[-1][1] if sessions else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import Any, assert_never
 
@@ -40,7 +40,7 @@ from dagsel.flow import (
     Wake,
     WorkersChanged,
 )
-from dagsel.history.course import Mark, Moment, RoundRecord, TrainedSpan
+from dagsel.history.course import Mark, Moment, RoundRecord, TrainedSpan, began
 from dagsel.history.packed import Packed
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import Best as Best
@@ -90,6 +90,8 @@ class Record:
     loads: list[tuple[str, int]] = field(default_factory=list)  # worker and shard
     # Of each trial and epoch the shard at each position.
     visited: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    # What was found in the store of unreported epochs: when, and after how many of `units`.
+    found: list[tuple[float, int, StatesFound]] = field(default_factory=list)
     pieces: list[PieceRecord] = field(default_factory=list)  # of units that were stopped
     wake_at: float | None = None  # when the flow wants to be told of the time; None if it does not
     wanted: int | None = None  # how many workers the flow wants; None if it has not said
@@ -226,11 +228,7 @@ class Record:
         if entry.seconds is not None and not isinstance(entry, Turn):
             self._mark()
             if entry.unit.kind == "train" and not entry.recovered:
-                # The driver has heard of it when it was over, whatever the worker's clock says.
-                began_at = self.sessions[-1][1] if self.sessions else 0.0
-                end = min(entry.stop - began_at, entry.seconds)
-                begin = max(0.0, end - (entry.stop - entry.start))
-                self.trained.append(TrainedSpan(entry.unit.trial, begin, end))
+                self.trained.append(TrainedSpan.of(entry, began(self.sessions), entry.seconds))
 
     def _mark(self, mark: Mark = "", seconds: float | None = None) -> None:
         now = self.seconds if seconds is None else seconds
@@ -243,10 +241,12 @@ class Record:
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]
         self.has_trained |= bool(found.states)
-        for state in found.states:
-            if state.epoch > len(trial.epochs):  # before, it may be another trial's state
-                seen = self.visited.setdefault((trial.number, state.epoch), {})
-                seen.update(enumerate(state.visits))
+        # States of epochs that were reported may be another trial's.
+        news = tuple(state for state in found.states if state.epoch > len(trial.epochs))
+        for state in news:
+            self.visited.setdefault((trial.number, state.epoch), {}).update(enumerate(state.visits))
+        now = began(self.sessions) + self.seconds
+        self.found.append((now, len(self.units), replace(found, states=news)))
         trial.follow(found.states, self.n_shards)
 
     def _hear(self, turn: Turn) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
-from dagsel.checks import whole
+from dagsel.checks import flag, whole
 from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.errors import DatasetError, RunDirError, SearchError, WorkloadError
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from dagsel.storage import ShardedDataset
     from dagsel.storage.shard_cache import Hold
     from dagsel.study import Callback, Space
+
+
+_EXPORTED = re.compile(r"[0-9]+-trial-[0-9]+")  # the folder of an exported model
+_ABOUT = "metrics.json"  # there
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +334,7 @@ class Run(Result):
         """
         return self._gives_models("joins").ensemble(self.models(n))
 
-    def export(self, folder: Url, n: int | None = None) -> list[str]:
+    def export(self, folder: Url, n: int | None = None, *, overwrite: bool = False) -> list[str]:
         """Write the best models as files that need no dagsel to be read.
 
         Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
@@ -340,9 +346,13 @@ class Run(Result):
         Parameters
         ----------
         folder
-            Folder or fsspec URL to write them to. No model may be there.
+            Folder or fsspec URL to write them to. Nothing may be there, or, with `overwrite`, what
+            an export has written.
         n
             How many, as for `models`; None for the best one, or all of the Pareto front.
+        overwrite
+            Replace the models of an earlier export. If anything else is in the folder, nothing is
+            removed or written.
 
         Returns
         -------
@@ -354,7 +364,7 @@ class Run(Result):
         WorkloadError
             If the workload cannot write models, or the model holds more than tensors.
         SearchError
-            If fewer models are kept, or the folder has some already.
+            If fewer models are kept, or something is in the folder that is not to be replaced.
 
         Examples
         --------
@@ -362,8 +372,12 @@ class Run(Result):
         ['/home/ada/models/1-trial-7', '/home/ada/models/2-trial-3']
         """
         workload, goal = self._gives_models("writes"), Folder(folder, error=SearchError)
-        if goal.names():
-            raise SearchError(f"{goal.url} is not empty; give another folder to write models to")
+        if not flag("overwrite", overwrite, error=SearchError) and goal.names():
+            raise SearchError(
+                f"{goal.url} is not empty; give another folder to write models to, or "
+                "overwrite=True to replace those of an earlier export"
+            )
+        former = _exported(goal)
         models = dict[str, dict[str, bytes]]()
         n = 1 if n is None and not self.record.goals else n
         metrics = [goal.metric for goal in self.record.goals] or [self.metric]
@@ -380,10 +394,14 @@ class Run(Result):
             told |= {"trial": best.trial, "metrics": epochs.get(best.epoch, {})}
             config = {**trial.params, **plain_part(trial.config)}
             files = workload.export(self._model(best), config, about)
-            files["metrics.json"] = json.dumps(told, indent=1).encode()
             if classes:
                 files["classes.json"] = json.dumps(classes, indent=1).encode()
-            models[name] = files
+            told["files"] = sorted([*files, _ABOUT])  # so that an export can be replaced
+            first = {_ABOUT: json.dumps(told, indent=1).encode()}
+            models[name] = first | files | first
+        for name, old in former.items():
+            for those in (set(old) - {_ABOUT}, {_ABOUT}):  # the list of them goes last
+                goal.remove_own(name, re.compile("|".join(map(re.escape, those)) or r"(?!)"))
         for name, files in models.items():
             for file, content in files.items():
                 goal.replace(f"{name}/{file}", content)
@@ -470,3 +488,23 @@ class Run(Result):
 
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"
+
+
+def _exported(folder: Folder) -> dict[str, list[str]]:
+    """Return the files of each exported model in a folder; raise if there is anything else."""
+    found = dict[str, list[str]]()
+    for name, kind in folder.kinds().items():
+        keys, files = [name], list[str]()
+        if kind == "directory" and _EXPORTED.fullmatch(name):
+            keys = folder.keys(name)
+            with suppress(ValueError, TypeError, KeyError):
+                files = [
+                    str(file) for file in json.loads(folder.read(f"{name}/{_ABOUT}") or "")["files"]
+                ]
+        if others := sorted(set(keys) - set(files)):
+            raise SearchError(
+                f"{folder.url} has {others[0]!r} in it, which no export has written; give another "
+                "folder, or remove it yourself"
+            )
+        found[name] = files
+    return found

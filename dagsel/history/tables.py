@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dagsel.dispatch.units import Unit
@@ -96,19 +98,39 @@ def trials(record: Record) -> pd.DataFrame:
 def timeline(record: Record) -> pd.DataFrame:
     """Return a row for each visit: of a unit that was done more than once, how it counts."""
     kept: dict[Unit, UnitRecord] = {}
-    for done in record.units:
+    for done in _all_visits(record):
         before = kept.get(done.unit)
+        if not done.worker and before is not None and before.shard == done.shard:
+            continue  # its result was heard, too
         if before is not None and not done.recovered:
             del kept[done.unit]  # the new one comes last
-        kept[done.unit] = done if before is None else _merged(before, done)
+        is_first = before is None or not before.worker or not done.worker
+        kept[done.unit] = done if before is None or is_first else _merged(before, done)
     rows = [
-        (*u.unit, u.shard, u.worker, u.start, u.stop, u.hop, u.recovered is True, u.save_seconds,
-         u.gang, u.attempts, u.lost_seconds)
+        (*u.unit, u.shard, u.worker or None, u.start, u.stop, u.hop, u.recovered is True,
+         u.save_seconds, u.gang, u.attempts, u.lost_seconds)
         for u in kept.values()
     ]  # fmt: skip
     columns = ["kind", "trial", "epoch", "position", "shard", "worker", "start", "stop"]
     columns += ["hop", "recovered", "save_seconds", "gang", "attempts", "lost_seconds"]
     return frame(rows, columns)
+
+
+def _all_visits(record: Record) -> Iterator[UnitRecord]:
+    """Yield the units that were done and those whose stored states were found, in order.
+
+    Of the latter the worker is not known and empty: the driver ended before it heard of them.
+    """
+    found = deque(record.found)
+    for n_before, done in enumerate(chain(record.units, [None])):
+        while found and found[0][1] <= n_before:
+            at, _, of = found.popleft()
+            for state in of.states:
+                for position, shard in enumerate(state.visits):
+                    unit = Unit("train", of.trial, state.epoch, position)
+                    yield UnitRecord(unit, "", shard, at, at, hop=False, recovered=True)
+        if done is not None:
+            yield done
 
 
 def _merged(before: UnitRecord, after: UnitRecord) -> UnitRecord:

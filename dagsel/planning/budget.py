@@ -14,6 +14,7 @@ from dagsel.errors import SearchError
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import MONEY, Price, read_price
 
+_NUMBER = re.compile(r"\s*[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?\s*", re.IGNORECASE)
 _WORKER_TIME = re.compile(r"\s*(\S+)\s*worker-(\w+)\s*", re.IGNORECASE)
 
 
@@ -123,7 +124,7 @@ def _worker_seconds(value: float | str) -> float:
     time = _WORKER_TIME.fullmatch(value) if isinstance(value, str) else None
     if time is not None:
         return to_seconds("budget", f"{time[1]} {time[2]}")
-    if is_number(value):
+    if is_number(value) or (isinstance(value, str) and _NUMBER.fullmatch(value)):
         return to_seconds("budget", value)
     raise SearchError(
         f"cannot read budget={shown(value)}: give worker-seconds as a number, or a text like "
@@ -139,11 +140,11 @@ _SECONDS = {
 }
 
 
-_TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]+)\s*", re.IGNORECASE)
+_TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
 def to_seconds(name: str, span: Any) -> float:
-    """Read a span of time: seconds, a number with a unit (s, min, h or d), or a `timedelta`.
+    """Read a span of time: a number, with a unit (s, min, h or d) or in seconds; a `timedelta`.
 
     `name` is the name of the argument, for the error.
 
@@ -154,8 +155,8 @@ def to_seconds(name: str, span: Any) -> float:
 
     Examples
     --------
-    >>> to_seconds("deadline", "10 min"), to_seconds("deadline", "1.5h"), to_seconds("deadline", 5)
-    (600.0, 5400.0, 5.0)
+    >>> [to_seconds("deadline", span) for span in ("10 min", "1.5h", "60", 5)]
+    [600.0, 5400.0, 60.0, 5.0]
     >>> to_seconds("deadline", "soon")
     Traceback (most recent call last):
     ...
@@ -165,6 +166,7 @@ def to_seconds(name: str, span: Any) -> float:
     if isinstance(span, str):
         match = _TEXT.fullmatch(span)
         amount, unit = match.groups() if match else ("", "")
+        unit = unit or "s"
     elif isinstance(span, timedelta):
         amount = span.total_seconds()
     try:

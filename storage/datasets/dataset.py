@@ -138,7 +138,7 @@ class ShardedDataset:
             parts. Or a `Batches` of mappings. Or a table of pandas, polars or Arrow; the path or
             URL of Parquet files, or of tar files (`WebDataset`); a data set of PyTorch or Hugging
             Face, a list, or any other iterable of samples; the path of images in a folder for each
-            class (`ImageFolder`). Columns of text become numbers (`classes`).
+            class (`ImageFolder`). Text, one a sample, becomes numbers (`classes`).
         n_shards
             Number of training shards, and of validation shards: several for each worker.
         validation

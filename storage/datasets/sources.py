@@ -206,9 +206,8 @@ def is_in_memory(array: object) -> bool:
 
 def _of_objects(name: str) -> str:
     return (
-        f"array {name!r} has an object dtype; convert it to numbers, labels by  classes, {name} = "
-        f"np.unique({name}, return_inverse=True)  and others by {name}.astype('float32'), or to "
-        f"fixed-length strings by {name}.astype('U')"
+        f"array {name!r} has an object dtype; convert numbers by {name}.astype('float32'), and "
+        f"labels by {name}.astype('U'), which become numbers"
     )
 
 

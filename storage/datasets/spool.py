@@ -21,6 +21,7 @@ from dagsel.errors import DatasetError, DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.labels import Labels
 from dagsel.storage.datasets.inputs.reading import KEY
+from dagsel.storage.datasets.inputs.tables import is_text
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches, Column, Source, check_input
 from dagsel.storage.files import Folder
@@ -154,5 +155,6 @@ class _Spool(contextlib.AbstractContextManager["_Spool"]):
 
 
 def _is_text(values: Any) -> bool:
-    is_of_objects = isinstance(values, np.ndarray) and values.dtype == object
-    return is_of_objects and any(isinstance(value, str) for value in values)
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        return False
+    return values.dtype.kind in "OUT" and is_text(values)

@@ -182,9 +182,10 @@ class RunDir:
         if type(version) is not int or not isinstance(body.get("run"), str):
             raise RunDirError(f"{self.url}/run.json is damaged; restore it from a copy")
         if version > VERSION:
+            wanted = f"dagsel {body['dagsel']} or newer" if body.get("dagsel") else "a newer one"
             raise RunDirError(
                 f"{self.url} was written by a newer dagsel (run format {version}; this one reads "
-                f"up to {VERSION}): install dagsel {body.get('dagsel', '')} or newer to use it"
+                f"up to {VERSION}): install {wanted} to use it"
             )
         return body
 

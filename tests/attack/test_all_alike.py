@@ -237,8 +237,8 @@ def test_a_model_of_float64_keeps_float64(client: Client, tmp_path: Path) -> Non
     assert run.best_model().weight.dtype is torch.float64
 
 
-def test_labels_of_fixed_text_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    labels = np.array(["cat", "dog"] * 40)  # stored as they are; others become numbers
+def test_labels_of_bytes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    labels = np.array([b"cat", b"dog"] * 40)  # stored as they are; text becomes numbers
     with pytest.raises(errors.DagselError, match=r"classes, y = np.unique\(y, return_inverse=True"):
         search("tcp://127.0.0.1:9", tmp_path, write(tmp_path, y=labels), workload())
     assert not (tmp_path / "run").exists()

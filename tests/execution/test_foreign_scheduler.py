@@ -1,10 +1,14 @@
-"""A scheduler where dagsel is not installed, or is broken: the error names it, nothing is begun."""
+"""A scheduler where dagsel is not installed, or is broken: the error names it, nothing is begun.
+
+The address of its dashboard is shown only if it serves one.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,15 +19,18 @@ import pytest
 from distributed import Client
 
 from dagsel import errors
+from dagsel.execution.cluster import dashboard_of
 from tests.conftest import Optimize
 from tests.waiting import wait_until
 
 
 @contextmanager
-def scheduler(folder: Path, *flags: str, **environment: str) -> Iterator[str]:
+def scheduler(
+    folder: Path, *flags: str, shows: str = "--no-dashboard", **environment: str
+) -> Iterator[str]:
     """Run a scheduler in a process of its own; give its address."""
     found = folder / "scheduler.json"
-    command = [sys.executable, *flags, "-m", "dask", "scheduler", "--no-dashboard", "--port", "0"]
+    command = [sys.executable, *flags, "-m", "dask", "scheduler", shows, "--port", "0"]
     command += ["--host", "127.0.0.1", "--scheduler-file", str(found)]
     with (
         (folder / "scheduler.log").open("wb") as log,
@@ -39,6 +46,17 @@ def scheduler(folder: Path, *flags: str, **environment: str) -> Iterator[str]:
                 yield client.scheduler.address
         finally:
             process.terminate()
+
+
+@pytest.mark.parametrize("shows", ["--no-dashboard", "--dashboard-address=127.0.0.1:0"])
+def test_a_dashboard_is_shown_if_the_scheduler_serves_one(shows: str, tmp_path: Path) -> None:
+    with scheduler(tmp_path, shows=shows) as address:
+        with Client(address, set_as_default=False) as client:
+            link = dashboard_of(client)
+            assert bool(link) == (shows != "--no-dashboard")
+            if link:
+                with urllib.request.urlopen(link) as page:
+                    assert page.status == 200
 
 
 #: What of dagsel the scheduler's machine has, and what a search there ends with.

@@ -142,6 +142,29 @@ def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path:
     assert not (Path(url) / "classes.json").exists()
 
 
+def test_an_export_replaces_what_an_export_has_written_and_nothing_else(
+    search: Optimize, tmp_path: Path
+) -> None:
+    run = search(RandomSearch(max_epochs=1, n_trials=3), top_k=2)
+    place = tmp_path / "models"
+    first, second = map(Path, run.export(place, n=2, overwrite=True))
+    (first / "load.py").write_text("another one's")
+    for kept in (place / "notes.txt", second / "mine.txt"):
+        kept.write_text("mine")
+        before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+        with pytest.raises(SearchError, match=f"models has '{kept.name}' in it, which no export"):
+            run.export(place, overwrite=True)
+        assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
+        kept.unlink()
+    assert run.export(place, overwrite=True) == [str(first)]
+    assert list(place.iterdir()) == [first], "the second model was not asked for"
+    assert "another one's" not in (first / "load.py").read_text()
+    for damaged in ("{", "[]", '{"files": 3}'):
+        (first / "metrics.json").write_text(damaged)
+        with pytest.raises(SearchError, match="which no export has written"):
+            run.export(place, overwrite=True)
+
+
 def test_one_model_stays_where_no_more_are_asked_for(search: Optimize) -> None:
     run = search(RandomSearch(max_epochs=1, n_trials=3))
     assert len(run.models()) == 1

@@ -126,6 +126,14 @@ def check_units(client: Client, run: dagsel.Run) -> None:
     assert -n_lost * (N_SHARDS - 1) <= n_again <= n_lost
 
 
+def check_visits(run: dagsel.Run) -> None:
+    """Each epoch has visited each shard once, also where no driver has heard of it."""
+    trained = run.timeline().query("kind == 'train'")
+    visits = trained.groupby(["trial", "epoch"]).shard.apply(sorted).to_dict()
+    epochs = [(t.number, e.epoch) for t in run.record.trials.values() for e in t.epochs]
+    assert all(visits.get(epoch) == list(range(N_SHARDS)) for epoch in epochs)
+
+
 def check_replay(client: Client, run: dagsel.Run) -> None:
     again = dagsel.replay(
         run.run_dir.url,
@@ -146,6 +154,7 @@ def check(client: Client, run: dagsel.Run, flow: str) -> None:
     check_record(run)
     check_study(run)
     check_units(client, run)
+    check_visits(run)
     check_replay(client, run)
 
 

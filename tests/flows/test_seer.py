@@ -52,6 +52,11 @@ class TestMeasured(FlowSuite):
         return SEER(40, 80, reduction_factor=2)
 
 
+class TestCompleteBeforeMeasured(FlowSuite):
+    def make_flow(self) -> SEER:
+        return SEER(60, 120, reduction_factor=2, max_epochs=1)
+
+
 class TestWideTrials(FlowSuite):
     def make_flow(self) -> SEER:
         return SEER(

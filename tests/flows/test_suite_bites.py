@@ -6,12 +6,13 @@ import copy
 import math
 import random
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
+from unittest import SkipTest
 
 import numpy as np
 import pytest
 
-from dagsel.errors import SearchError
+from dagsel.errors import DagselError, SearchError
 from dagsel.flow import (
     Ask,
     Asked,
@@ -38,7 +39,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.wrapper import Wrapper
-from dagsel.testing import FlowSuite
+from dagsel.testing import FlowSuite, check
 from dagsel.testing.flows import _TOLD
 
 
@@ -582,3 +583,32 @@ def test_a_wrapper_that_loses_a_trait_is_caught(name: str) -> None:
 
     with pytest.raises(AssertionError, match=f"Around.traits loses {name} of flow"):
         Suite().test_a_wrapper_loses_no_trait()
+
+
+class Three:
+    """A suite with a law that is kept, one for others, and one that is kept or broken."""
+
+    is_good = True
+
+    def test_a(self) -> None:
+        pass
+
+    def test_b(self) -> None:
+        raise SkipTest("it is for others")
+
+    def test_c(self) -> None:
+        assert self.is_good, "it is bad"
+
+
+def test_without_pytest_a_suite_is_checked_and_the_broken_law_is_named() -> None:
+    class Bad(Three):
+        is_good = False
+
+    assert check(Three) == ["test_a", "test_c"]
+    with pytest.raises(AssertionError, match="it is bad") as caught:
+        check(Bad)
+    assert caught.value.__notes__ == ["Bad.test_c has failed"]
+    nothing: list[Any] = [Flow, Three(), 3]
+    for given in nothing:
+        with pytest.raises(DagselError, match="has no tests: inherit FlowSuite or WorkloadSuite"):
+            check(given)

@@ -309,6 +309,29 @@ def test_orders_of_visits_are_those_of_epochs_that_came_to_their_end() -> None:
     assert tallies[3].begun.visits == (0,)
 
 
+def test_a_visit_that_only_the_store_knows_has_its_row_once() -> None:
+    """A driver was killed before it heard of two visits whose state was stored."""
+    heard = [replace(trained(0, 2, 0, 1), start=1001.0, stop=1002.0, seconds=2.0)]
+    begun: list[Entry] = [SessionBegun(1000.0, 0.0), asked(0, decisions=[Train(0, 2)])]
+    record = fold(
+        *begun, *epoch_of(0, 1, 0.2), *heard, SessionBegun(9000.0, 2.0),
+        # The first one's states may be those of another trial: the epoch was reported.
+        StatesFound(0, (StoredState(1, 1, 1, (0, 1), 4, 0.5), StoredState(2, 1, 0, (1, 0), 4))),
+        scored(0, 2, 0, 0.5),
+    )  # fmt: skip
+    timeline = tables.timeline(record).query("epoch == 2")
+    rows = [(u.kind, u.position, u.shard, u.worker, u.recovered) for u in timeline.itertuples()]
+    expected = [("train", 0, 1, "w", False), ("train", 1, 0, None, True)]
+    assert [row[:3] + row[4:] for row in rows[:2]] == [row[:3] + row[4:] for row in expected]
+    assert timeline.worker.isna().tolist() == [False, True, False]
+    assert timeline.stop.tolist()[:2] == [1002.0, 9000.0]
+    assert tables.timeline(record).query("epoch == 1 and kind == 'train'").recovered.sum() == 0
+    record.add(replace(trained(0, 2, 1, 0), start=9001.0, stop=9002.0))  # it was damaged, too
+    last = tables.timeline(record).query("epoch == 2 and kind == 'train'")
+    assert last.worker.tolist() == ["w", "w"]
+    assert last.attempts.tolist() == [1, 1]
+
+
 def test_a_store_that_is_behind_takes_visits_back_and_leaves_scores() -> None:
     entries = epoch_of(0, 1, 0.5)[:-2]  # all but one score and the report
     record = fold(asked(0, decisions=[Train(0, 1)]), *entries)

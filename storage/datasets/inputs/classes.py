@@ -21,6 +21,11 @@ class Classes:
 
     def encode(self, name: str, values: NDArray[Any], where: str) -> NDArray[np.int64]:
         """Return the number of each value; raise a `DatasetInputError` for one that has none."""
+        if name not in self.known:
+            raise DatasetInputError(
+                f"{where}: {name!r} is text, and something else in the training data; make both "
+                "text, or both numbers"
+            )
         _check_text(name, values, where)
         numbers = {value: number for number, value in enumerate(self.known[name])}
         unseen = sorted(set(values) - numbers.keys())

@@ -206,19 +206,24 @@ def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what:
             "array"
         )
 
+    texts = np.array(classes.known.get(reading.by, []), object)
+
     def values() -> Iterator[Any]:
-        return (np.asarray(told[at : at + _ROWS]) for at in range(0, len(told), _ROWS))
+        for at in range(0, len(told), _ROWS):
+            rows = np.asarray(told[at : at + _ROWS])
+            yield texts[rows] if len(texts) else rows
 
     return Input({name: arrays[name] for name in arrays if reading.keeps(name)}, values)
 
 
 def _numbered(name: str, value: Any, classes: Classes, what: str) -> Any:
-    """Return a column of text, or an array of texts as objects, as the numbers of its classes."""
+    """Return a column or an array of texts, one a sample, as the numbers of its classes."""
     is_column = hasattr(value, "to_numpy") and getattr(value, "ndim", 1) == 1
-    is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
-    if not (is_column or is_objects):
+    is_array = isinstance(value, np.ndarray) and value.dtype.kind in "OUT" and value.ndim == 1
+    if not (is_column or is_array):
         return value
     values = getter({name: value})(name)
-    if not is_text(values) or not all(isinstance(each, str) for each in values):
+    is_objects = values.dtype == object
+    if not is_text(values) or (is_objects and not all(isinstance(each, str) for each in values)):
         return value
     return make_array(name, [name], lambda _: values, classes, what)

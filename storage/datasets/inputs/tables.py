@@ -48,7 +48,7 @@ def make_array(
         values = get(of[0])
         if is_text(values):
             if name not in classes.known and not classes.is_fixed:
-                classes.known[name] = sorted({value for value in values if isinstance(value, str)})
+                classes.known[name] = sorted({str(it) for it in values if isinstance(it, str)})
             return classes.encode(name, values, where)
         numbers = _numbers(of[0], values, where)
         check_labels(name, numbers, f"{where}, column {of[0]!r}")

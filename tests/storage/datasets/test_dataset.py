@@ -235,9 +235,9 @@ def test_the_shuffle_depends_on_the_seed_alone(arrays: Named) -> None:
     assert order(1) != list(range(103))
 
 
-def test_strings_and_dates_are_kept(place: Any) -> None:
+def test_bytes_texts_in_rows_and_dates_are_kept(place: Any) -> None:
     arrays = {
-        "word": np.array([f"word {i}" for i in range(20)]),
+        "word": np.array([[f"word {i}", "b"] for i in range(20)]),
         "raw": np.array([b"%d" % i for i in range(20)]),
         "day": np.arange(20).astype("M8[D]"),
         "id": np.arange(20),

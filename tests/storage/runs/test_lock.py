@@ -314,6 +314,8 @@ def test_a_run_json_of_another_program_is_never_replaced(tmp_path: Path, text: s
         ('{"format": "dagsel.run", "version": "1", "run": "a"}', "damaged"),
         ('{"format": "dagsel.run", "version": 1}', "damaged"),
         ('{"format": "dagsel.run", "version": 9, "run": "a"}', r"newer dagsel \(run format 9; .*1"),
+        ('{"format": "dagsel.run", "version": 9, "run": "a"}', "install a newer one to use it"),
+        ('{"format": "dagsel.run", "version": 9, "run": "a", "dagsel": "7"}', "dagsel 7 or newer"),
     ],
 )
 def test_what_is_not_ours_or_newer_is_refused_and_untouched(
