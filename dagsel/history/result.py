@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +13,7 @@ from dagsel.checks import flag, whole
 from dagsel.codec import plain_part
 from dagsel.console import Progress
 from dagsel.errors import DatasetError, RunDirError, SearchError, WorkloadError
+from dagsel.history.exports import Exported, ExportFolder
 from dagsel.history.record import Best
 from dagsel.history.search_result import Result as Result
 from dagsel.history.settings import open_data
@@ -22,7 +21,7 @@ from dagsel.planning.budget import Budget
 from dagsel.planning.prices import Price
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
-from dagsel.storage.files import Folder, Url
+from dagsel.storage.files import Url
 from dagsel.workloads.base import GivesModels, Workload
 
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from dagsel.storage import ShardedDataset
     from dagsel.storage.shard_cache import Hold
     from dagsel.study import Callback, Space
-
-
-_EXPORTED = re.compile(r"[0-9]+-trial-[0-9]+")  # the folder of an exported model
-_ABOUT = "metrics.json"  # there
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,14 +366,9 @@ class Run(Result):
         >>> run.export("models", n=2)  # doctest: +SKIP
         ['/home/ada/models/1-trial-7', '/home/ada/models/2-trial-3']
         """
-        workload, goal = self._gives_models("writes"), Folder(folder, error=SearchError)
-        if not flag("overwrite", overwrite, error=SearchError) and goal.names():
-            raise SearchError(
-                f"{goal.url} is not empty; give another folder to write models to, or "
-                "overwrite=True to replace those of an earlier export"
-            )
-        former = _exported(goal)
-        models = dict[str, dict[str, bytes]]()
+        workload = self._gives_models("writes")
+        goal = ExportFolder(folder, overwrite=flag("overwrite", overwrite, error=SearchError))
+        models = dict[str, Exported]()
         n = 1 if n is None and not self.record.goals else n
         metrics = [goal.metric for goal in self.record.goals] or [self.metric]
         classes = self._classes()
@@ -396,15 +386,8 @@ class Run(Result):
             files = workload.export(self._model(best), config, about)
             if classes:
                 files["classes.json"] = json.dumps(classes, indent=1).encode()
-            told["files"] = sorted([*files, _ABOUT])  # so that an export can be replaced
-            first = {_ABOUT: json.dumps(told, indent=1).encode()}
-            models[name] = first | files | first
-        for name, old in former.items():
-            for those in (set(old) - {_ABOUT}, {_ABOUT}):  # the list of them goes last
-                goal.remove_own(name, re.compile("|".join(map(re.escape, those)) or r"(?!)"))
-        for name, files in models.items():
-            for file, content in files.items():
-                goal.replace(f"{name}/{file}", content)
+            models[name] = Exported(told, files)
+        goal.write(models)
         return [f"{goal.url}/{name}" for name in models]
 
     def _classes(self) -> dict[str, tuple[str, ...]]:
@@ -488,23 +471,3 @@ class Run(Result):
 
     def _repr_html_(self) -> str:
         return f"{super()._repr_html_()}<p>{escape(self.run_dir.url)}</p>"
-
-
-def _exported(folder: Folder) -> dict[str, list[str]]:
-    """Return the files of each exported model in a folder; raise if there is anything else."""
-    found = dict[str, list[str]]()
-    for name, kind in folder.kinds().items():
-        keys, files = [name], list[str]()
-        if kind == "directory" and _EXPORTED.fullmatch(name):
-            keys = folder.keys(name)
-            with suppress(ValueError, TypeError, KeyError):
-                files = [
-                    str(file) for file in json.loads(folder.read(f"{name}/{_ABOUT}") or "")["files"]
-                ]
-        if others := sorted(set(keys) - set(files)):
-            raise SearchError(
-                f"{folder.url} has {others[0]!r} in it, which no export has written; give another "
-                "folder, or remove it yourself"
-            )
-        found[name] = files
-    return found
