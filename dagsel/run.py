@@ -192,7 +192,7 @@ def optimize(
         (``temporary-directory`` in its configuration). What is put there is removed at the end.
     progress
         How the search is shown, on standard error: a ``"table"`` of the trials, one ``"line"``, a
-        ``"log"`` with a line on each trial that ends and one a minute, or False for nothing.
+        ``"log"`` with a line on each trial that ends and some on all, or False for nothing.
         ``"auto"`` is a table in a terminal or a notebook, and a log elsewhere.
     observers
         Objects that hear of trials and epochs, such as ``[TensorBoard("tb"), CSV("epochs.csv")]``:

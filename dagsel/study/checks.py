@@ -107,7 +107,10 @@ def check_metrics(
     for metric in metrics:
         if metric not in better:
             known = ", ".join(better)
-            raise SearchError(f"the workload gives no metric {metric!r}; it gives {known}")
+            raise SearchError(
+                f"the workload gives no metric {metric!r}, it gives {known}; take one of these, or "
+                f"add {metric!r} to the workload's metrics="
+            )
         if metrics.count(metric) > 1:
             raise SearchError(f"metric names {metric!r} twice; name each metric once")
     wanted = [better[metric] or "minimize" for metric in metrics]

@@ -20,6 +20,8 @@ from dagsel.views.words import clock, counted
 
 #: A log has a line on the whole search so often.
 LOG_EVERY_S = 60.0
+#: The first line comes so soon; the time between two doubles until it is that above.
+FIRST_LOG_S = 5.0
 _STARTING = "starting the workers"
 
 
@@ -154,12 +156,13 @@ class OneLine:
 
 
 class InLog:
-    """Plain lines: one for each trial that has ended, one a minute on all, and what came out."""
+    """Plain lines: one for each trial that has ended, some on all of them, and what came out."""
 
     def __init__(self, console: Console, ended: Collection[int]) -> None:
         self._file = console.file
         self._ended = set(ended)
         self._due: float | None = None
+        self._pause_s = FIRST_LOG_S
         self._has_link = False
 
     def start(self) -> None:
@@ -175,9 +178,10 @@ class InLog:
             self._write(snapshot, _end_of(ended[number], snapshot.metric))
         self._ended = set(ended)
         if self._due is None:
-            self._due = snapshot.seconds + LOG_EVERY_S
+            self._due = snapshot.seconds + self._pause_s
         if snapshot.seconds >= self._due:
-            self._due = snapshot.seconds + LOG_EVERY_S
+            self._pause_s = min(2 * self._pause_s, LOG_EVERY_S)
+            self._due = snapshot.seconds + self._pause_s
             _, *rest = snapshot.head
             self._write(snapshot, " · ".join([snapshot.far, *rest]))
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets import transaction
 from dagsel.storage.datasets.dataset import ShardedDataset
 from dagsel.storage.datasets.inputs.arrays import as_array
@@ -72,8 +73,8 @@ class ArrayPair:
         )
         data = ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
         logger.warning(
-            "data=(x, y) is written to %s: %d shard%s, %d samples to train and %d to validate; "
-            "ShardedDataset.write takes other numbers",
+            "the data is written to %s: %d shard%s, %d samples to train and %d to validate; to "
+            "choose these numbers, write it by ShardedDataset.write",
             data.url,
             data.n_shards,
             "s" * (data.n_shards > 1),
@@ -88,7 +89,24 @@ def _inputs(x: Any) -> Any:
     names = table_columns(x) or []
     array = as_array("x", x)  # which names the columns that hold something else
     is_numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
-    return make_array("x", names, getter(x), Classes(), "x") if names and is_numbers else array
+    if not (names and is_numbers):
+        return array
+    values = make_array("x", names, getter(x), Classes(), "x")
+    _check_complete(values, names)
+    return values
+
+
+def _check_complete(values: Any, names: list[str]) -> None:
+    """Raise a `DatasetInputError` that names the first value that a table lacks."""
+    if values.dtype.kind != "f" or not (missing := np.isnan(values)).any():
+        return
+    rows = missing.reshape(len(values), -1)
+    row, column = (int(at) for at in np.argwhere(rows)[0])
+    raise DatasetInputError(
+        f"x lacks {int(rows.sum())} of its values, the first in row {row} of column "
+        f"{names[column]!r}; fill them in, such as by x.fillna(x.median()), or give x.to_numpy() "
+        "if your model takes NaN"
+    )
 
 
 def _targets(y: Any, classes: Classes) -> Any:

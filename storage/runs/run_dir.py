@@ -74,7 +74,7 @@ class RunDir:
     >>> folder.claim("77aa", {"study": "digits"})
     Traceback (most recent call last):
     ...
-    dagsel.errors.RunDirError: memory://example-run holds run 3f9a already; choose another run_dir
+    dagsel.errors.RunDirError: memory://example-run holds run 3f9a already; go on with it ...
     >>> folder.has_begun(), folder.has_best()
     (True, False)
     """
@@ -131,7 +131,8 @@ class RunDir:
         except OSError as error:
             raise self._out_of_reach("write", error) from None
         raise RunDirError(
-            f"{self.url} holds run {_run_of(found or b'')} already; choose another run_dir"
+            f"{self.url} holds run {_run_of(found or b'')} already; go on with it by "
+            "dagsel.resume, or choose another run_dir"
         )
 
     def has_begun(self) -> bool:
@@ -259,7 +260,8 @@ class RunDir:
         found = self._read_about()
         if found is not None and not self._is_free():
             raise RunDirError(
-                f"{self.url} holds run {_run_of(found)} already; choose another run_dir"
+                f"{self.url} holds run {_run_of(found)} already; go on with it by dagsel.resume, "
+                "or choose another run_dir"
             )
 
     def write_best(self, about: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def test_a_call_that_fails_before_anything_begins_leaves_its_folder_free(
         with pytest.raises(ClusterError):
             attacked.begin("synthetic", data, tmp_path / "run", "tcp://127.0.0.1:9")
     attacked.begin("synthetic", data, tmp_path / "run", client)
-    with pytest.raises(RunDirError, match="already; choose another run_dir"):
+    with pytest.raises(RunDirError, match="already; go on with it by dagsel.resume"):
         attacked.begin("synthetic", data, tmp_path / "run", client)
     # A replay is a run, too.
     parts: dict[str, Any] = {"workload": attacked.synthetic_workload(), "space": attacked.space}
@@ -195,7 +195,7 @@ def test_files_that_do_not_belong_together_are_refused(
     assert "restore" in str(error.value)
     with pytest.raises(RunDirError, match=text):
         attacked.repeat("torch", data, tmp_path / "run", tmp_path / "again", client)
-    with pytest.raises(RunDirError, match="already; choose another"):
+    with pytest.raises(RunDirError, match="already; go on with it"):
         attacked.begin("torch", data, tmp_path / "run", client)
     assert attacked.contents(tmp_path / "run") == before
 

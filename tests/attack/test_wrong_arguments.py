@@ -152,7 +152,10 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "got a TensorDataset", "data=dataset.tensors"),
     "data=(X, Y[:9])": (DATA, "'x' has 600, 'y' has 9 samples", "make them equal"),
     "data=(X, 'y')": (DATA, "y must be an array", "got 'y'"),
-    "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "columns 'city' of x", "pandas.get_dummies(x)"),
+    "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "columns 'city' of x", "(x, dtype=float)"),
+    "data=(FRAME.mask(FRAME == FRAME.iloc[3, 1]), Y)": (
+        DATA, "x lacks 1 of its values, the first in row 3 of column", "x.fillna(x.median())"),
+    "data=(X, pd.Series(['a', 'b', None] * 200))": (DATA, "row 2 of y has no value", "leave it o"),
     "data=(scipy.sparse.eye(600), Y)": (DATA, "x is a sparse matrix", "x.toarray()"),
     "data=([[1], [[1, 2]]], [0, 1])": (DATA, "x is neither an array nor a", "number of axes"),
     "data=(X[:2], Y[:2])": (DATA, "2 samples with validation=0.2", "change validation"),
@@ -527,7 +530,9 @@ def test_two_arrays_are_written_into_the_runs_own_folder(
     x, y, dtypes = PAIRS[kind]
     with caplog.at_level(logging.WARNING, "dagsel"):
         about = searched(tmp_path, data=(x, y))
-    (line,) = (record.getMessage() for record in caplog.records if "data=" in record.getMessage())
+    (line,) = (
+        record.getMessage() for record in caplog.records if "is written to" in record.getMessage()
+    )
     assert "1 shard, 480 samples to train and 120 to validate" in line
     data = ShardedDataset.open(about["data"])
     assert data.url == str(tmp_path / "run" / "data")
@@ -539,6 +544,13 @@ def test_two_arrays_are_written_into_the_runs_own_folder(
     held = {row.tobytes() for row in np.asarray(X, rows.dtype)}
     assert len(rows) == 480
     assert all(row.tobytes() in held for row in rows)
+
+
+def test_columns_of_yes_and_no_beside_numbers_are_numbers(tmp_path: Path) -> None:
+    about = searched(tmp_path, data=(FRAME.assign(old=[True, False] * 300), Y))
+    rows = ShardedDataset.open(about["data"]).shard(0)["x"]
+    assert (rows.dtype, rows.shape[1]) == ("float32", 5)
+    assert set(np.unique(rows[:, 4])) == {0.0, 1.0}
 
 
 def test_resume_finds_the_two_arrays(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_a_folder_is_free_until_a_run_has_begun_in_it(tmp_path: Path) -> None:
     run_dir.claim("3f9a", {"n": 3})
     run_dir.check_free()
     run_dir.journal.append([{"is": "session"}])
-    with pytest.raises(RunDirError, match="holds run 3f9a already; choose another run_dir"):
+    with pytest.raises(RunDirError, match="holds run 3f9a already; go on with it by dagsel.resume"):
         run_dir.check_free()
 
 

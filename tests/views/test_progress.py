@@ -208,10 +208,11 @@ def log(record: Record, *changes: Any, how: Progress = "log") -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_a_log_has_a_line_a_minute_and_says_what_came_out() -> None:
-    lines = log(make_record(), *[lambda record: None] * 5, how="auto")  # a file is no terminal
-    assert [text.partition(" · ")[0] for text in lines] == ["dagsel 1:00", "dagsel 2:00",
-                                                            "dagsel 2:30"]  # fmt: skip
+def test_a_log_has_lines_less_and_less_often_and_says_what_came_out() -> None:
+    lines = log(make_record(), *[lambda record: None] * 11, how="auto")  # a file is no terminal
+    at = [text.partition(" · ")[0].removeprefix("dagsel ") for text in lines]
+    # It is looked at every half a minute: due after 5 s, then 10, 20, 40 s and a minute later.
+    assert at == ["0:30", "1:00", "1:30", "2:30", "3:30", "4:30", "5:30", "5:30"]
     assert "4 of 6 epochs · 2 training · 1 complete · 1 failed" in lines[0]
     assert lines[-1].endswith(
         "the search has ended: 4 trials, 4 epochs, 0 s of workers' time · best accuracy 0.9: "

@@ -41,16 +41,24 @@ def as_array(name: str, value: Any) -> Any:
         )
     if not isinstance(array, np.ndarray) or array.dtype != object:
         return array  # read block by block: it may be larger than memory
-    if all(isinstance(item, str) for item in array.flat):
+    is_text = [isinstance(item, str) for item in array.flat]
+    if all(is_text):
         return array.astype("U")
     others = getattr(value, "select_dtypes", None)
     columns = list(others(exclude=["number", "bool"]).columns) if others else []
+    if others and not columns:
+        return value.to_numpy(dtype="float64")  # numbers beside columns of yes and no
+    lacking = [at for at, item in enumerate(array.flat) if item is None or item != item]
+    if lacking and sum(is_text) + len(lacking) == array.size and array.ndim == 1:
+        raise DatasetInputError(
+            f"row {lacking[0]} of {name} has no value; leave it out, or fill it in"
+        )
     which = (
         f"columns {', '.join(map(repr, columns))} of {name} hold" if columns else f"{name} holds"
     )
     raise DatasetInputError(
         f"{which} neither numbers nor text alone; make numbers of them, such as with "
-        f"pandas.get_dummies({name})"
+        f"pandas.get_dummies({name}, dtype=float)"
     )
 
 

@@ -271,7 +271,7 @@ def test_a_claim_is_read_back_and_never_changed(place: Any) -> None:
     run_dir.journal.append([{"is": "session"}])
     kept = place.files()
     for run in ("3f9a", "77aa"):
-        with pytest.raises(RunDirError, match="holds run 3f9a already; choose another"):
+        with pytest.raises(RunDirError, match="holds run 3f9a already; go on with it"):
             run_dir.claim(run, {})
     about = RunDir(place.url, place.options).about()
     assert about == {"run": "3f9a", "space": {"lr": [1e-4, float("inf")]}, "n": 3}
@@ -298,7 +298,7 @@ def test_a_folder_in_which_nothing_has_begun_is_claimed_again(place: Any) -> Non
 @pytest.mark.parametrize("text", ["{", "[]", '{"run": "3f9a"}', ""])
 def test_a_run_json_of_another_program_is_never_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(RunDirError, match="holds run .* already; choose another"):
+    with pytest.raises(RunDirError, match="holds run .* already; go on with it"):
         RunDir(tmp_path).claim("77aa", {})
     assert (tmp_path / "run.json").read_text() == text
 
