@@ -16,6 +16,7 @@ from typing import Any
 import optuna
 import pandas as pd
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import make_classification
 
 import dagsel
@@ -105,7 +106,7 @@ def main() -> None:
     print(data)
     letters = data.classes["y"]
     run = dagsel.optimize(
-        optuna.create_study(study_name="csv", direction="maximize"),
+        optuna.create_study(study_name="csv", direction="maximize", sampler=TPESampler(seed=0)),
         workload(len(columns), len(letters)),
         data,
         space=space,

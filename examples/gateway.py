@@ -24,6 +24,7 @@ from typing import Any
 import optuna
 import torch
 from dask_gateway import Gateway
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -106,7 +107,9 @@ def search(gateway: Gateway, folder: str, args: argparse.Namespace) -> dagsel.Ru
     with gateway.new_cluster() as cluster:
         print(f"the gateway has opened {cluster.name}")
         return dagsel.optimize(
-            optuna.create_study(study_name="gateway", direction="maximize"),
+            optuna.create_study(
+                study_name="gateway", direction="maximize", sampler=TPESampler(seed=0)
+            ),
             workload,
             data,
             space=space,

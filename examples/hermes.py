@@ -15,6 +15,7 @@ from typing import Any
 import optuna
 import pandas as pd
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -86,7 +87,7 @@ def main() -> None:
         metrics=["accuracy"],
     )
     run = dagsel.optimize(
-        optuna.create_study(study_name="hermes", direction="maximize"),
+        optuna.create_study(study_name="hermes", direction="maximize", sampler=TPESampler(seed=0)),
         workload,
         ((digits.data / 16).astype("float32"), digits.target),
         space=space,

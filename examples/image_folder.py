@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import optuna
 import torch
+from optuna.samplers import TPESampler
 from PIL import Image, ImageDraw
 
 import dagsel
@@ -116,7 +117,7 @@ def main() -> None:
     print(data)
     classes = data.classes["y"]
     run = dagsel.optimize(
-        optuna.create_study(study_name="images", direction="maximize"),
+        optuna.create_study(study_name="images", direction="maximize", sampler=TPESampler(seed=0)),
         workload(len(classes)),
         data,
         space=space,

@@ -16,6 +16,7 @@ import lightning
 import optuna
 import torch
 from lightning.pytorch import LightningModule
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -112,7 +113,9 @@ def main():
         gradient_clip_val=1.0,
     )
     run = dagsel.optimize(
-        optuna.create_study(study_name="lightning-cnn", direction="maximize"),
+        optuna.create_study(
+            study_name="lightning-cnn", direction="maximize", sampler=TPESampler(seed=0)
+        ),
         workload,
         data,
         space=space,

@@ -22,6 +22,7 @@ import numpy as np
 import optuna
 import torch
 import transformers
+from optuna.samplers import TPESampler
 from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -204,7 +205,9 @@ def main() -> None:
     )
     run = dagsel.optimize(
         optuna.create_study(
-            study_name="lora", direction="minimize" if metric == "perplexity" else "maximize"
+            study_name="lora",
+            direction="minimize" if metric == "perplexity" else "maximize",
+            sampler=TPESampler(seed=0),
         ),
         workload(base, words, args.task),
         data,

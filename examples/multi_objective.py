@@ -13,6 +13,7 @@ from typing import Any
 
 import optuna
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -80,7 +81,9 @@ def main() -> None:
         input_fn=inputs,
     )
     run = dagsel.optimize(
-        optuna.create_study(study_name="front", directions=["maximize", "minimize"]),
+        optuna.create_study(
+            study_name="front", directions=["maximize", "minimize"], sampler=TPESampler(seed=0)
+        ),
         workload,
         ((digits.data / 16).astype("float32"), digits.target),
         space=space,

@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -121,7 +122,9 @@ def search(n_trials: int, max_epochs: int, folder: Path) -> dagsel.Run:
         metrics=["accuracy"],
     )
     return dagsel.optimize(
-        optuna.create_study(study_name="knockout", direction="maximize"),
+        optuna.create_study(
+            study_name="knockout", direction="maximize", sampler=TPESampler(seed=0)
+        ),
         workload,
         ((digits.data / 16).astype("float32"), digits.target),
         space=space,

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -137,7 +138,7 @@ def main() -> None:
     digits = load_digits()
     folder = Path(tempfile.mkdtemp(prefix="dagsel-own-workload-"))
     run = dagsel.optimize(
-        optuna.create_study(study_name="softmax", direction="maximize"),
+        optuna.create_study(study_name="softmax", direction="maximize", sampler=TPESampler(seed=0)),
         Softmax(),
         (digits.data / 16, digits.target),
         space=space,

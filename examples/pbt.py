@@ -14,6 +14,7 @@ from typing import Any
 
 import optuna
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import load_digits
 
 import dagsel
@@ -68,7 +69,7 @@ def main() -> None:
         },
     )
     run = dagsel.optimize(
-        optuna.create_study(study_name="pbt", direction="maximize"),
+        optuna.create_study(study_name="pbt", direction="maximize", sampler=TPESampler(seed=0)),
         workload,
         ((digits.data / 16).astype("float32"), digits.target),
         space=space,

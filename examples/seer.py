@@ -15,6 +15,7 @@ from typing import Any
 
 import optuna
 import torch
+from optuna.samplers import TPESampler
 from sklearn.datasets import make_classification
 
 import dagsel
@@ -68,7 +69,7 @@ def main() -> None:
     )
     folder = Path(tempfile.mkdtemp(prefix="dagsel-seer-"))
     run = dagsel.optimize(
-        optuna.create_study(study_name="seer", direction="maximize"),
+        optuna.create_study(study_name="seer", direction="maximize", sampler=TPESampler(seed=0)),
         workload,
         (x.astype("float32"), y),
         space=space,

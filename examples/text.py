@@ -17,6 +17,7 @@ import numpy as np
 import optuna
 import pandas as pd
 import torch
+from optuna.samplers import TPESampler
 
 import dagsel
 from dagsel.flows import ASHA
@@ -104,7 +105,7 @@ def main() -> None:
     print(data)
     classes = data.classes["label"]
     run = dagsel.optimize(
-        optuna.create_study(study_name="text", direction="maximize"),
+        optuna.create_study(study_name="text", direction="maximize", sampler=TPESampler(seed=0)),
         workload(len(numbers) + 2, len(classes)),
         data,
         space=space,

@@ -289,7 +289,9 @@ def test_the_manifests_commands_make_a_cluster_and_its_search_goes_on(tmp_path: 
             client.wait_for_workers(2, timeout=60)
             threads = client.run(os.getenv, "OMP_NUM_THREADS")
             assert set(threads.values()) == {"4"}
-            workers = client.scheduler_info(n_workers=-1)["workers"].values()
+            workers = client.run_on_scheduler(
+                lambda dask_scheduler: [w.identity() for w in dask_scheduler.workers.values()]
+            )
             assert {w["name"] for w in workers} == {"worker-a", "worker-b"}
             assert all(w["resources"] == {"TRAIN": 1} for w in workers)
         first, second = (search(tmp_path, told["address"]) for _ in range(2))

@@ -70,7 +70,7 @@ def test_the_page_has_each_part_and_no_other() -> None:
 
 def test_every_benchmark_of_the_page_exists() -> None:
     for command in PARTS.values():
-        assert (PAGE.parents[1] / "tests/benchmarks" / command.split()[0]).is_file(), command
+        assert (PAGE.parents[2] / "tests/benchmarks" / command.split()[0]).is_file(), command
 
 
 def test_a_part_says_where_it_is_from() -> None:

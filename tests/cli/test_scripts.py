@@ -57,7 +57,7 @@ SCRIPTS = {
     "x = 1": "defines no function search()",
     "import nothing_like_this": "line 1: ModuleNotFoundError",
     "def search():\n    return 1 / 0": "line 2: ZeroDivisionError: division by zero",
-    "def search():\n    return 3": "returns int, and should return",
+    "def search():\n    return 3": "returns int, and must return",
     "def search(": "SyntaxError",
     "def search():\n    return {'studdy': 3}": "studdy",
     "def search():\n    return {'flow': 3}": "missing",
