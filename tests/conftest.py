@@ -29,7 +29,7 @@ from dagsel.testing.synthetic import SyntheticWorkload
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 # How long an example takes, or is drawn, says how busy the machine is, no more.
-for profile, n_examples in (("dagsel", 50), ("quick", 20), ("long", 500)):
+for profile, n_examples in (("dagsel", 30), ("quick", 20), ("long", 500)):
     settings.register_profile(
         profile,
         deadline=None,

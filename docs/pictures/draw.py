@@ -58,7 +58,6 @@ def shoot(page: Page, url: str, name: str, height: int) -> None:
     """Write what a page shows as a picture."""
     page.set_viewport_size({"width": 1000, "height": height})
     page.goto(url)
-    page.add_style_tag(content="body { margin: 0 }")
     page.wait_for_timeout(800)
     page.screenshot(path=HERE / f"{name}.png")
 
@@ -120,9 +119,9 @@ def main() -> None:
                 if scheme == "dark":
                     figure.update_layout(template="plotly_dark")
                 figure.write_html(f"{folder}/{name}.html")
-                shoot(
-                    browser.new_page(), f"file://{folder}/{name}.html", f"{name}-{scheme}", height
-                )
+                view = browser.new_page(viewport={"width": 1000, "height": height})
+                view.goto(f"file://{folder}/{name}.html")
+                view.locator(".main-svg").first.screenshot(path=HERE / f"{name}-{scheme}.png")
             page = browser.new_page(color_scheme=scheme)
             shoot(page, f"file://{folder}/report.html", f"report-{scheme}", 1100)
         (Path(folder) / "live").mkdir()

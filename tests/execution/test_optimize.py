@@ -83,7 +83,7 @@ BAD_INPUT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a space that returns nothing": (
         {"space": no_config}, errors.SearchError, "as a dict, got NoneType"),
     "a metric that is not there": (
-        {"metric": "f1"}, errors.SearchError, "no metric 'f1'; it gives loss, accuracy"),
+        {"metric": "f1"}, errors.SearchError, "no metric 'f1', it gives loss, accuracy"),
     "a direction that is not the metric's": (
         {"metric": "loss"}, errors.SearchError, "create the study with direction='minimize'"),
     "a grid over a continuous space": (

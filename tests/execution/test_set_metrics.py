@@ -173,7 +173,7 @@ def test_a_metric_that_fails_or_is_no_single_number_fails_trials_and_says_why(
 
 
 def test_a_matrix_cannot_be_searched_for(search: Optimize, run_dir: str) -> None:
-    with pytest.raises(SearchError, match="'f2'; it gives loss, auroc, f1, torch_auroc, confusion"):
+    with pytest.raises(SearchError, match="'f2', it gives loss, auroc, f1, torch_auroc, confusion"):
         search(metric="f2")
     run = search(metric="confusion", run_dir=f"{run_dir}-2")
     reasons = {trial.reason for trial in run.failures}

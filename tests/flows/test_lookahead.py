@@ -55,6 +55,7 @@ class TestToTheEnd(FlowSuite):
         return Lookahead(30, 20, max_workers_per_trial=2, max_epochs=5)
 
 
+@pytest.mark.skipif(settings().max_examples < 500, reason="by night: make laws")
 class TestLong(FlowSuite):
     """Epochs are short beside the deadline, so there are many looks."""
 

@@ -243,7 +243,7 @@ BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "several directions": (
         {"directions": ["maximize", "minimize"], "direction": None}, {}, "has 2 directions"),
     "an unknown metric": (
-        {}, {"metric": "f1"}, "no metric 'f1'; it gives loss, accuracy, score"),
+        {}, {"metric": "f1"}, "no metric 'f1', it gives loss, accuracy, score"),
     "the metric's other direction": (
         {"direction": "minimize"}, {}, "create the study with direction='maximize'"),
     "a space that suggests nothing": ({}, {"space": lambda trial: {}}, "suggests nothing"),

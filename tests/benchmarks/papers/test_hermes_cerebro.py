@@ -49,14 +49,14 @@ def test_the_best_of_a_bin_are_those_that_end_best() -> None:
     assert sorted(hermes.top_of(jobs, times)) == sorted(best)
 
 
-@pytest.mark.parametrize(("n", "p"), [(16, 8), (16, 16), (256, 8)])
+@pytest.mark.parametrize(("n", "p"), [(16, 8), (16, 16), (64, 8)])
 def test_figure_6_randomized_is_near_the_bound_and_fastest(n: int, p: int) -> None:
     """Run times in the paper's order; that of makespans does not come out where all differ."""
     names = ("randomized", "approximate")
     for family in cerebro.FAMILIES:
         found = cerebro.compare(family, n, p, 0.0, only=names)
         seconds = {name: np.mean(one[1]) for name, one in found.items()}
-        if n == 256:
+        if n == 64:
             assert seconds["approximate"] > seconds["randomized"]
         bound = lower_bound(times_of(family, n, p, 0))
         makespans = {name: np.array(one[0]) / bound for name, one in found.items()}
