@@ -17,7 +17,7 @@ from dagsel.history.settings import Settings
 from dagsel.listening import COMMANDS
 from dagsel.loading import load
 from dagsel.planning.budget import to_seconds
-from dagsel.steerable import SPARING, Steerable
+from dagsel.steerable import READ_PAUSE, Steerable
 from dagsel.steering import UserCommand
 from dagsel.storage import RunDir
 from dagsel.storage.files import Url
@@ -154,7 +154,7 @@ class Attached(Steerable):
                 began = time.monotonic()
                 run = self.result
                 shown.update(run.record)
-                time.sleep(max(REFRESH_S, SPARING * (time.monotonic() - began)))
+                time.sleep(max(REFRESH_S, READ_PAUSE * (time.monotonic() - began)))
             run = self.result
             shown.update(run.record)
         return run
@@ -185,7 +185,7 @@ class Attached(Steerable):
         """
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
-        look = self._hoped_for(until, _LOOK_S)
+        look = self._looks_for(until, _LOOK_S)
         while self.is_running:
             if (run := look()) is not None:
                 return run

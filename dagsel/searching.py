@@ -169,7 +169,7 @@ class Search(Steerable):
         """
         left_s = math.inf if timeout is None else to_seconds("timeout", timeout)
         ends = time.monotonic() + left_s
-        look = self._hoped_for(until, _LOOK_S)
+        look = self._looks_for(until, _LOOK_S)
         with interruptible(self.run_dir, self._inbox):
             try:
                 while left_s > 0:

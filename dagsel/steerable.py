@@ -27,10 +27,10 @@ from dagsel.steering import (
 if TYPE_CHECKING:
     from dagsel.history.result import Run
 
-#: A run that takes long to read is read again after so many times as long.
-SPARING = 10
-#: So many if somebody waits for what it says.
-_HOPING = 2
+#: A run is read again after so many times as long as reading it has taken.
+READ_PAUSE = 10
+#: As many if somebody waits for what it says.
+_WAIT_PAUSE = 2
 
 
 class Steerable(ABC):
@@ -41,12 +41,12 @@ class Steerable(ABC):
     def result(self) -> Run:
         """What the search has come to until now."""
 
-    def _hoped_for(
+    def _looks_for(
         self, until: Callable[[Run], object] | None, least_s: float
     ) -> Callable[[], Run | None]:
-        """Return what looks whether something holds, and returns the run if it does.
+        """Return a function that reads the run and returns it if a condition holds, else None.
 
-        It looks no more often than every `least_s`.
+        It reads no more often than every `least_s`, and never without a condition.
         """
         looks_at = 0.0
 
@@ -59,7 +59,7 @@ class Steerable(ABC):
             if until(run):
                 return run
             ended = time.monotonic()
-            looks_at = ended + max(least_s, _HOPING * (ended - began))
+            looks_at = ended + max(least_s, _WAIT_PAUSE * (ended - began))
             return None
 
         return look

@@ -546,6 +546,25 @@ def test_two_arrays_are_written_into_the_runs_own_folder(
     assert all(row.tobytes() in held for row in rows)
 
 
+@pytest.mark.parametrize("kind", ["object", "str", "string"])
+def test_a_text_that_is_missing_is_named_whatever_holds_it(kind: str, tmp_path: Path) -> None:
+    y = pd.Series(["a", None, "b"] * 200, dtype=kind)
+    with pytest.raises(errors.DatasetInputError, match="row 1 of y has no value"):
+        searched(tmp_path, data=(X, y))
+
+
+def test_a_nullable_number_that_is_missing_is_named(tmp_path: Path) -> None:
+    column = pd.Series([1, None, 3] * 200, dtype="Int64")
+    with pytest.raises(errors.DatasetInputError, match="x lacks 200 of .* row 1 of column 'old'"):
+        searched(tmp_path, data=(FRAME.assign(old=column), Y))
+
+
+def test_arrays_among_objects_are_still_refused_by_name(tmp_path: Path) -> None:
+    y = pd.Series([np.arange(2), np.arange(3)] * 300)
+    with pytest.raises(errors.DatasetInputError, match="y holds neither numbers nor text alone"):
+        searched(tmp_path, data=(X, y))
+
+
 def test_columns_of_yes_and_no_beside_numbers_are_numbers(tmp_path: Path) -> None:
     about = searched(tmp_path, data=(FRAME.assign(old=[True, False] * 300), Y))
     rows = ShardedDataset.open(about["data"]).shard(0)["x"]

@@ -44,12 +44,14 @@ def as_array(name: str, value: Any) -> Any:
     is_text = [isinstance(item, str) for item in array.flat]
     if all(is_text):
         return array.astype("U")
+    import pandas as pd  # only here: workers that read shards do without
+
     others = getattr(value, "select_dtypes", None)
     columns = list(others(exclude=["number", "bool"]).columns) if others else []
-    if others and not columns:
-        return value.to_numpy(dtype="float64")  # numbers beside columns of yes and no
-    lacking = [at for at, item in enumerate(array.flat) if item is None or item != item]
-    if lacking and sum(is_text) + len(lacking) == array.size and array.ndim == 1:
+    if others and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
+        return value.to_numpy(dtype="float64", na_value=np.nan)  # some are yes and no, or nullable
+    lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else []
+    if len(lacking) and sum(is_text) + len(lacking) == array.size:
         raise DatasetInputError(
             f"row {lacking[0]} of {name} has no value; leave it out, or fill it in"
         )
