@@ -50,7 +50,7 @@ def as_array(name: str, value: Any) -> Any:
     columns = list(others(exclude=["number", "bool"]).columns) if others else []
     if others and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
         return value.to_numpy(dtype="float64", na_value=np.nan)  # some are yes and no, or nullable
-    lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else []
+    lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else np.array([], int)
     if len(lacking) and sum(is_text) + len(lacking) == array.size:
         raise DatasetInputError(
             f"row {lacking[0]} of {name} has no value; leave it out, or fill it in"
