@@ -118,15 +118,16 @@ class Folder:
         Raises a `LinkError` if a folder on the way is a symbolic link, or, unless the object is
         replaced as a `whole`, the object itself.
         """
-        path = Path(self.path(key))
-        n_own = key.count("/") + self._depth  # folders on the way that no user has named
-        for place in [*path.parents][:n_own] + ([] if whole else [path]):
-            if place.is_symlink():
+        path = self.path(key)
+        place = path if not whole else path.rpartition("/")[0]
+        for _ in range(key.count("/") + self._depth + (not whole)):  # what no user has named
+            if os.path.islink(place):
                 raise LinkError(
                     f"{place} is a symbolic link: dagsel writes and deletes nothing through it; "
                     "put what it leads to in its place, or let the whole folder be the link"
                 )
-        return path
+            place = place.rpartition("/")[0]
+        return Path(path)
 
     def read(self, key: str) -> bytes | None:
         """Read a whole object; ``None`` if it is missing."""

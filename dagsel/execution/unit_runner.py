@@ -100,6 +100,7 @@ class UnitRunner:
         self.counters = self.shards.counters
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
+        self._n_train = [size.n_train for size in spec.data.shard_sizes]
         self._is_short_of_memory = is_short_of_memory
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
         self._stops: dict[Unit, threading.Event] = {}  # of units that train
@@ -293,7 +294,7 @@ class UnitRunner:
     def _suspend(self, visited: Visited) -> PieceRecord:
         """Keep what was trained until the unit's next turn; return how far it came."""
         unit, binding, trained = visited.unit, visited.binding, visited.trained
-        share = trained.n_samples / self._spec.data.shard_sizes[binding.shard].n_train
+        share = trained.n_samples / self._n_train[binding.shard]
         self.states.suspend(unit, trained.state, binding, replace(visited.to_store, share=share))
         return replace(visited.piece, share=share)
 
@@ -317,7 +318,7 @@ class UnitRunner:
 
     def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
         """Raise an error if a unit that has ended has trained on nothing."""
-        n_there = self._spec.data.shard_sizes[shard].n_train
+        n_there = self._n_train[shard]
         if n_there and not trained.n_samples:
             raise NothingTrainedError(
                 f"trial {unit.trial} trained on none of the {n_there} samples of shard {shard}: "

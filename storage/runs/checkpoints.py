@@ -28,7 +28,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -76,11 +76,16 @@ class _Record:
     def as_json(self, stem: str) -> bytes:
         """Return the JSON text of the record at a place."""
         head = {"format": FORMAT, "version": VERSION}
-        return json.dumps({**head, **asdict(self), "seal": self.seal(stem)}).encode()
+        return json.dumps({**head, **self._body, "seal": self.seal(stem)}).encode()
 
     def seal(self, stem: str) -> str:
         """Return the checksum of the record and of the place where it is."""
-        return f"{google_crc32c.value(f'{stem} {json.dumps(asdict(self))}'.encode()):08x}"
+        return f"{google_crc32c.value(f'{stem} {json.dumps(self._body)}'.encode()):08x}"
+
+    @property
+    def _body(self) -> dict[str, Any]:
+        # Not by `asdict`, which copies all that the user's meta holds.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
