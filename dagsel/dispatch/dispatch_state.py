@@ -165,6 +165,8 @@ class DispatchState:
 
     def drop_training(self, trial: Trial, unit: Unit) -> None:
         """Note that the training unit is no longer ready."""
+        if unit in trial.early:
+            trial.early.remove(unit)
         if unit in trial.ready:
             trial.ready.remove(unit)
             if trial.active is None:

@@ -259,8 +259,7 @@ class Dispatcher:
         if unit.kind == "evaluate":
             self.state.add_evaluation(unit)
         elif unit not in trial.ready:
-            trial.ready.append(unit)
-            trial.ready.sort()
+            trial.note_ready(unit)
             self.state.requeue(trial)
 
     def _on_unit_started(self, unit: Unit, worker: Worker) -> None:
@@ -333,6 +332,7 @@ class Dispatcher:
             elif binding is not None and not (repeat or was_cut or binding.members):
                 for seconds in (event.seconds, *(each_s for _, each_s in event.then)):
                     self._learn(unit, worker, seconds)
+        trial.note_done()
         self.state.requeue(trial)
 
     def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:

@@ -28,6 +28,7 @@ class Trial:
     number: int
     epochs: dict[int, Epoch] = field(default_factory=dict)
     ready: list[Unit] = field(default_factory=list)  # in chain order; several if results were lost
+    early: list[Unit] = field(default_factory=list)  # ready, but the one before it is not done
     active: Unit | None = None  # the training unit that is bound
     visiting: int = 0  # bit mask of the shards that it visits, and those after it in its task
     partial: dict[Unit, int] = field(default_factory=dict)  # shards of interrupted units
@@ -49,6 +50,29 @@ class Trial:
                 self.partial[following] = done.partial
             self.epochs[epoch] = self.open[epoch] = Epoch(chain, visited, left, unscored)
             self.close(epoch)
+
+    def note_ready(self, unit: Unit) -> None:
+        """Note that a training unit is ready; it has its turn once the one before it is done.
+
+        The cluster knows what comes before it in the same graph, and a trial may have several.
+        """
+        units = self.ready if self._is_due(unit) else self.early
+        if unit not in units:
+            units.append(unit)
+            units.sort()
+
+    def note_done(self) -> None:
+        """Let those have their turn that waited for a unit that is done now."""
+        due = [unit for unit in self.early if self._is_due(unit)]
+        self.early = [unit for unit in self.early if unit not in due]
+        for unit in due:
+            self.note_ready(unit)
+
+    def _is_due(self, unit: Unit) -> bool:
+        if unit.position:
+            return self.epochs[unit.epoch].visited[unit.position - 1] is not None
+        before = self.epochs.get(unit.epoch - 1)
+        return before is None or before.visited[-1] is not None
 
     def recorded(self, unit: Unit) -> int | None:
         """Return the shard that the unit has visited or is partly through, if there is one."""

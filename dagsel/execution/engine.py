@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -27,7 +27,7 @@ from dagsel.dispatch.events import (
     TrialStopped,
     WorkerRemoved,
 )
-from dagsel.dispatch.units import Round, Unit
+from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.errors import (
     ClusterError,
     NoWorkersError,
@@ -38,9 +38,10 @@ from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
-from dagsel.execution.graph import check_graph, round_graph
+from dagsel.execution.graph import chains_graph, check_graph
 from dagsel.execution.run_spec import Key, RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
+from dagsel.execution.slices import Slices
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.execution.workforce import Workforce
 from dagsel.messages import (
@@ -53,6 +54,7 @@ from dagsel.messages import (
     Note,
     Shrink,
     StatePlace,
+    UnitRecord,
     WorkerDrains,
     WorkerJoined,
     WorkerRefused,
@@ -93,6 +95,8 @@ class DaskEngine:
     _messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
     _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
     _checks: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
+    _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by trial
+    _slices: Slices = field(default_factory=Slices)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
     _workers_now: tuple[WorkerNow, ...] = ()  # as the scheduler has last described them
@@ -345,9 +349,16 @@ class DaskEngine:
         return time.time()
 
     def submit(self, round_: Round, configs: Mapping[int, Mapping[str, Any]]) -> None:
-        """Send a round; the run's earlier rounds go on."""
+        """Send a round, the far ends of its chains later; the run's earlier rounds go on."""
         self.tell(RoundAdded(round_))
-        graph, wanted = round_graph(self.spec.run, round_, configs)
+        self._configs.update(configs)
+        self._send(self._slices.first(round_.chains))
+
+    def _send(self, chains: Sequence[Chain]) -> None:
+        """Send tasks of which the dispatcher knows."""
+        if not chains:
+            return
+        graph, wanted = chains_graph(self.spec.run, chains, self._configs)
         keys = [key for keys in wanted.values() for key in keys]
         futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
         for trial, trial_keys in wanted.items():
@@ -356,8 +367,9 @@ class DaskEngine:
     def stop(self, trial: int) -> None:
         """Stop a trial: its waiting units are forgotten, its running one ends at its next batch."""
         self.tell(TrialStopped(trial))
-        self._futures.pop(trial, None)
-        self._checks.pop(trial, None)
+        for by_trial in (self._futures, self._checks, self._configs):
+            by_trial.pop(trial, None)
+        self._slices.forget(trial)
 
     def raised(self, trial: int) -> BaseException | None:
         """Return the error of a trial that has failed, without the frames of other processes."""
@@ -469,6 +481,10 @@ class DaskEngine:
 
     def _read(self, *, timeout_s: float = 0.0) -> Message | None:
         message = self._messages.get(timeout_s > 0, timeout_s)
-        if isinstance(message, WorkerJoined):
-            self._shrink()
+        match message:
+            case WorkerJoined():
+                self._shrink()
+            case UnitRecord(Unit("train", trial, epoch)):
+                following = self._slices.trained(trial, epoch)
+                self._send([] if following is None else [following])
         return message

@@ -1,4 +1,4 @@
-"""A round becomes one Dask graph: every unit a task, every trial a chain."""
+"""Chains become a Dask graph: every unit a task, every trial a chain of them."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
-from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.dispatch.units import Chain, Unit
 from dagsel.execution.run_spec import RESOURCE, Key, StoredResult, unit_key
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
 from dagsel.messages import StatePlace
 
 
-def round_graph(
-    run: str, round_: Round, configs: Mapping[int, Mapping[str, Any]]
+def chains_graph(
+    run: str, chains: Sequence[Chain], configs: Mapping[int, Mapping[str, Any]]
 ) -> tuple[HighLevelGraph, dict[int, list[Key]]]:
-    """Compile a round.
+    """Compile what is sent of chains.
 
     Parameters
     ----------
     run
         Identifier of the run.
-    round_
-        Its chains.
+    chains
+        At most one for each trial.
     configs
         Configuration of each trial.
 
@@ -38,9 +38,9 @@ def round_graph(
     """
     tasks: dict[Key, Task] = {}
     wanted: dict[int, list[Key]] = {}
-    for chain in round_.chains:
+    for chain in chains:
         wanted[chain.trial] = _compile_chain(run, chain, configs[chain.trial], tasks)
-    return _graph(run, f"round-{run}-{round_.number}", tasks), wanted
+    return _graph(run, f"chains-{run}", tasks), wanted
 
 
 def check_graph(

@@ -83,8 +83,7 @@ class _Record:
         return f"{google_crc32c.value(f'{stem} {json.dumps(self._body)}'.encode()):08x}"
 
     @property
-    def _body(self) -> dict[str, Any]:
-        # Not by `asdict`, which copies all that the user's meta holds.
+    def _body(self) -> dict[str, Any]:  # `asdict` would copy all of the meta
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

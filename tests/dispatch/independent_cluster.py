@@ -59,6 +59,7 @@ class IndependentCluster:
         self.chains: dict[int, list[Chain]] = {}
         self.gone: set[int] = set()
         self.ready: set[Unit] = set()
+        self.early: set[Unit] = set()  # told to be ready, though what comes before is not done
         self.visits: dict[Unit, int] = {}  # training units done at least once: shard
         self.results: dict[Unit, str] = {}  # training units whose result is somewhere
         self.scored: set[Unit] = set()
@@ -289,8 +290,18 @@ class IndependentCluster:
         for unit in [*wanted, *evaluations]:
             if unit not in self.ready and not self.busy(unit):
                 self.ready.add(unit)
-                events.append(UnitReady(unit))
-        return events
+                if unit not in self.early:
+                    events.append(UnitReady(unit))
+                self.early.discard(unit)
+        return [*events, *self.offer(trial)]
+
+    def offer(self, trial):
+        """A later chain begins with a stored state: Dask sees nothing that it has to wait for."""
+        firsts = {next(chain.units) for chain in self.chains[trial][1:]}
+        early = firsts - self.early - self.ready - self.visits.keys()
+        early = {unit for unit in early if not self.busy(unit)}
+        self.early |= early
+        return [UnitReady(unit) for unit in sorted(early)]
 
     def wanted(self, trial):
         """Training and evaluating units of a trial whose input is there."""

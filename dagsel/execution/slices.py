@@ -1,0 +1,90 @@
+"""What of a round is sent to Dask at once, and what waits until the trials have come nearer.
+
+Dask's scheduler looks at every task of a graph before the first one runs, and the graph of a search
+of a thousand epochs a trial has tens of thousands. The dispatcher knows all of a round from its
+beginning. Of each chain Dask gets some epochs, and the next ones long before these are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from dagsel.dispatch.units import Chain
+
+#: Tasks of a round that are sent at once, about.
+_TASKS = 2_000
+#: Epochs of a chain that are sent at once, at least and at most.
+_LEAST, _MOST = 8, 64
+
+
+@dataclass(slots=True)
+class _Rest:
+    """What waits of a trial's chains."""
+
+    chains: list[Chain]
+    n_epochs: int  # that are sent at once
+    at: int  # the epoch whose end lets the next ones go
+
+
+@dataclass(slots=True)
+class Slices:
+    """Divides chains into what is sent now and what is sent later."""
+
+    _rests: dict[int, _Rest] = field(default_factory=dict)  # by trial
+
+    def first(self, chains: Iterable[Chain]) -> list[Chain]:
+        """Return what is sent at once of a round's chains.
+
+        Examples
+        --------
+        >>> slices = Slices()
+        >>> [part.epochs for part in slices.first([Chain(0, range(1, 151), n_shards=2)])]
+        [range(1, 65)]
+        >>> slices.trained(0, 31), slices.trained(0, 32).epochs, slices.trained(0, 96).epochs
+        (None, range(65, 129), range(129, 151))
+        """
+        chains = list(chains)
+        n_tasks = sum(chain.n_shards * (1 + chain.evaluate) for chain in chains)
+        n_epochs = min(_MOST, max(_LEAST, _TASKS // max(1, n_tasks)))
+        return [part for chain in chains if (part := self._begin(chain, n_epochs)) is not None]
+
+    def trained(self, trial: int, epoch: int) -> Chain | None:
+        """Return what is sent now that a trial has trained an epoch; None for nothing."""
+        rest = self._rests.get(trial)
+        return None if rest is None or epoch < rest.at else self._next(trial, rest)
+
+    def forget(self, trial: int) -> None:
+        """Send no more of a trial."""
+        self._rests.pop(trial, None)
+
+    def _begin(self, chain: Chain, n_epochs: int) -> Chain | None:
+        rest = self._rests.get(chain.trial)
+        if rest is not None:  # an earlier chain of it is not sent whole
+            rest.chains.append(chain)
+            return None
+        if len(chain.epochs) <= n_epochs:
+            return chain
+        rest = self._rests[chain.trial] = _Rest([chain], n_epochs, 0)
+        return self._next(chain.trial, rest)
+
+    def _next(self, trial: int, rest: _Rest) -> Chain:
+        chain = rest.chains.pop(0)
+        sent = _part(chain, 0, rest.n_epochs)
+        if len(chain.epochs) > rest.n_epochs:
+            rest.chains.insert(0, _part(chain, rest.n_epochs, len(chain.epochs)))
+        if not rest.chains:
+            del self._rests[trial]
+        rest.at = sent.epochs[-1] - rest.n_epochs // 2
+        return sent
+
+
+def _part(chain: Chain, start: int, stop: int) -> Chain:
+    part = slice(start, stop)
+    return replace(
+        chain,
+        epochs=chain.epochs[part],
+        order=None if chain.order is None else chain.order[part],
+        begun=chain.begun[part],
+        values=chain.values[part],
+    )
