@@ -11,7 +11,8 @@ after each epoch. All ways begin with the same two NumPy files, as a user would:
 arrays and nothing but its defaults; the others train each trial by the same loop over a
 ``TensorDataset`` in memory. Each way is a process of its own, timed from its start to its exit,
 with all that it starts: imports, worker processes, writing and reading. The ways take turns;
-medians count. CPU time and memory are those of its processes, asked 4 times and once a second.
+medians count. CPU time and memory are those of its processes, asked every quarter of a second and
+every fourth second: to ask for the memory of one takes 5 to 8 ms of a core that it could use.
 
 dagsel's start and end are measured in two ways: from the call of ``dagsel.optimize`` to the start
 of the first unit, and from the end of the last unit to the call's return, over the seconds that
@@ -48,7 +49,8 @@ EXAMPLES = str(Path(__file__).parents[2] / "examples")
 sys.path.insert(0, EXAMPLES)
 
 N_WORKERS, EPOCHS, VALIDATION = 2, 5, 0.2
-LOOK_S = 0.25
+# Each look asks for processor time, one in so many for memory, first after two seconds.
+LOOK_S, PER_MEMORY = 0.25, 16
 #: What a way needs besides dagsel.
 NEEDS = {"optuna": "optuna_integration", "ray": "ray"}
 NAMES = {
@@ -249,7 +251,7 @@ def watched(way: str, folder: str, n_trials: int) -> dict[str, Any]:
             family = [psutil.Process(child.pid)]
             with suppress(psutil.NoSuchProcess):
                 family += family[0].children(recursive=True)
-            memory, measures = 0, next(looks) % 4 == 0
+            memory, measures = 0, next(looks) % PER_MEMORY == PER_MEMORY // 2
             for process in family:
                 with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
                     times = process.cpu_times()
