@@ -89,9 +89,9 @@ chromium: slurm
 		&& DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends chromium; } \
 		|| echo "Chromium is not here, and only root can install it with apt-get: its tests are skipped"
 
-# On two cores three files at a time, as what has a cluster of its own waits for a part of its time, and beside
+# On two cores four files at a time, as what has a cluster of its own waits for a part of its time, and beside
 # them those that wait for most of it, one after the other: `Lanes` in tests/conftest.py.
-TESTS := pytest -q -n 4 --dist loadfile --no-loadscope-reorder tests
+TESTS := pytest -q -n 5 --dist loadfile --no-loadscope-reorder tests
 tests: $(VENV)/.dev chromium
 	$(BIN)/python -m $(TESTS)
 
@@ -199,7 +199,9 @@ newest-short: $(NEWEST)
 	PYTHONPATH=$(NEWEST) CHURN_SEEDS=2 $(BIN)/python -m pytest -q tests/laws/test_laws.py tests/execution/test_churn.py
 
 churn: $(VENV)/.dev newest
-	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all DISK_TIMES=4 $(BIN)/python -m pytest -q tests/execution/test_churn.py tests/execution/test_held_on_disk.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
+	CHURN_SEEDS=20 GANGS=200 MACHINE_SEEDS=5 SLURM=all MARBLE_CASES=all DISK_TIMES=4 CLUSTERS=all $(BIN)/python -m pytest -q \
+		tests/execution/test_resumed_elsewhere.py tests/execution/test_seer_cluster.py tests/execution/test_gateway.py tests/execution/test_dashboard.py \
+		tests/execution/test_churn.py tests/execution/test_held_on_disk.py tests/execution/test_gangs.py tests/execution/test_marble_cluster.py tests/execution/test_machines.py tests/execution/test_slurm.py
 
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/chaos/chaos.py 50 docs/measured/chaos.md

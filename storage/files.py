@@ -119,14 +119,15 @@ class Folder:
         replaced as a `whole`, the object itself.
         """
         path = self.path(key)
-        place = path if not whole else path.rpartition("/")[0]
+        on_way = path.rpartition("/")[0] if whole else path
         for _ in range(key.count("/") + self._depth + (not whole)):  # what no user has named
-            if os.path.islink(place):  # noqa: PTH114 - each save asks; a `Path` takes as long as the call
+            # Each save asks, and to make a `Path` takes longer than to ask.
+            if os.path.islink(on_way):  # noqa: PTH114
                 raise LinkError(
-                    f"{place} is a symbolic link: dagsel writes and deletes nothing through it; "
+                    f"{on_way} is a symbolic link: dagsel writes and deletes nothing through it; "
                     "put what it leads to in its place, or let the whole folder be the link"
                 )
-            place = place.rpartition("/")[0]
+            on_way = on_way.rpartition("/")[0]
         return Path(path)
 
     def read(self, key: str) -> bytes | None:

@@ -12,7 +12,7 @@ SMALL: dict[str, list[str]] = {
     "digits.py": [],
     "gateway.py": ["--local", "--workers=1", "--epochs=10"],
     "hermes.py": ["--trials=4", "--epochs=4", "--quantum=2 s", "--goal=0.8"],
-    "image_folder.py": ["--pictures=30", "--trials=2", "--epochs=3"],
+    "image_folder.py": ["--pictures=60", "--trials=3", "--epochs=6"],
     "lightning_cnn.py": ["--trials=3", "--epochs=3"],
     "lora.py": ["--task=classify", "--trials=2", "--epochs=1", "--sentences=60", "--steps=3"],
     "marble_queue.py": ["--given", "--samples=1500"],

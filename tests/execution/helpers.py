@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ import cloudpickle
 import dask
 import numpy as np
 import psutil
+import pytest
 import torch
 from distributed import Client, LocalCluster
 
@@ -25,6 +27,9 @@ from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 
 T = TypeVar("T")
+
+#: Another form of what runs by day, on a cluster of its own.
+BY_NIGHT = pytest.mark.skipif(os.environ.get("CLUSTERS") != "all", reason="CLUSTERS=all, by night")
 
 
 def validation_of(data: ShardedDataset) -> tuple[torch.Tensor, torch.Tensor]:

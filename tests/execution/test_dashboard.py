@@ -25,6 +25,8 @@ from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
 from tests.waiting import wait_until
 
+from .helpers import BY_NIGHT
+
 
 @contextmanager
 def dashboard(storage: str, artifacts: Path) -> Iterator[str]:
@@ -77,7 +79,7 @@ def n_values(trial: dict[str, Any]) -> int:
     return len(trial["intermediate_values"])
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "journal"])
+@pytest.mark.parametrize("kind", ["sqlite", pytest.param("journal", marks=BY_NIGHT)])
 def test_a_dashboard_shows_the_live_study_and_the_files_of_the_best_model(
     kind: str, client: Client, digits: ShardedDataset, tmp_path: Path
 ) -> None:

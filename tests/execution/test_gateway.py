@@ -30,7 +30,7 @@ from .deployed import (
     search,
 )
 from .gateway import gateway_server
-from .helpers import processes, started_since, there
+from .helpers import BY_NIGHT, processes, started_since, there
 
 WHY = "needs the extra dev: a dask-gateway server"
 dask_gateway = pytest.importorskip("dask_gateway", reason=WHY)
@@ -119,7 +119,7 @@ def test_a_search_grows_and_shrinks_the_cluster(gateway: Any, tmp_path: Path) ->
     check_model(outcome)
 
 
-@pytest.mark.parametrize("flow", ["seer", "asha"])
+@pytest.mark.parametrize("flow", ["seer", pytest.param("asha", marks=BY_NIGHT)])
 def test_limits_hold(flow: str, gateway: Any, tmp_path: Path) -> None:
     cluster, client = gateway
     one_worker(gateway)

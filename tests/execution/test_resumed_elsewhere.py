@@ -32,6 +32,7 @@ from .deployed import (
     workload,
 )
 from .gateway import gateway_server
+from .helpers import BY_NIGHT
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +43,8 @@ TIMEOUT_S = 90
     ("before", "after", "flow"),
     [
         ("local", "gateway", "asha"),
-        ("gateway", "machines", "seer"),
-        ("machines", "local", "asha"),
+        pytest.param("gateway", "machines", "seer", marks=BY_NIGHT),
+        pytest.param("machines", "local", "asha", marks=BY_NIGHT),
     ],
 )
 def test_a_killed_driver_is_resumed_on_another_cluster(

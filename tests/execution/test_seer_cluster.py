@@ -30,7 +30,7 @@ from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
 
 from . import seer_driver
-from .helpers import processes, there
+from .helpers import BY_NIGHT, processes, there
 
 UNIT_S, N_BATCHES, N_SHARDS = 0.5, 10, 4
 #: One batch, plus 2 s, plus as much for a machine that does other things as well.
@@ -107,7 +107,7 @@ def test_a_cluster_follows_the_stages_within_deadline_and_budget(search: Optimiz
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=BY_NIGHT)])
 def test_workers_are_lost_again_and_again(how: signal.Signals, search: Optimize) -> None:
     flow = SEER("18 s", 48, reduction_factor=2, max_workers_per_trial=2, min_stage=3, mode="paper")
     assert [stage.n_trials for stage in flow.plan.stages] == [(2, 1), (1, 0)]
