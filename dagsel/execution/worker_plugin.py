@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 import cloudpickle
 import numpy as np
@@ -64,6 +65,8 @@ from dagsel.storage.shared_folder import NoRoomError
 WORKER_LOG = logging.getLogger("distributed.worker")
 #: So long after a worker was lost calls to it are ended: those that were just beginning, too.
 LOST_AFTER_S = 0.2
+#: Workers that have the resource from a run, and not from whoever started them.
+_OURS: WeakSet[Worker] = WeakSet()
 
 
 class TrainingPlugin(WorkerPlugin):
@@ -152,14 +155,17 @@ class TrainingPlugin(WorkerPlugin):
         if self.owns_resource and await _is_unused(worker) and not _other_runs(worker):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
+            _OURS.discard(worker)
         WORKER_LOG.removeFilter(self._own_failures)
 
     async def _take_resource(self, worker: Worker) -> None:
-        others = _other_runs(worker, self)
-        missing = RESOURCE not in worker.state.total_resources
-        self.owns_resource = missing or any(other.owns_resource for other in others)
-        if missing:
-            await worker.set_resources(**{RESOURCE: 1})
+        there = worker.state.total_resources.get(RESOURCE)
+        if there is None:
+            _OURS.add(worker)
+        self.owns_resource = worker in _OURS
+        # If it is there of a run that is still leaving, the scheduler has forgotten it already.
+        if there is None or not _other_runs(worker, self):
+            await worker.set_resources(**{RESOURCE: 1 if there is None else there})
 
     def _room(self, worker: Worker) -> int | None:
         if self.spec.hold != "memory":

@@ -29,12 +29,13 @@ from dagsel.dispatch.events import (
     TrialAllowed,
     TrialHeld,
     TrialRests,
+    UnitTrains,
     WorkerRemoved,
 )
 from dagsel.dispatch.suspicion import MOST_UNBEGUN
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.engine import DaskEngine
-from dagsel.execution.run_spec import CHANNEL
+from dagsel.execution.run_spec import CHANNEL, RESOURCE
 from dagsel.messages import (
     ORDERS,
     REPORTS,
@@ -230,6 +231,30 @@ def test_rounds_have_no_barrier(client: Client, digits: ShardedDataset, run_dir:
     last_of_slow = order.index(Unit("train", 0, 1, 3))
     assert order.index(Unit("train", 1, 2, 0)) < last_of_slow
     assert order.index(Unit("train", 2, 1, 3)) < last_of_slow
+
+
+def test_a_run_begins_while_a_unit_of_a_killed_driver_is_still_stopping(
+    digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    """The scheduler forgot what its worker can do, the worker did not: nothing trained for ever."""
+    options: dict[str, Any] = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+    long = SyntheticWorkload(seconds=6.0, n_batches=2)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, **options) as cluster,
+        Client(cluster, set_as_default=False) as other,
+    ):
+        with (
+            Client(cluster, set_as_default=False) as client,
+            engine_for(client, digits, long, run_dir) as engine,
+        ):
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4),)), {0: {}})
+            listen(engine, until=lambda heard: of(UnitTrains, heard))
+            client.close()
+        with engine_for(other, digits, SyntheticWorkload(), str(tmp_path / "next")) as engine:
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4),)), {0: {}})
+            assert listen(engine, until=lambda heard: len(done(heard)) == 8)
+        has = other.run(lambda dask_worker: RESOURCE in dask_worker.state.total_resources)
+        assert not any(has.values()), "it is left as it was"
 
 
 def _ran(dask_scheduler: Scheduler, kind: str) -> int:
