@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import optuna
 import torch
-from sklearn.datasets import load_digits
 
 import dagsel
 from dagsel.flows import RandomSearch
@@ -47,6 +46,8 @@ def read_mnist(folder):
 
 def large_digits():
     """Return scikit-learn's digits of 8 x 8 as images of 28 x 28."""
+    from sklearn.datasets import load_digits  # takes a second, and files of MNIST do without
+
     digits = load_digits()
     images = (digits.images * 255 / 16).astype(np.uint8).repeat(3, axis=1).repeat(3, axis=2)
     return np.pad(images, ((0, 0), (2, 2), (2, 2))), digits.target
