@@ -54,7 +54,8 @@ class Trial:
     def note_ready(self, unit: Unit) -> None:
         """Note that a training unit is ready; it has its turn once the one before it is done.
 
-        The cluster knows what comes before it in the same graph, and a trial may have several.
+        The first unit of a graph begins with a stored state, so that for the cluster it is ready at
+        once, even if the trial still trains the units of an earlier graph.
         """
         units = self.ready if self._is_due(unit) else self.early
         if unit not in units:

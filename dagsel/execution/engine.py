@@ -485,6 +485,5 @@ class DaskEngine:
             case WorkerJoined():
                 self._shrink()
             case UnitRecord(Unit("train", trial, epoch)):
-                following = self._slices.trained(trial, epoch)
-                self._send([] if following is None else [following])
+                self._send(self._slices.trained(trial, epoch))
         return message

@@ -41,18 +41,18 @@ class Slices:
         >>> slices = Slices()
         >>> [part.epochs for part in slices.first([Chain(0, range(1, 151), n_shards=2)])]
         [range(1, 65)]
-        >>> slices.trained(0, 31), slices.trained(0, 32).epochs, slices.trained(0, 96).epochs
-        (None, range(65, 129), range(129, 151))
+        >>> [[part.epochs for part in slices.trained(0, epoch)] for epoch in (31, 32, 96)]
+        [[], [range(65, 129)], [range(129, 151)]]
         """
         chains = list(chains)
         n_tasks = sum(chain.n_shards * (1 + chain.evaluate) for chain in chains)
         n_epochs = min(_MOST, max(_LEAST, _TASKS // max(1, n_tasks)))
         return [part for chain in chains if (part := self._begin(chain, n_epochs)) is not None]
 
-    def trained(self, trial: int, epoch: int) -> Chain | None:
-        """Return what is sent now that a trial has trained an epoch; None for nothing."""
+    def trained(self, trial: int, epoch: int) -> list[Chain]:
+        """Return what is sent now that a trial trains an epoch: a part of its chain, or nothing."""
         rest = self._rests.get(trial)
-        return None if rest is None or epoch < rest.at else self._next(trial, rest)
+        return [] if rest is None or epoch < rest.at else [self._next(trial, rest)]
 
     def forget(self, trial: int) -> None:
         """Send no more of a trial."""
