@@ -161,11 +161,11 @@ class Tagged(Generic[T]):
     def encode(self, value: T) -> dict[str, Json]:
         """Turn a value into JSON that says what it is."""
         kind: Any = type(value)
-        json = {"is": self._names[kind]}
+        json, is_brief = {"is": self._names[kind]}, self._brief
         for part in _parts(kind):
             item = getattr(value, part.name)
-            if not (self._brief and (item is None or item == part.default)):
-                json[part.key] = part.write(item)
+            if not (is_brief and (item is None or item == part.default)):
+                json[part.key] = item if type(item) in _PLAIN else part.write(item)
         return json
 
     def is_read_back(self, value: T) -> bool:
@@ -196,7 +196,7 @@ class Tagged(Generic[T]):
             raise ValueError(f"{name!r} is none of {', '.join(self._kinds)}")
         kind: Any = self._kinds[name]
         if self._brief:
-            rest = {part.key: None for part in _parts(kind) if part.default is MISSING} | rest
+            rest = _nones(kind) | rest
         decoded: T = _dataclass(kind, rest)
         return decoded
 
@@ -227,6 +227,12 @@ def _parts(kind: Any) -> tuple[_Part, ...]:
 @cache
 def _parts_by_key(kind: Any) -> dict[str, _Part]:
     return {part.key: part for part in _parts(kind)}
+
+
+@cache
+def _nones(kind: Any) -> dict[str, None]:
+    """Return None for each field without a default."""
+    return {part.key: None for part in _parts(kind) if part.default is MISSING}
 
 
 def _default(field: Field[Any]) -> Any:
@@ -296,7 +302,11 @@ def _reader(kind: Any) -> Reader:
         decode: Reader = args[1].decode
         return decode
     if origin in (Union, types.UnionType):
-        return partial(_first, kind, [_reader(arg) for arg in args])
+        readers = [_reader(arg) for arg in args if arg is not type(None)]
+        of_any = readers[0] if len(readers) == 1 else partial(_first, kind, readers)
+        if len(readers) == len(args):
+            return of_any
+        return lambda value: None if value is None else of_any(value)
     if origin is Literal:
         return partial(_literal, kind, args)
     if is_dataclass(kind):

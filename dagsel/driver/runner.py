@@ -258,7 +258,7 @@ class Runner:
     def _take(self, turn: Turn, decisions: Sequence[Decision]) -> None:
         self._limits.check_gangs(decisions)
         decided = tuple(decisions)
-        self._note(self._clock.timed(turn, decisions=decided, pass_=self._n_passes))
+        self._note(self._clock.timed_turn(turn, decisions=decided, pass_=self._n_passes))
         self._n_turns += 1
         # The state grows with the turns: kept after ever more, it takes time in proportion to them.
         if self._n_turns - self._n_kept >= max(TURNS_PER_SNAPSHOT, self._n_kept // 2):

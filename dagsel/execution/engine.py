@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -39,7 +40,7 @@ from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
 from dagsel.execution.graph import chains_graph, check_graph
-from dagsel.execution.run_spec import Key, RunSpec, command_topic, plugin_name, report_topic
+from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.execution.slices import Slices
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
@@ -91,10 +92,10 @@ class DaskEngine:
     _n_most: int = 0  # workers that were there at once
     _troubles: set[str] = field(default_factory=set)  # those that were told
     _threads: set[int] = field(default_factory=set)
-    # What came in; None where somebody else wakes the driver.
-    _messages: queue.SimpleQueue[Message | None] = field(default_factory=queue.SimpleQueue)
-    _futures: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
-    _checks: dict[int, dict[Key, Future[Any]]] = field(default_factory=dict)
+    # What came in, by what was heard at once; nothing where somebody else wakes the driver.
+    _messages: queue.SimpleQueue[Sequence[Message]] = field(default_factory=queue.SimpleQueue)
+    _futures: dict[int, dict[int, list[Future[Any]]]] = field(default_factory=dict)  # by epoch
+    _checks: dict[int, list[Future[Any]]] = field(default_factory=dict)
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by trial
     _slices: Slices = field(default_factory=Slices)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
@@ -171,24 +172,25 @@ class DaskEngine:
         while not self.workers or not registered <= self.workers:
             left_s = deadline - time.monotonic()
             try:
-                message = self._messages.get(timeout=min(max(0.0, left_s), 0.5))
+                heard = self._messages.get(timeout=min(max(0.0, left_s), 0.5))
             except queue.Empty:
                 if left_s <= 0:
                     break
                 registered &= self._workers_there()
                 continue
-            match message:
-                case Note():
-                    notes.append(message)
-                case WorkerRemoved(worker):
-                    registered.discard(worker)
-                case WorkerRefused(worker, reason):
-                    registered.discard(worker)
-                    refusals.append(reason)
-                    if not registered:
-                        break
-        for note in notes:  # for whoever listens from now on
-            self._messages.put(note)
+            for message in heard:
+                match message:
+                    case Note():
+                        notes.append(message)
+                    case WorkerRemoved(worker):
+                        registered.discard(worker)
+                    case WorkerRefused(worker, reason):
+                        registered.discard(worker)
+                        refusals.append(reason)
+            if refusals and not registered:
+                break
+        if notes:  # for whoever listens from now on
+            self._messages.put(notes)
         if refusals:
             kinds = (WorkerMemoryError, VersionMismatchError)
             kind = next((k for k in kinds if k.__name__ in refusals[0]), ClusterError)
@@ -234,11 +236,15 @@ class DaskEngine:
 
     def _hear(self, event: tuple[float, list[Json]]) -> None:
         """Take messages of the dispatcher; runs in the client's event loop."""
-        for told in event[1]:
-            self._take(REPORTS.decode(told))
+        heard = [message for told in event[1] if self._take(message := REPORTS.decode(told))]
+        if heard:
+            self._messages.put(heard)  # at once: the driver's thread wakes up once
 
-    def _take(self, message: Message) -> None:
+    def _take(self, message: Message) -> bool:
+        """Take in a message; return whether the driver is to hear it."""
         match message:
+            case UnitRecord():
+                pass
             case LoadShard(worker, shard):
                 self._load(worker, shard)
             case ShardLoaded(worker, shard):
@@ -257,13 +263,13 @@ class DaskEngine:
                 self._workforce.retire(worker)
             case WorkersDescribed(workers):
                 self._workers_now = workers
-                return  # the driver has nothing to do with it
+                return False
             case Note(text):
                 if text in self._troubles:
-                    return  # another worker has said it
+                    return False  # another worker has said it
                 self._troubles.add(text)
                 logger.warning("%s", text)
-        self._messages.put(message)
+        return True
 
     def _compare_threads(self, threads: int | None) -> None:
         if threads is None:
@@ -289,7 +295,7 @@ class DaskEngine:
 
     def _warn(self, reason: str) -> None:
         logger.warning("%s", reason)
-        self._messages.put(Note(reason))
+        self._messages.put([Note(reason)])
 
     def _load(self, worker: str, shard: int) -> None:
         self._n_loads += 1
@@ -362,18 +368,28 @@ class DaskEngine:
         keys = [key for keys in wanted.values() for key in keys]
         futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
         for trial, trial_keys in wanted.items():
-            self._futures.setdefault(trial, {}).update({k: futures[k] for k in trial_keys})
+            by_epoch = self._futures.setdefault(trial, {})
+            for key in trial_keys:
+                by_epoch.setdefault(key[2], []).append(futures[key])
 
     def stop(self, trial: int) -> None:
         """Stop a trial: its waiting units are forgotten, its running one ends at its next batch."""
         self.tell(TrialStopped(trial))
-        for by_trial in (self._futures, self._checks, self._configs):
-            by_trial.pop(trial, None)
+        for futures in self._futures.pop(trial, {}).values():
+            self._give_up(futures)
+        self._give_up(self._checks.pop(trial, []))
+        self._configs.pop(trial, None)
         self._slices.forget(trial)
+
+    def _give_up(self, futures: list[Future[Any]]) -> None:
+        """Wait for results no more."""
+        loop = self.client.loop
+        if futures and loop is not None:  # in its own thread, which each would wake up else
+            loop.add_callback(futures.clear)
 
     def raised(self, trial: int) -> BaseException | None:
         """Return the error of a trial that has failed, without the frames of other processes."""
-        for future in self._futures.get(trial, {}).values():
+        for future in chain.from_iterable(self._futures.get(trial, {}).values()):
             if future.status == "error":
                 error: BaseException = future.exception()
                 return error.with_traceback(None)
@@ -381,15 +397,13 @@ class DaskEngine:
 
     def release(self, trial: int, epoch: int) -> None:
         """Have the cluster forget an epoch's results; else it makes them again if they are lost."""
-        futures = self._futures.get(trial, {})
-        for key in [key for key in futures if key[2] == epoch]:
-            del futures[key]
+        self._give_up(self._futures.get(trial, {}).pop(epoch, []))
 
     def tell(self, command: Command) -> None:
         """Tell the dispatcher something."""
         if isinstance(command, TrialAllowed | TrialHeld):
             # Nobody waits for its score any more, and the state that is scored may be deleted.
-            self._checks.pop(command.trial, None)
+            self._give_up(self._checks.pop(command.trial, []))
         self._connection.log(command_topic(self.spec.run), COMMANDS.encode(command))
 
     def check(
@@ -405,8 +419,7 @@ class DaskEngine:
         self.tell(CheckAdded(trial, number))
         units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
         graph, keys = check_graph(self.spec.run, units, place, configs[trial], halvings)
-        futures = self.client.get(graph, keys, sync=False)
-        self._checks[trial] = dict(zip(keys, futures, strict=True))
+        self._checks[trial] = list(self.client.get(graph, keys, sync=False))
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
@@ -420,7 +433,7 @@ class DaskEngine:
         """
         why_not = self._workforce.want(n_workers)
         if why_not:
-            self._messages.put(Note(why_not))
+            self._messages.put([Note(why_not)])
         self._shrink()
 
     def workers_now(self) -> tuple[WorkerNow, ...]:
@@ -467,23 +480,22 @@ class DaskEngine:
                 if trouble not in self._troubles:
                     self._troubles.add(trouble)
                     yield Note(trouble)
-            message = self._read(timeout_s=min(timeout_s, self.poll_s))
+            yield from self._read(timeout_s=min(timeout_s, self.poll_s))
             while True:
-                if message is not None:
-                    yield message
-                message = self._read()
+                yield from self._read()
         except queue.Empty:
             return
 
     def wake(self) -> None:
         """Have `messages` wait no longer; may be called by other threads and signal handlers."""
-        self._messages.put(None)
+        self._messages.put([])
 
-    def _read(self, *, timeout_s: float = 0.0) -> Message | None:
-        message = self._messages.get(timeout_s > 0, timeout_s)
-        match message:
-            case WorkerJoined():
-                self._shrink()
-            case UnitRecord(Unit("train", trial, epoch)):
-                self._send(self._slices.trained(trial, epoch))
-        return message
+    def _read(self, *, timeout_s: float = 0.0) -> Sequence[Message]:
+        heard = self._messages.get(timeout_s > 0, timeout_s)
+        for message in heard:
+            match message:
+                case WorkerJoined():
+                    self._shrink()
+                case UnitRecord(Unit("train", trial, epoch)):
+                    self._send(self._slices.trained(trial, epoch))
+        return heard

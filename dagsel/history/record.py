@@ -142,6 +142,9 @@ class Record:
     def add(self, entry: Entry) -> None:
         """Take in an entry of the journal."""
         match entry:
+            case UnitRecord():  # first: most are that
+                self._note_spent(entry)
+                self._add_unit(entry)
             case SessionBegun(at, seconds):
                 self.sessions.append((at, at - seconds))
                 self._mark("session")
@@ -152,9 +155,6 @@ class Record:
                 self.abandoned, self.finished, self.interrupted = reason, True, set()
                 for trial in [t.number for t in self.trials.values() if t.is_live]:
                     self._end(trial, "failed", reason, has_model=True)
-            case UnitRecord():
-                self._note_spent(entry)
-                self._add_unit(entry)
             case PieceRecord(unit):
                 self._note_spent(entry)
                 self.pieces.append(entry)
