@@ -94,7 +94,7 @@ class DispatchPlugin(SchedulerPlugin):
         self._attempts = Attempts(self.config.n_shards)
         self._done: dict[Unit, int] = {}  # unit: the shard it visited
         self._ending: Unit | None = None  # its task is not over, and all that it does is known
-        self._scored: list[Key] = []  # of evaluating units that were done with another one
+        self._scored: dict[Key, None] = {}  # tasks of evaluating units that another one has done
         self._hops: dict[Unit, bool] = {}  # bound unit: whether its state had to be sent
         self._copies = SpareCopies(scheduler, self._may_read)
         self._warm = WarmStates(lambda worker, unit: self._send(worker, messages.ForgetState(unit)))
@@ -127,6 +127,8 @@ class DispatchPlugin(SchedulerPlugin):
     def _unit_moved(
         self, unit: Unit, key: Any, start: str, finish: str, details: dict[str, Any]
     ) -> None:
+        if key in self._scored:  # nobody waits for it
+            return
         task = self.scheduler.tasks[key]
         match start, finish:
             case _, "no-worker":
@@ -157,7 +159,7 @@ class DispatchPlugin(SchedulerPlugin):
                 self._done[each.unit] = each.shard
                 self._warm.drop(each.unit)
             else:
-                self._scored.append(unit_key(self.run, each.unit))
+                self._scored[unit_key(self.run, each.unit)] = None
             attempts, lost_s = self._attempts.done(each.unit)
             done[at] = replace(
                 each, hop=hop, members=members, attempts=attempts, lost_seconds=lost_s
@@ -177,9 +179,16 @@ class DispatchPlugin(SchedulerPlugin):
             self.scheduler.worker_send(told.worker, scheduler_state.free_key(key))
             return
         self._task_done(task, told.work)
+        self._drop_scored()  # before the state makes them ready
         self._ending = unit
         scheduler_state.put_in_memory(self.scheduler, last, told.worker, told.state_bytes)
         self._ending = None
+
+    def _drop_scored(self) -> None:
+        """Have Dask forget tasks of evaluating units that another one has done."""
+        if self._scored:
+            self.scheduler.client_releases_keys(keys=[*self._scored], client=self.client)
+            self._scored = {}
 
     def _members(self, unit: Unit) -> tuple[str, ...]:
         binding = self.dispatcher.bindings.get(unit)
@@ -218,11 +227,8 @@ class DispatchPlugin(SchedulerPlugin):
     def _worker_removed(self, worker: str, *, expected: bool) -> None:
         known = self.dispatcher.knows(worker)
         for event in self._events:  # what it will know
-            match event:
-                case events.WorkerAdded(added) if added == worker:
-                    known = True
-                case events.WorkerRemoved(removed) if removed == worker:
-                    known = False
+            if isinstance(event, events.WorkerAdded | events.WorkerRemoved):
+                known = isinstance(event, events.WorkerAdded) if event.worker == worker else known
         if known:
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))
@@ -289,8 +295,6 @@ class DispatchPlugin(SchedulerPlugin):
                     self._report(notice)
             case messages.UnitRaised(unit):
                 self._raised[unit.trial] = notice
-            case messages.WorkerJoined():
-                pass
 
     def _hear_piece(self, piece: PieceRecord) -> None:
         unit = piece.unit
@@ -339,12 +343,9 @@ class DispatchPlugin(SchedulerPlugin):
 
     def _describe(self) -> None:
         """Tell the driver what each worker does, for those who watch."""
-        there = {
-            worker: (str(it.name), int(it.metrics.get("memory", 0)), it.memory_limit or 0)
-            for worker, it in self.scheduler.workers.items()
-        }
         hosts, bindings = self.dispatcher.workers.values(), self.dispatcher.bindings.values()
-        self._report(WorkersDescribed(tuple(describe(hosts, bindings, there))))
+        described = describe(hosts, bindings, scheduler_state.workers_there(self.scheduler))
+        self._report(WorkersDescribed(tuple(described)))
 
     # What the dispatcher decides
 
@@ -358,9 +359,7 @@ class DispatchPlugin(SchedulerPlugin):
     def _turn(self) -> None:
         if self._closed:
             return
-        if self._scored:  # nobody waits for their tasks any more
-            self.scheduler.client_releases_keys(keys=self._scored, client=self.client)
-            self._scored = []
+        self._drop_scored()
         self._turn_due = False
         batch, self._events = self._events, []
         self._perform(self.dispatcher.handle(*batch, now_s=time.monotonic()))

@@ -36,6 +36,14 @@ def free_key(key: Any) -> dict[str, Any]:
     return {"op": "free-keys", "keys": [key], "stimulus_id": f"dagsel-free-{key}"}
 
 
+def workers_there(scheduler: Scheduler) -> dict[str, tuple[str, int, int]]:
+    """Return of each worker its name, the memory of its process, and its limit; 0: not known."""
+    return {
+        worker: (str(it.name), int(it.metrics.get("memory", 0)), it.memory_limit or 0)
+        for worker, it in scheduler.workers.items()
+    }
+
+
 def withdraw(scheduler: Scheduler, client: str, run: str) -> None:
     """Withdraw what a client wants of a run: its units, and the loads of shards."""
     driver = scheduler.clients.get(client)

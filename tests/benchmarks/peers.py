@@ -12,7 +12,8 @@ arrays and nothing but its defaults; the others train each trial by the same loo
 ``TensorDataset`` in memory. Each way is a process of its own, timed from its start to its exit,
 with all that it starts: imports, worker processes, writing and reading. The ways take turns;
 medians count. CPU time and memory are those of its processes, asked every quarter of a second and
-every fourth second: to ask for the memory of one takes 5 to 8 ms of a core that it could use.
+every fourth second: to ask for the memory of one takes 5 to 8 ms of a core that it could use. What
+is told of dagsel's units is read from its record when its process has ended.
 
 dagsel's start and end are measured in two ways: from the call of ``dagsel.optimize`` to the start
 of the first unit, and from the end of the last unit to the call's return, over the seconds that
@@ -32,6 +33,7 @@ import importlib.util
 import itertools
 import json
 import multiprocessing
+import shutil
 import statistics
 import subprocess
 import sys
@@ -131,26 +133,32 @@ def run_dagsel(folder: str, n_trials: int) -> dict[str, Any]:
         return {name: trial.suggest_categorical(name, v) for name, v in grid(n_trials).items()}
 
     images, labels = (np.load(f"{folder}/{name}.npy") for name in ("images", "labels"))
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        called = time.time()
-        run = dagsel.optimize(
-            optuna.create_study(direction="maximize"),
-            workload(),
-            (images, labels),
-            space=space,
-            metric="accuracy",
-            flow=Grid(max_epochs=EPOCHS),
-            run_dir=f"{place}/run",
-        )
-        returned = time.time()
-        timeline = run.timeline()
-    shards = timeline[timeline.kind == "train"].groupby("worker").shard.nunique()
-    n_shards = timeline[timeline.kind == "train"].shard.nunique()
+    place = tempfile.mkdtemp(dir=folder)
+    called = time.time()
+    run = dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        workload(),
+        (images, labels),
+        space=space,
+        metric="accuracy",
+        flow=Grid(max_epochs=EPOCHS),
+        run_dir=f"{place}/run",
+    )
+    return {"best": run.best_value, "place": place, "called": called, "returned": time.time()}
+
+
+def recorded(place: str, called: float, returned: float, folder: str) -> dict[str, Any]:
+    """Return what the record of dagsel's search says of its units, and remove it."""
+    import dagsel
+
+    timeline = dagsel.load(f"{place}/run").timeline()
+    shutil.rmtree(place)
+    trained = timeline[timeline.kind == "train"]
+    held = trained.groupby("worker").shard.nunique().max() / trained.shard.nunique()
     begin, end = timeline.start.min(), timeline.stop.max()
     busy = (timeline.stop - timeline.start).sum() / (end - begin) / timeline.worker.nunique()
     return {
-        "best": run.best_value,
-        "held": float(shards.max() / n_shards * nbytes(folder)),
+        "held": float(held * nbytes(folder)),
         "units": len(timeline),
         "hops": int(timeline.hop.sum()),
         "busy": float(busy),
@@ -265,7 +273,9 @@ def watched(way: str, folder: str, n_trials: int) -> dict[str, Any]:
     if child.returncode:
         raise SystemExit(f"{way} failed:\n{text}")
     told = json.loads(text.strip().splitlines()[-1])
-    if "first" in told:
+    if "place" in told:
+        place, called, returned = (told.pop(name) for name in ("place", "called", "returned"))
+        told |= recorded(place, called, returned, folder)
         told |= {"first": told["first"] - begin, "last": end - told["last"]}
     told = {"held": nbytes(folder), **told}
     return {"wall": end - begin, "cpu": sum(cpu_s.values()), "peak": peak, **told}

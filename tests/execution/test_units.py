@@ -257,11 +257,13 @@ def test_a_run_begins_while_a_unit_of_a_killed_driver_is_still_stopping(
         assert not any(has.values()), "it is left as it was"
 
 
-def _ran(dask_scheduler: Scheduler, kind: str) -> int:
-    """Count the tasks of a kind that a worker has run."""
+def _ran(
+    dask_scheduler: Scheduler, kind: str, step: tuple[str, str] = ("processing", "memory")
+) -> int:
+    """Count the tasks of a kind that a worker has run, or that have taken another step."""
     log = dask_scheduler.transition_log
     return sum(
-        str(key[0]).startswith(kind) and (start, finish) == ("processing", "memory")
+        str(key[0]).startswith(kind) and (start, finish) == step
         for key, start, finish, *_ in log
         if isinstance(key, tuple)
     )
@@ -282,6 +284,8 @@ def test_short_units_of_an_epoch_are_one_task_that_scores_it_too(
         assert sorted(done(heard)) == sorted(units)
         assert client.run_on_scheduler(_ran, kind="train") < 4 * 6 * 4 / 2
         assert client.run_on_scheduler(_ran, kind="evaluate") < 4 * 6 * 4 / 2
+        became_ready = {"kind": "evaluate", "step": ("waiting", "no-worker")}
+        assert client.run_on_scheduler(_ran, **became_ready) < 4 * 6 * 4 / 2
         told = [r for r in of(UnitRecord, heard) if r.unit.kind == "evaluate"]
         assert all(dict(r.metrics or {})["value"] == r.unit.epoch / 10 for r in told)
         wait_until(
