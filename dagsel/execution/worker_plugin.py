@@ -35,6 +35,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
 from dagsel.execution.held_shards import HeldShards, memory_for_shards
 from dagsel.execution.process import (
+    QUIET,
     check_gpu_resource,
     give_back_memory,
     gpus_seen,
@@ -253,7 +254,13 @@ class TrainingPlugin(WorkerPlugin):
             )
 
     def _own_failures(self, record: logging.LogRecord) -> bool:
-        """Leave out what Dask logs of this run's tasks that raise: trials have their tracebacks."""
+        """Leave out what Dask logs of this run's tasks that raise: trials have their tracebacks.
+
+        And in workers of ours that another one has gone from which a state was to come: the store
+        has it.
+        """
+        if os.environ.get(QUIET) and str(record.msg).startswith("Worker stream died"):
+            return False
         key = record.args[0] if isinstance(record.args, tuple) and record.args else None
         is_ours = isinstance(key, tuple) and str(key[0]).partition("-")[2] == self.spec.run
         return not (is_ours and str(record.msg).startswith("Compute Failed"))

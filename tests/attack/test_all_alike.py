@@ -7,6 +7,7 @@ import pickle
 import re
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from distributed import Client
 
 import dagsel
 from dagsel import errors
+from dagsel.execution.process import QUIET
+from dagsel.execution.worker_plugin import TrainingPlugin
 from dagsel.flows import ASHA, Grid, RandomSearch
 from dagsel.storage import ShardedDataset
 
@@ -201,6 +204,22 @@ def test_other_workers_logs_are_heard(client: Client, tmp_path: Path) -> None:
         search(client, tmp_path, write(tmp_path), workload(loss=vector_loss))
     filters = client.run(lambda: logging.getLogger("distributed.worker").filters)
     assert not any(filters.values())
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_worker_of_ours_does_not_log_that_another_one_has_gone(
+    monkeypatch: pytest.MonkeyPatch, is_ours: bool
+) -> None:
+    """As the cluster shrinks, one may ask another for a state that has just been released."""
+    monkeypatch.delenv(QUIET, raising=False)
+    if is_ours:
+        monkeypatch.setenv(QUIET, "1")
+    spec: Any = SimpleNamespace(run="run")
+    where, told = ("distributed.worker", logging.ERROR, "", 0), ("tcp://127.0.0.1:1",)
+    gone = logging.LogRecord(*where, "Worker stream died during communication: %s", told, None)
+    broken = logging.LogRecord(*where, "Removing key %s failed", told, None)
+    plugin = TrainingPlugin(spec)
+    assert [plugin._own_failures(it) for it in (gone, broken)] == [not is_ours, True]
 
 
 @pytest.mark.parametrize("metric", ["loss", "mae"])
