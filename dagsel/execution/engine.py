@@ -182,11 +182,9 @@ class DaskEngine:
                 match message:
                     case Note():
                         notes.append(message)
-                    case WorkerRemoved(worker):
+                    case WorkerRemoved(worker) | WorkerRefused(worker):
                         registered.discard(worker)
-                    case WorkerRefused(worker, reason):
-                        registered.discard(worker)
-                        refusals.append(reason)
+            refusals += [told.reason for told in heard if isinstance(told, WorkerRefused)]
             if refusals and not registered:
                 break
         if notes:  # for whoever listens from now on
