@@ -122,5 +122,7 @@ class RunClock:
         return replace(turn, seconds=seconds, worker_seconds=cost, money=money, **changes)
 
 
-#: What a worker has done but for its last three fields, which say what the run has taken.
-_UNTIMED = attrgetter(*[field.name for field in fields(UnitWork)][:-3])
+_FIELDS = [field.name for field in fields(UnitWork)]
+assert _FIELDS[-3:] == ["seconds", "worker_seconds", "money"], "what the run has taken comes last"
+#: What a worker has done, without what the run has taken.
+_UNTIMED = attrgetter(*_FIELDS[:-3])

@@ -182,9 +182,11 @@ class DaskEngine:
                 match message:
                     case Note():
                         notes.append(message)
-                    case WorkerRemoved(worker) | WorkerRefused(worker):
+                    case WorkerRemoved(worker):
                         registered.discard(worker)
-            refusals += [told.reason for told in heard if isinstance(told, WorkerRefused)]
+                    case WorkerRefused(worker, reason):
+                        registered.discard(worker)
+                        refusals.append(reason)
             if refusals and not registered:
                 break
         if notes:  # for whoever listens from now on
@@ -241,8 +243,6 @@ class DaskEngine:
     def _take(self, message: Message) -> bool:
         """Take in a message; return whether the driver is to hear it."""
         match message:
-            case UnitRecord():
-                pass
             case LoadShard(worker, shard):
                 self._load(worker, shard)
             case ShardLoaded(worker, shard):

@@ -227,8 +227,9 @@ class DispatchPlugin(SchedulerPlugin):
     def _worker_removed(self, worker: str, *, expected: bool) -> None:
         known = self.dispatcher.knows(worker)
         for event in self._events:  # what it will know
-            if isinstance(event, events.WorkerAdded | events.WorkerRemoved):
-                known = isinstance(event, events.WorkerAdded) if event.worker == worker else known
+            match event:
+                case events.WorkerAdded(of) | events.WorkerRemoved(of) if of == worker:
+                    known = isinstance(event, events.WorkerAdded)
         if known:
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))

@@ -127,7 +127,7 @@ class TrainingPlugin(WorkerPlugin):
         worker.stream_handlers.setdefault(CHANNEL, partial(_hear, worker))
         self._sigterm = SigtermHandler(worker, units.stop_all, units.is_idle, self._tell)
         await self._take_resource(worker)
-        WORKER_LOG.addFilter(self._own_failures)
+        WORKER_LOG.addFilter(self._is_news)
         watch = PeriodicCallback(self._go_on, 500)
         worker.periodic_callbacks[self.name] = watch
         watch.start()
@@ -157,7 +157,7 @@ class TrainingPlugin(WorkerPlugin):
             worker.state.total_resources.pop(RESOURCE, None)
             worker.state.available_resources.pop(RESOURCE, None)
             _OURS.discard(worker)
-        WORKER_LOG.removeFilter(self._own_failures)
+        WORKER_LOG.removeFilter(self._is_news)
 
     async def _take_resource(self, worker: Worker) -> None:
         there = worker.state.total_resources.get(RESOURCE)
@@ -253,11 +253,11 @@ class TrainingPlugin(WorkerPlugin):
                 "driver and all workers reach, such as a shared folder or s3://"
             )
 
-    def _own_failures(self, record: logging.LogRecord) -> bool:
-        """Leave out what Dask logs of this run's tasks that raise: trials have their tracebacks.
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Say whether what Dask logs tells anything new.
 
-        And in workers of ours that another one has gone from which a state was to come: the store
-        has it.
+        Trials have the tracebacks of this run's tasks that raise. Where one of our own workers has
+        gone from which a state was to come, the store has the state.
         """
         if os.environ.get(QUIET) and str(record.msg).startswith("Worker stream died"):
             return False

@@ -219,7 +219,7 @@ def test_a_worker_of_ours_does_not_log_that_another_one_has_gone(
     gone = logging.LogRecord(*where, "Worker stream died during communication: %s", told, None)
     broken = logging.LogRecord(*where, "Removing key %s failed", told, None)
     plugin = TrainingPlugin(spec)
-    assert [plugin._own_failures(it) for it in (gone, broken)] == [not is_ours, True]
+    assert [plugin._is_news(it) for it in (gone, broken)] == [not is_ours, True]
 
 
 @pytest.mark.parametrize("metric", ["loss", "mae"])
