@@ -148,8 +148,10 @@ class States(Protocol):
         """Return the places of a trial's complete states, or of partial ones."""
         ...
 
-    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
-        """Remove a state."""
+    def delete(
+        self, trial: int, epoch: int, position: int, *, partial: bool = False, digest: str = ""
+    ) -> None:
+        """Remove a state; where its checksum is known its record need not be read."""
         ...
 
     def drop(self, trial: int) -> None:

@@ -35,8 +35,9 @@ class StoredStates:
     adapt: Callable[[bytes, Any, Any], bytes]
     scores: Scores  # what trials are scored with
     _kept: set[int] = field(default_factory=set)  # the best trials, whose states stay at their end
-    # Of each live trial the reported epochs whose ends may be stored.
-    _ends: dict[int, set[int]] = field(default_factory=dict)
+    # Of each live trial the reported epochs whose ends may be stored, with the checksums of these;
+    # empty where it is not known.
+    _ends: dict[int, dict[int, str]] = field(default_factory=dict)
     _told: set[int] = field(default_factory=set)  # trials with ends that may be needed no more
     _copied: dict[int, int] = field(default_factory=dict)  # number of the last check, by trial
     _mended_from: dict[int, object] = field(default_factory=dict)  # the state then, by trial
@@ -45,7 +46,10 @@ class StoredStates:
 
     def end_of(self, trial: TrialRecord) -> tuple[int, int]:
         """Return epoch and position of the last unit that a trial has reported."""
-        return len(trial.epochs), self.record.n_shards - 1
+        return self._end(len(trial.epochs))
+
+    def _end(self, epoch: int) -> tuple[int, int]:
+        return epoch, self.record.n_shards - 1
 
     def look_up(self, trial: TrialRecord) -> list[StoredState]:
         """Return the ends of a trial's unreported epochs, and its newest state that is of use.
@@ -100,7 +104,8 @@ class StoredStates:
                         self.states.delete(number, *place, partial=is_partial)
         ends = {epoch for epoch, position in stored if position == self.record.n_shards - 1}
         made_anew = range(last[0], n_epochs + 1)
-        self._ends[number] = {epoch for epoch in (*ends, *made_anew) if 0 < epoch <= n_epochs}
+        found = (epoch for epoch in (*ends, *made_anew) if 0 < epoch <= n_epochs)
+        self._ends[number] = dict.fromkeys(found, "")
 
     def find_partial(self, plan: Continuation) -> tuple[Continuation, float]:
         """Continue a unit that was stopped in the middle, if its state is in the store.
@@ -162,6 +167,8 @@ class StoredStates:
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
         goal = (trial.number, *self.end_of(trial))
+        ends = self._ends.get(trial.number, {})
+        ends |= dict.fromkeys(ends.keys() & {len(trial.epochs)}, "")
         retry_while_full(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
         return ""
 
@@ -223,7 +230,8 @@ class StoredStates:
 
     def reported(self, trial: int, epoch: int) -> None:
         """Take in that an epoch was reported, whose end is stored."""
-        self._ends.setdefault(trial, set()).add(epoch)
+        digest = self.record.trials[trial].epochs[epoch - 1].digest
+        self._ends.setdefault(trial, {})[epoch] = digest
         self._told.add(trial)
         self.scores.drop(trial, epoch)
 
@@ -234,9 +242,8 @@ class StoredStates:
             needed = {len(trial.epochs)}
             if trial.kept is not None and not trial.kept.check:
                 needed.add(trial.kept.place.epoch)
-            for epoch in sorted(ends - needed):
-                self.states.delete(number, epoch, self.record.n_shards - 1)
-            self._ends[number] = ends & needed
+            for epoch in sorted(ends.keys() - needed):
+                self.states.delete(number, *self._end(epoch), digest=ends.pop(epoch))
         self._told.clear()
 
     def drop_ended(self) -> None:

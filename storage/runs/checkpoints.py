@@ -365,10 +365,16 @@ class CheckpointStore:
         """Return epoch and position of a trial's newest complete state."""
         return max(self.list(trial), default=None)
 
-    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
-        """Remove a state; a missing one is fine."""
+    def delete(
+        self, trial: int, epoch: int, position: int, *, partial: bool = False, digest: str = ""
+    ) -> None:
+        """Remove a state; a missing one is fine.
+
+        Where its checksum is known its record need not be read. The file of a state that has
+        another one stays until the trial is dropped.
+        """
         stem = _stem(trial, epoch, position, partial=partial)
-        blob = self._blob_of(stem)
+        blob = f"{stem}.{digest}.safetensors" if digest else self._blob_of(stem)
         self._folder.remove_file(f"{stem}.json")
         if blob is not None:
             self._folder.remove_file(blob)

@@ -127,7 +127,9 @@ class Kept:
     def drop_scores(self, trial: int, kind: Any, number: int) -> None:
         self.engine.told.append(("drop scores", (trial, kind, number)))
 
-    def delete(self, trial: int, epoch: int, position: int, *, partial: bool = False) -> None:
+    def delete(
+        self, trial: int, epoch: int, position: int, *, partial: bool = False, digest: str = ""
+    ) -> None:
         self.engine.told.append(("delete", (trial, epoch, position)))
 
     def drop(self, trial: int) -> None:

@@ -239,6 +239,34 @@ def test_shards_of_which_nothing_can_be_read_are_scored_again(
     else:
         assert "no state is stored" in score.why_not
         assert "(in a metric of epoch 1)" in score.why_not
+    record.trials[0] = trial(0, 1)
     found.reported(0, 1)
     with pytest.raises(CheckpointNotFoundError):
         states.load_scores(0, "epoch", 1, 0)
+
+
+@BUSY
+@given(st.lists(st.sampled_from(["report", "report", "clone", "mend"]), min_size=1, max_size=8))
+def test_of_ends_that_are_needed_no_more_nothing_is_left(steps: list[str]) -> None:
+    found = stored(t1={(1, N - 1)})
+    one = found.record.trials[0] = TrialRecord(0, {"x": 0}, {})
+    found.record.trials[1] = trial(1, 1)
+    for step in steps:
+        end = (len(one.epochs), N - 1)
+        match step:
+            case "report":
+                end = (end[0] + 1, N - 1)
+                digest = found.states.save(0, *end, f"trained {end}".encode(), meta(end))
+                one.epochs.append(EpochRecord(end[0], 0.5, {}, 0.5, 1.0, digest))
+                found.reported(0, end[0])
+            case "clone" if one.epochs:
+                one.adopt(found.record.trials[1], {"x": 1})
+                assert not found.adopt(one)
+            case "mend" if one.epochs:  # what is trained once more is not always the same
+                found.go_on_from(one, found.look_up(one)[-1])
+                about = meta(end, adoptions=len(one.adoptions))
+                found.states.save(0, *end, f"anew {end}".encode(), about)
+        found.drop_ends()
+    folder = found.states._folder  # type: ignore[attr-defined]
+    assert len(folder.names("trial-000000")) == 2 * bool(one.epochs)
+    assert found.states.list(0) == (((len(one.epochs), N - 1),) if one.epochs else ())

@@ -434,9 +434,10 @@ class StoreMachine(RuleBasedStateMachine):
             self.model[key] = blob
             self.partial.pop(key, None)
 
-    @rule(key=keys)
-    def delete(self, key: tuple[int, int, int]) -> None:
-        self.store.delete(*key)
+    @rule(key=keys, is_known=st.booleans())
+    def delete(self, key: tuple[int, int, int], is_known: bool) -> None:
+        digest = f"{google_crc32c.value(self.model.get(key, b'')):08x}"
+        self.store.delete(*key, digest=digest if is_known else "")
         self.model.pop(key, None)
 
     @rule(trial=st.integers(0, 1))
@@ -456,6 +457,9 @@ class StoreMachine(RuleBasedStateMachine):
                     key = (trial, *place)
                     loaded = load(self.store, *key, partial=partial)
                     assert loaded == (kept[key], {"key": list(key)})
+            n_states = sum(key[0] == trial for key in [*self.model, *self.partial])
+            folder = self.store._folder
+            assert len(folder.names(f"trial-{trial:06d}")) == 2 * n_states, "each has two files"
 
 
 TestStoreMachine = StoreMachine.TestCase
