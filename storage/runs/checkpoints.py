@@ -24,15 +24,13 @@ two states of a trial.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-import google_crc32c
 import numpy as np
 
 from dagsel.errors import (
@@ -42,49 +40,21 @@ from dagsel.errors import (
     LinkError,
 )
 from dagsel.storage.files import Bytes, Folder, Url
+from dagsel.storage.runs.state_record import SCORES, STEM, StateRecord, checksum_of
 
 #: What was scored: the end of an epoch, or a state of a paused trial.
 Scoring: TypeAlias = Literal["epoch", "check"]
-FORMAT = "dagsel.checkpoint"
-VERSION = 2  # version 1 had no seal
 DIGEST = "digest"  # where `load` puts the state's checksum into its meta
 _logger = logging.getLogger("dagsel")
-_STEM = r"epoch-(\d+)-position-(\d+)"
-_RECORD = re.compile(rf"{_STEM}(\.partial)?\.json")
-_SCORES = r"scores-(?:epoch|check)-\d+-shard-\d+"
+_RECORD = re.compile(rf"{STEM}(\.partial)?\.json")
 _CHECK = re.compile(r"check-(\d+)\.(?:[0-9a-f]{8}\.safetensors|json)(?:\.[0-9a-f]{8}\.tmp)?")
 #: Files in a trial's folder; of a save that was interrupted too.
 _OWN = re.compile(
-    rf"(?:{_STEM}(?:\.partial)?|check-\d+|{_SCORES})\.(?:[0-9a-f]{{8}}\.safetensors|json)"
+    rf"(?:{STEM}(?:\.partial)?|check-\d+|{SCORES})\.(?:[0-9a-f]{{8}}\.safetensors|json)"
     r"(?:\.[0-9a-f]{8}\.tmp)?"
 )
-_CRC = re.compile(r"[0-9a-f]{8}")
-_BLOB = re.compile(rf"(?:{_STEM}(?:\.partial)?|check-\d+|{_SCORES})\.[0-9a-f]{{8}}\.safetensors")
 _SCORES_OF = re.compile(r"scores-(epoch|check)-(\d+)-shard-\d+\..*")
 _TRIAL = re.compile(r"trial-(\d+)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """The content of a checkpoint's record."""
-
-    blob: str
-    n_bytes: int
-    crc32c: str
-    meta: dict[str, Any]
-
-    def as_json(self, stem: str) -> bytes:
-        """Return the JSON text of the record at a place."""
-        head = {"format": FORMAT, "version": VERSION}
-        return json.dumps({**head, **self._body, "seal": self.seal(stem)}).encode()
-
-    def seal(self, stem: str) -> str:
-        """Return the checksum of the record and of the place where it is."""
-        return f"{google_crc32c.value(f'{stem} {json.dumps(self._body)}'.encode()):08x}"
-
-    @property
-    def _body(self) -> dict[str, Any]:  # `asdict` would copy all of the meta
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,27 +379,18 @@ class CheckpointStore:
             raise self._corrupt(name, "it is missing")
         if len(blob) != record.n_bytes:
             raise self._corrupt(name, f"it has {len(blob)} bytes instead of {record.n_bytes}")
-        if _checksum(np.frombuffer(blob, np.uint8)) != record.crc32c:
+        if checksum_of(np.frombuffer(blob, np.uint8)) != record.crc32c:
             raise self._corrupt(name, "its checksum does not match")
         return blob, {**record.meta, DIGEST: record.crc32c}
 
-    def _record(self, stem: str) -> _Record:
+    def _record(self, stem: str) -> StateRecord:
         data = self._folder.read(f"{stem}.json")
         if data is None:
             raise CheckpointNotFoundError(f"no state is stored at {self.url}/{stem}")
         try:
-            body = json.loads(data)
-            record = _Record(body["blob"], body["n_bytes"], body["crc32c"], body["meta"])
-            is_ours = body["format"] == FORMAT and body["version"] in range(1, VERSION + 1)
-            # Both become parts of names: they must not lead elsewhere.
-            is_ours &= bool(_BLOB.fullmatch(record.blob) and _CRC.fullmatch(record.crc32c))
-            if not (is_ours and isinstance(record.meta, dict)):
-                raise ValueError("it does not describe a state of this version")
-            if body["version"] > 1 and body["seal"] != record.seal(stem):
-                raise ValueError("its checksum does not match: it was changed, or moved here")
+            return StateRecord.read(data, stem)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._corrupt(f"{stem}.json", str(error)) from None
-        return record
 
     def _blob_of(self, stem: str) -> str | None:
         """Return the path of the state's file; ``None`` without a readable record."""
@@ -490,17 +451,12 @@ def _number(what: str, value: object) -> str:
 def _body(stem: str, blob: Bytes, meta: Mapping[str, Any]) -> tuple[str, bytes, str]:
     """Return the state's file name, the record that names it, and the state's checksum."""
     data = np.frombuffer(blob, np.uint8)
-    checksum = _checksum(data)
+    checksum = checksum_of(data)
     name = f"{stem}.{checksum}.safetensors"
-    record = _Record(name.rpartition("/")[2], data.nbytes, checksum, dict(meta))
+    record = StateRecord(name.rpartition("/")[2], data.nbytes, checksum, dict(meta))
     if DIGEST in meta:
         raise CheckpointError(f"{stem}: meta has a {DIGEST!r}; that name is reserved")
     try:
         return name, record.as_json(stem), checksum
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{stem}: meta is no JSON: {error}") from None
-
-
-def _checksum(data: np.ndarray[Any, np.dtype[np.uint8]]) -> str:
-    value: int = google_crc32c.value(data)
-    return f"{value:08x}"
