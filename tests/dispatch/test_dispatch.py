@@ -122,7 +122,7 @@ def test_a_shorter_unit_is_bound_where_the_longest_would_end_too_late():
     tell(UnitDone(train(second), 1.0, 0), at=11.0)
     tell(HorizonSet(13.0))  # what is expected after one unit each lies nearer together
     out = tell(UnitReady(train(first, epoch=2)), UnitReady(train(second, epoch=2)), at=11.0)
-    assert binds(out) == [Bind(train(second, epoch=2), "a", 0)]
+    assert binds(out) == [Bind(train(second, epoch=2), "a", 0, scores=(0,))]
 
 
 def test_a_turn_that_ends_in_time_begins_though_its_unit_would_not():
