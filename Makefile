@@ -20,7 +20,7 @@ help:
 	@echo "make bench-dispatch  quality of dispatching against the bound"
 	@echo "make bench-engine    what the engine costs on a real cluster"
 	@echo "make bench-smoke     each benchmark in its smallest size: does it still run?"
-	@echo "make bench           the benchmarks, an hour and a half; writes docs/measured/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
+	@echo "make bench           the benchmarks, an hour; writes docs/measured/benchmarks.md; DATA=PATH of the MNIST files, ONLY=peers,engine"
 	@echo "make papers          the experiments of four papers beside ours, an hour; writes docs/measured/papers/ or OUT; DATA=PATH of the MNIST files"
 	@echo "make slurm           Debian's Slurm, for the tests on it; as root"
 	@echo "make chromium        Debian's Chromium, for the tests in a browser; as root"

@@ -33,7 +33,7 @@ PAGE = ROOT / "docs/measured/benchmarks.md"
 MARKER = re.compile(r"^<!-- (begin|end): (\S+) -->$", re.MULTILINE)
 #: A benchmark that takes longer has failed.
 LIMIT_S = 1800
-#: What makes each part, in sizes that take an hour and a half in all on two cores.
+#: What makes each part, in sizes that take less than an hour in all on two cores.
 PARTS = {
     "peers": "peers.py --rounds 5 {data}",
     "peers-two": "peers.py --rounds 3 --only dagsel,plain {data}",
