@@ -179,8 +179,8 @@ class DispatchPlugin(SchedulerPlugin):
             self.scheduler.worker_send(told.worker, scheduler_state.free_key(key))
             return
         self._task_done(task, told.work)
-        self._drop_scored()  # before the state makes them ready
         self._ending = unit
+        self._drop_scored()  # before the state makes them ready
         scheduler_state.put_in_memory(self.scheduler, last, told.worker, told.state_bytes)
         self._ending = None
 

@@ -18,8 +18,12 @@ def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: i
     """Have Dask take what a worker has as the result of a task that waits, and go on from there.
 
     What the task waits for is needed no more, as if it had run. Dask has no such step of its own:
-    data that are scattered do not set free what waits for them.
+    data that are scattered do not set free what waits for them. If Dask has forgotten the task, the
+    worker is to forget the data.
     """
+    if scheduler.tasks.get(task.key) is not task:
+        scheduler.worker_send(worker, free_key(task.key))
+        return
     recommended: dict[Any, Any] = {}
     client_messages: dict[str, list[Any]] = {}
     task.waiting_on = None

@@ -294,6 +294,22 @@ def test_short_units_of_an_epoch_are_one_task_that_scores_it_too(
             ) <= {"memory", "released"},  # what the last few evaluations were tasks of
             "nothing waits",
         )  # fmt: skip
+        assert client.run_on_scheduler(_held_in_vain) == []
+        wait_until(
+            lambda: not any(client.run(_has_states, run=engine.spec.run).values()),
+            "the workers have forgotten the last states",
+        )
+
+
+def _held_in_vain(dask_scheduler: Scheduler) -> list[Any]:
+    """Return what workers hold, as the scheduler believes, of tasks that it has forgotten."""
+    tasks, workers = dask_scheduler.tasks, dask_scheduler.workers.values()
+    held = [task for worker in workers for task in worker.has_what]
+    return [task.key for task in held if tasks.get(task.key) is not task]
+
+
+def _has_states(dask_worker: Worker, run: str) -> bool:
+    return any(key[0] == f"train-{run}" for key in dask_worker.data)
 
 
 class Hostile(SyntheticWorkload):
