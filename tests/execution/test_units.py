@@ -309,7 +309,7 @@ def _held_in_vain(dask_scheduler: Scheduler) -> list[Any]:
 
 
 def _has_states(dask_worker: Worker, run: str) -> bool:
-    return any(key[0] == f"train-{run}" for key in dask_worker.data)
+    return any(isinstance(key, tuple) and key[0] == f"train-{run}" for key in dask_worker.data)
 
 
 class Hostile(SyntheticWorkload):
