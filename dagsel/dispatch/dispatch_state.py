@@ -55,7 +55,7 @@ class DispatchConfig:
     overhead_s: float = 0.003
     # A trial's next visits of an epoch become one task, if they take no longer, and an epoch is
     # scored with the unit that ends it, likewise: to tell a worker of each unit and to hear of it
-    # costs milliseconds. A lost worker costs no more than that.
+    # costs milliseconds. So much may be lost with their worker.
     at_once_s: float = 0.5
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
     room_timeout_s: float = 60.0  # no worker may have room for a trial for so long

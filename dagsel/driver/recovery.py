@@ -167,8 +167,9 @@ class StoredStates:
         kept = {name: value for name, value in meta.items() if name != "digest"}
         meta = {**kept, "adoptions": len(trial.adoptions)}
         goal = (trial.number, *self.end_of(trial))
-        ends = self._ends.get(trial.number, {})
-        ends |= dict.fromkeys(ends.keys() & {len(trial.epochs)}, "")
+        ends, n_epochs = self._ends.get(trial.number, {}), len(trial.epochs)
+        if n_epochs in ends:  # its own state there is replaced
+            ends[n_epochs] = ""
         retry_while_full(lambda: self.states.save(*goal, adapted, meta), "the state of a clone")
         return ""
 

@@ -1,6 +1,6 @@
 """The record of a stored state: its file and checksum, what goes with it, and a seal over all.
 
-What a store on disk promises with it is told in `dagsel.storage.runs.checkpoints`.
+What a store promises with it is told in `dagsel.storage.runs.checkpoints`.
 """
 
 from __future__ import annotations
