@@ -156,9 +156,9 @@ def optimize(
     replicas
         Workers that hold each shard. More than one helps if workers differ in speed or may be lost,
         and takes as many times the memory. There are no more copies than workers; more are made as
-        workers come, and a line says if the cluster cannot have so many. ``"auto"`` for as many as
-        a tenth of each worker's memory takes: small data is on every worker, and models hop only to
-        balance them.
+        workers come, and a line says if the cluster, or memory, cannot have so many. ``"auto"``
+        for as many as a tenth of each worker's memory takes: small data is on every worker, and
+        models hop only to balance them.
     deterministic
         Whether the order of a trial's visits depends on seed, trial and epoch alone, so that its
         weights do not depend on the cluster. PyTorch then trains with one thread a worker.

@@ -32,6 +32,7 @@ from dagsel.execution.cluster import (
     dashboard_of,
     own_until,
     threads_here,
+    why_fewer_copies,
     why_no_room,
     workers_of,
 )
@@ -270,6 +271,8 @@ class Session:
         bounds = call.max_cluster_workers, call.worker_startup_s
         capacity = call.own_capacity or cluster_driver.capacity(*bounds)
         _warn_of_copies(self.settings.replicas, capacity.most_workers)
+        if why := why_fewer_copies(here, spec, self.settings.replicas):
+            logger.warning("%s", why)
         n_first = self._workers_to_begin(call, capacity, len(workers_of(here)))
         return DaskEngine(
             here,

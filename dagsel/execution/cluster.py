@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import dask.config
 import dask.system
@@ -24,7 +24,7 @@ from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
-from dagsel.execution.run_spec import RESOURCE
+from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
 from dagsel.storage import ShardedDataset
@@ -47,6 +47,7 @@ __all__ = [
     "silent",
     "told_if_slow",
     "warm_up",
+    "why_fewer_copies",
     "why_no_room",
     "workers_of",
 ]
@@ -462,13 +463,36 @@ def why_no_room(client: Client, data: ShardedDataset, *, share: float) -> str:
 
     `share` is the part of a worker's memory limit that shards may take.
     """
-    largest = max(size.nbytes for size in data.shard_sizes)
-    limits = [about["memory_limit"] for about in workers_of(client).values()]
-    rooms = [shards_that_fit(limit, largest, share=share) for limit in limits]
-    least = min((room for room in rooms if room is not None), default=data.n_shards)
+    least = min(_rooms(client, data, share), default=data.n_shards)
     if least >= data.n_shards:
         return ""
     return (
         f"memory lets a worker hold {least} of {data.n_shards} shards, and each worker of a gang "
         "holds all of them"
     )
+
+
+def why_fewer_copies(client: Client, spec: RunSpec, replicas: int | Literal["auto"]) -> str:
+    """Say why the workers that are there cannot hold so many copies in memory; empty if they can.
+
+    What does not fit is on their disks, unless the run holds shards in memory alone.
+    """
+    if spec.hold != "memory" or replicas == "auto":
+        return ""
+    rooms = _rooms(client, spec.data, spec.shard_share)
+    wanted = spec.data.n_shards * min(replicas, len(rooms))
+    if sum(rooms) >= wanted:
+        return ""
+    return (
+        f"replicas={replicas} asks {len(rooms)} workers to hold {wanted} shards, and "
+        f"{spec.shard_share:.0%} of their memory holds {sum(rooms)}: as many are held; give "
+        "workers more memory, lower replicas, or leave hold= out"
+    )
+
+
+def _rooms(client: Client, data: ShardedDataset, share: float) -> list[int]:
+    """Return how many of the data set's shards fit into the memory of each worker."""
+    largest, all_ = max(size.nbytes for size in data.shard_sizes), data.n_shards
+    limits = [about["memory_limit"] for about in workers_of(client).values()]
+    rooms = [shards_that_fit(limit, largest, share=share) for limit in limits]
+    return [all_ if room is None else min(all_, room) for room in rooms]

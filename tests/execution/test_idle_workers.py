@@ -22,7 +22,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.driver import idle_workers
 from dagsel.driver.idle_workers import IdleWorkers
 from dagsel.errors import SearchError, WorkloadError
-from dagsel.execution.cluster import why_no_room
+from dagsel.execution.cluster import why_no_room, workers_of
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Flow, Reported, Stop, Train
 from dagsel.flows import ASHA
 from dagsel.history.record import Record
@@ -203,6 +203,35 @@ def test_trials_that_cannot_be_shared_stay_on_one_worker_and_the_record_says_why
     (note,) = run.record.notes
     assert "each trains on one worker: WorkloadError: speedup must be above 0" in note
     assert not run.failures
+
+
+@pytest.mark.parametrize(
+    ("how", "is_told"),
+    [
+        ({"replicas": 2, "hold": "memory"}, True),
+        ({"replicas": 2}, False),  # what does not fit is on the disk
+        ({"replicas": 1, "hold": "memory"}, False),
+        ({"hold": "memory"}, False),
+    ],
+)
+def test_more_copies_than_memory_holds_are_told_of_with_the_numbers(
+    search: Optimize, client: Client, data: ShardedDataset, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], is_told: bool,
+) -> None:  # fmt: skip
+    there, n = workers_of(client), data.n_shards
+    largest = max(size.nbytes for size in data.shard_sizes)
+    limit = 2 * (n - 1) * largest  # half of it is for shards
+    limits = {worker: {"memory_limit": limit} for worker in there}
+    monkeypatch.setattr("dagsel.execution.cluster.workers_of", lambda client: limits)
+    assert search(trains(1), SyntheticWorkload(), client=client, **how).record.best is not None
+    told = [r.getMessage() for r in caplog.records if "as many are held" in r.getMessage()]
+    n_workers = len(there)
+    text = (
+        f"replicas=2 asks {n_workers} workers to hold {2 * n} shards, and 50% of their memory "
+        f"holds {n_workers * (n - 1)}: as many are held; give workers more memory, lower "
+        "replicas, or leave hold= out"
+    )
+    assert told == [text] * is_told
 
 
 def test_no_gang_is_formed_that_would_wait_for_memory(client: Client, data: ShardedDataset) -> None:
