@@ -30,7 +30,7 @@ class Assignment:
     shard: int  # the shard to visit
     attempt: int = 1  # from 1; a unit that was begun before looks for its stored result first
     max_seconds: float | None = None  # then it stops at a batch and waits for its turn
-    max_batches: int | None = None
+    at_once_s: float = float("inf")  # the task begins no other unit once it has run for so long
     visits: tuple[int, ...] = ()  # of its trial in this epoch before it, in order
     spare: tuple[int, int] | None = None  # place of a state that nobody needs once its is stored
     n_pieces: int = 0  # how often the unit was stopped before its end

@@ -75,10 +75,6 @@ class DaskEngine:
     dispatch: DispatchConfig  # what the dispatcher is told
     worker_timeout_s: float = 60.0  # how long to wait for the first worker
     driver: ClusterDriver | None = None  # lets the cluster grow and shrink; None if nobody may
-    # What a unit may take before it stops at a batch boundary and waits for its turn again; None
-    # for no bound.
-    max_unit_seconds: float | None = None
-    max_unit_batches: int | None = None
     # So often `messages` looks up while nothing happens, so that Ctrl-C is heard.
     poll_s: float = 0.5
     # When the call began whose workers are billed, by `time.monotonic`.
@@ -138,13 +134,7 @@ class DaskEngine:
             self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
-        plugin = DispatchPlugin(
-            run,
-            self.dispatch,
-            self.client.id,
-            max_seconds=self.max_unit_seconds,
-            max_batches=self.max_unit_batches,
-        )
+        plugin = DispatchPlugin(run, self.dispatch, self.client.id)
         try:
             self.client.register_plugin(plugin)
         except Exception as error:

@@ -62,22 +62,10 @@ class DispatchPlugin(SchedulerPlugin):
         What the dispatcher is told once.
     client
         Identifier of the driver's client; when it leaves, the run is over.
-    max_seconds, max_batches
-        What a unit may take before it stops at a batch boundary and waits for its turn again; None
-        for no bound.
     """
 
-    def __init__(
-        self,
-        run: str,
-        config: dispatcher.DispatchConfig,
-        client: str,
-        *,
-        max_seconds: float | None = None,
-        max_batches: int | None = None,
-    ) -> None:
+    def __init__(self, run: str, config: dispatcher.DispatchConfig, client: str) -> None:
         self.run, self.config, self.client = run, config, client
-        self.max_seconds, self.max_batches = max_seconds, max_batches
         self.name = plugin_name(run)
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -419,12 +407,11 @@ class DispatchPlugin(SchedulerPlugin):
             return
         attempt = self._attempts.next(unit, len(bind.then))
         task.worker_restrictions = {bind.worker}
-        seconds = [s for s in (self.max_seconds, bind.seconds) if s is not None]
         binding = messages.Assignment(
             bind.shard,
             attempt,
-            min(seconds, default=None),
-            self.max_batches,
+            bind.seconds,
+            self.config.at_once_s,
             self.dispatcher.visits_before(unit),
             self._attempts.spare(unit),
             n_pieces=self._warm.n_pieces(unit),

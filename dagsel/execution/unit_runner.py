@@ -174,7 +174,7 @@ class UnitRunner:
         """Train the units of a task one after the other, until one is stopped or raises.
 
         What raises after the first is left out: it raises again in a task of its own, which can
-        say so.
+        say so. So is what would begin late, where they take longer than the dispatcher believed.
 
         Returns
         -------
@@ -184,6 +184,7 @@ class UnitRunner:
         """
         work = list[UnitRecord]()
         last: Visited | Recovered | None = None
+        no_later = time.monotonic() + binding.at_once_s
         for each, bound in visits_of(unit, binding):
             try:
                 next_ = self._train_next(each, bound, how, state, stop, is_told=last is None)
@@ -198,7 +199,8 @@ class UnitRunner:
                 work.append(last.done)
             last = next_
             # While the next one trains there are three states: Dask has what the task began with.
-            if last.shard != bound.shard or stop.is_set() or self._is_short_of_memory():
+            is_late = time.monotonic() >= no_later
+            if last.shard != bound.shard or stop.is_set() or is_late or self._is_short_of_memory():
                 break
             state, how = last.state, how._replace(value=None)
         return work, last, None
@@ -231,7 +233,7 @@ class UnitRunner:
         if begin is None:
             seeds = np.random.SeedSequence([self._spec.seed, unit.trial])
             begin = self._workload.init(how.config, int(seeds.generate_state(1)[0]))
-        should_stop = ShouldStop(stop, binding.max_seconds, binding.max_batches)
+        should_stop = ShouldStop(stop, binding.max_seconds)
         trained, began = self._train(unit, begin, how, binding, should_stop)
         visited = Visited(unit, self._address, binding, trained, start, began, time.time())
         if not trained.finished:

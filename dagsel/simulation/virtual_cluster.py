@@ -401,10 +401,12 @@ class VirtualCluster:
     def _finished(self, running: Running) -> list[DispatchEvent]:
         bind = running.bind
         running.visits += (running.until(self.now_s),)
-        if len(running.visits) <= len(bind.then):
+        is_whole = len(running.visits) == 1 + len(bind.then)
+        is_late = self.now_s - running.visits[0].start_s >= self.dispatcher.config.at_once_s
+        if not (is_whole or is_late):
             self._go_on(running)
             return []
-        if not bind.scores:
+        if not (is_whole and bind.scores):
             return self._ended(running)
         running.trained_at_s = self.now_s
         running.scoring_s = tuple(

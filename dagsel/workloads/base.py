@@ -190,23 +190,19 @@ class ShouldStop:
     ----------
     stop
         Set when the unit is told to stop.
-    max_seconds, max_batches
-        What it may take; None for no bound.
+    max_seconds
+        How long it may take; None for no bound.
     """
 
-    __slots__ = ("_batches_left", "_deadline", "_stop")
+    __slots__ = ("_deadline", "_stop")
 
-    def __init__(
-        self, stop: threading.Event, max_seconds: float | None, max_batches: int | None
-    ) -> None:
+    def __init__(self, stop: threading.Event, max_seconds: float | None) -> None:
         self._stop = stop
         self._deadline = math.inf if max_seconds is None else time.monotonic() + max_seconds
-        self._batches_left = math.inf if max_batches is None else max_batches
 
     def __call__(self) -> bool:
         """Say whether to stop; asked once a batch."""
-        self._batches_left -= 1
-        return self._stop.is_set() or self._batches_left <= 0 or time.monotonic() >= self._deadline
+        return self._stop.is_set() or time.monotonic() >= self._deadline
 
 
 def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
+    Bind,
     DropShard,
     HorizonSet,
     RoundAdded,
@@ -24,6 +26,7 @@ from dagsel.dispatch.events import (
     WorkerRemoved,
 )
 from dagsel.dispatch.units import Begun
+from dagsel.simulation.virtual_cluster import VirtualCluster
 
 from .test_dispatch import Driver, binds, checked_cluster, ready, round_of, score, train
 
@@ -228,6 +231,23 @@ def test_each_shard_is_scored_once_though_workers_go(lost_s, notice_s, n_trials,
     trained = {unit for chain in chains for unit in chain.units}
     assert done == Counter(scored | trained)
     assert not outcome.failed
+
+
+def test_units_that_are_longer_than_believed_end_a_task():
+    """A new trial is believed to be as quick as the one before it."""
+    bound = list[Bind]()
+
+    def watch(instructions):
+        bound.extend(bind for bind in binds(instructions) if bind.unit.trial)
+
+    dispatcher = Dispatcher(DispatchConfig(n_shards=8, at_once_s=0.5))
+    cluster = VirtualCluster(dispatcher, lambda unit, *_: float(unit.trial) or 0.001, watch=watch)
+    cluster.add_workers({"a": 1.0}, shards={"a": range(8)})
+    cluster.add_round(round_of(2, 8))
+    cluster.run()
+    trained = [each for each in bound if each.unit.kind == "train"]
+    assert any(each.then for each in trained), "it was believed to be quick"
+    assert [each.unit.position for each in trained] == [*range(8)]
 
 
 def test_that_saves_what_telling_of_units_costs():

@@ -433,10 +433,10 @@ FAULTS = (
         "workers/test_unit_runner.py",
     ),
     Fault(
-        "worker: max_batches is one more",
-        "workloads/base.py",
-        "self._batches_left <= 0",
-        "self._batches_left < 0",
+        "worker: a task begins units for as long as there are any",
+        "execution/unit_runner.py",
+        "time.monotonic() >= no_later",
+        "False",
         "workers/test_unit_runner.py",
     ),
     Fault(

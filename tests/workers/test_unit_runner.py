@@ -5,6 +5,7 @@ No cluster is here: a `UnitRunner` needs a data set, a store and somebody to tel
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Reschedule
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointNotFoundError
@@ -65,30 +64,29 @@ class Workers:
         return made
 
 
-@given(n=st.integers(1, 50), is_told=st.booleans())
-def test_a_unit_has_to_stop_after_so_many_batches_or_as_soon_as_it_is_told(
-    n: int, is_told: bool
-) -> None:
+def test_a_unit_has_to_stop_when_its_time_is_over_or_it_is_told() -> None:
     stop = threading.Event()
-    should_stop = ShouldStop(stop, None, n)
-    assert [should_stop() for _ in range(n - 1)] == [False] * (n - 1)
-    assert should_stop()
-    endless = ShouldStop(stop, None, None)
-    assert [endless() for _ in range(n)] == [False] * n
-    stop.set()
-    assert endless()
+    assert ShouldStop(stop, 0.0)()
+    for max_seconds in (None, math.inf):
+        should_stop = ShouldStop(stop, max_seconds)
+        assert not should_stop()
+        stop.set()
+        assert should_stop()
+        stop.clear()
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_a_turn_of_so_many_batches_trains_so_many(tmp_path: Path, n: int) -> None:
+def test_a_turn_trains_at_least_a_batch_however_short_it_is(tmp_path: Path, n: int) -> None:
     workers = Workers(tmp_path, n_batches=4)
     worker = workers.come("a")
-    with pytest.raises(Reschedule):
-        worker.train(UNIT, Assignment(shard=1, max_batches=n), {}, None)
-    (piece,) = (told for told in workers.told if isinstance(told, PieceRecord))
-    assert piece.losses is not None
-    assert (piece.losses[0], piece.share) == (n, n / 4)
-    after, (done,) = worker.train(UNIT, Assignment(shard=1, attempt=2, n_pieces=1), {}, None)
+    for before in range(n):
+        turn = Assignment(shard=1, attempt=1 + before, max_seconds=0.0, n_pieces=before)
+        with pytest.raises(Reschedule):
+            worker.train(UNIT, turn, {}, None)
+    pieces = [told for told in workers.told if isinstance(told, PieceRecord)]
+    shares = [(piece.losses and piece.losses[0], piece.share) for piece in pieces]
+    assert shares == [(1, (1 + before) / 4) for before in range(n)]
+    after, (done,) = worker.train(UNIT, Assignment(shard=1, attempt=1 + n, n_pieces=n), {}, None)
     assert isinstance(after, State)
     assert seen(after) == [(1, 1, batch) for batch in range(4)]
     assert done.losses is not None
@@ -231,6 +229,20 @@ def test_a_task_trains_unit_after_unit_and_stores_the_last_state(tmp_path: Path)
     assert (stored.visits, stored.n_samples) == ((1, 0), work[1].n_samples)
     assert stored.losses == ((work[0].n_samples, work[0].loss),)
     assert (stored.digest, work[0].digest) == (work[1].digest, "")
+
+
+@pytest.mark.parametrize("at_once_s", [0.0, 1e6])
+def test_a_task_begins_no_unit_after_its_time(tmp_path: Path, at_once_s: float) -> None:
+    """The dispatcher may have believed units short that are not."""
+    worker = Workers(tmp_path, n_batches=2).come("a")
+    bound = Assignment(shard=1, then=(0,), scores=(0, 1), at_once_s=at_once_s)
+    after, work = worker.train(UNIT, bound, {}, None)
+    assert isinstance(after, State)
+    if at_once_s:
+        assert len(work) == 4
+        return
+    assert seen(after) == [(1, 1, 0), (1, 1, 1)]
+    assert [done.unit for done in work] == [UNIT]
 
 
 def test_a_task_that_is_stopped_has_done_the_visits_before(tmp_path: Path) -> None:
