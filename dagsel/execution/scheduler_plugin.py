@@ -219,6 +219,13 @@ class DispatchPlugin(SchedulerPlugin):
                 case events.WorkerAdded(of) | events.WorkerRemoved(of) if of == worker:
                     known = isinstance(event, events.WorkerAdded)
         if known:
+            host = self.dispatcher.workers.get(worker)
+            if host is not None and host.bound and not expected:
+                ran = f"trial {host.bound[0].trial}"
+                text = (
+                    f"worker {worker} was lost while it ran {ran}, which goes on from its last unit"
+                )
+                self._report(messages.Note(text))
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():

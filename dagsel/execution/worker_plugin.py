@@ -64,6 +64,8 @@ from dagsel.storage.shared_folder import NoRoomError
 
 #: Where Dask's workers log tasks that raise.
 WORKER_LOG = logging.getLogger("distributed.worker")
+#: Dask pauses a worker whose process is too large; one that stays so for that long is told of.
+TELL_PAUSED_AFTER_S = 5.0
 #: So long after a worker was lost calls to it are ended: those that were just beginning, too.
 LOST_AFTER_S = 0.2
 #: Workers that have the resource from a run, and not from whoever started them.
@@ -92,6 +94,8 @@ class TrainingPlugin(WorkerPlugin):
         self.owns_resource = False
         self.units: UnitRunner | None = None
         self._sigterm: SigtermHandler | None = None
+        self._paused_since: float | None = None
+        self._has_told_pause = False
 
     async def setup(self, worker: Worker) -> None:
         """Make the worker ready for units, and say so or why it cannot be."""
@@ -314,8 +318,25 @@ class TrainingPlugin(WorkerPlugin):
         return limit is not None and used > self.spec.state_share * limit
 
     async def _go_on(self) -> None:
-        if self._worker.status is Status.paused:
-            await asyncio.to_thread(give_back_memory)
+        """Have a worker that Dask has paused go on; say so if that does not help."""
+        if self._worker.status is not Status.paused:
+            self._paused_since = None
+            return
+        await asyncio.to_thread(give_back_memory)
+        now = time.monotonic()
+        if self._paused_since is None:
+            self._paused_since = now
+        if now - self._paused_since > TELL_PAUSED_AFTER_S and not self._has_told_pause:
+            self._has_told_pause = True
+            self._tell(messages.Note(self._why_paused()))
+
+    def _why_paused(self) -> str:
+        worker, memory = self._worker, self._worker.memory_manager
+        return (
+            f"worker {worker.name} at {worker.address} takes no units: its process has "
+            f"{worker.monitor.get_process_memory():,} of {memory.memory_limit:,} bytes, and Dask "
+            f"pauses a worker from {memory.memory_pause_fraction:.0%} on; give workers more memory"
+        )
 
 
 def _hear(worker: Worker, run: str, order: Json) -> None:

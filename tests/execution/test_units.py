@@ -393,10 +393,32 @@ def test_a_bad_unit_fails_its_trial_and_no_other(
             assert set(failed) == {0}
             assert REASONS[does] in failed[0]
             assert len(of(WorkerRemoved, heard)) <= MOST_LOST
+            told = [note.text for note in of(Note, heard) if "was lost while it ran" in note.text]
+            assert bool(told) == (does in ("exit", "segv", "eat"))
             for trial in (1, 2, 3):
                 visits = seen(final_state(engine, trial, 2, 4))
                 both = [(e, s, b) for e in (1, 2) for s in range(4) for b in range(2)]
                 assert sorted(visits) == both
+
+
+def test_a_worker_that_dask_has_paused_for_its_memory_is_told_of(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    """Else the search would wait, and nobody know why."""
+
+    def pause(dask_worker: Worker, share: float) -> None:
+        dask_worker.memory_manager.memory_pause_fraction = share
+
+    with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        before = client.run(lambda dask_worker: dask_worker.memory_manager.memory_pause_fraction)
+        client.run(pause, share=1e-6)
+        engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
+        try:
+            heard = listen(engine, until=lambda heard: of(Note, heard))
+        finally:
+            client.run(pause, share=min(before.values()))
+        assert "takes no units: its process has" in of(Note, heard)[0].text
+        listen(engine, until=lambda more: len(done(heard + more)) == 4)
 
 
 def test_a_hung_unit_is_bounded(
