@@ -221,11 +221,8 @@ class DispatchPlugin(SchedulerPlugin):
         if known:
             host = self.dispatcher.workers.get(worker)
             if host is not None and host.bound and not expected:
-                ran = f"trial {host.bound[0].trial}"
-                text = (
-                    f"worker {worker} was lost while it ran {ran}, which goes on from its last unit"
-                )
-                self._report(messages.Note(text))
+                lost = f"worker {worker} was lost while it ran trial {host.bound[0].trial}"
+                self._report(messages.Note(f"{lost}, which goes on from its last unit"))
             for other in self.scheduler.workers.keys() - {worker}:
                 self._send(other, messages.WorkerLost(worker))
             for unit, binding in self.dispatcher.bindings.items():
