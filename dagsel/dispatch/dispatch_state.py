@@ -55,7 +55,8 @@ class DispatchConfig:
     overhead_s: float = 0.003
     # A trial's next visits of an epoch become one task, if they take no longer, and an epoch is
     # scored with the unit that ends it, likewise: to tell a worker of each unit and to hear of it
-    # costs milliseconds. So much may be lost with their worker.
+    # costs milliseconds. A task begins no unit after so long, whatever was expected of the first
+    # ones: that and a unit may be lost with its worker.
     at_once_s: float = 0.5
     capacity_timeout_s: float = 60.0  # a shard may have no worker for so long, or a gang too few
     room_timeout_s: float = 60.0  # no worker may have room for a trial for so long

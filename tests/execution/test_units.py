@@ -79,18 +79,26 @@ def torch_workload() -> dagsel.TorchWorkload:
 
 
 def train_all(
-    client: Client, data: ShardedDataset, folder: str, *, nudge: bool = False
-) -> dict[int, State]:
+    client: Client, data: ShardedDataset, folder: str, *, nudge: bool = False,
+    turn_s: float | None = None,
+) -> dict[int, State]:  # fmt: skip
     """Train three trials in a fixed order of shards; give their final states."""
     configs = {trial: {"lr": 10.0 ** -(trial + 1)} for trial in range(3)}
     chains = tuple(Chain(t, range(1, 3), 4, order=ORDER, evaluate=False) for t in configs)
     with engine_for(client, data, torch_workload(), folder) as engine:
-        engine.submit(Round(1, chains), configs)
         heard: list[Message] = []
+        for trial in configs if turn_s else ():
+            engine.tell(TrialAllowed(trial, seconds=turn_s))
+        engine.submit(Round(1, chains), configs)
         while len(done(heard)) < 24:
-            heard += listen(engine, until=bool)
+            new = listen(engine, until=bool)
+            heard += new
+            for rests in of(TrialRests, new):
+                engine.tell(TrialAllowed(rests.trial, seconds=turn_s))
             if nudge:
                 engine.tell(PreemptTrial(len(heard) % 3))
+        if turn_s:
+            assert {piece.unit.trial for piece in of(PieceRecord, heard)} == configs.keys()
         return {trial: final_state(engine, trial, 2, 4) for trial in configs}
 
 
@@ -98,6 +106,8 @@ def test_a_trial_cut_into_pieces_ends_as_the_uncut_one(
     client: Client, digits: ShardedDataset, tmp_path: Path
 ) -> None:
     whole = train_all(client, digits, f"{tmp_path}/whole")
+    assert train_all(client, digits, f"{tmp_path}/batches", turn_s=1e-6) == whole
+    assert train_all(client, digits, f"{tmp_path}/seconds", turn_s=0.004) == whole
     assert train_all(client, digits, f"{tmp_path}/told", nudge=True) == whole
 
 
