@@ -20,7 +20,8 @@ from xdist.scheduler import LoadFileScheduling
 
 import dagsel
 from dagsel.execution import fork_server
-from dagsel.execution.cluster import UNSEEN, local_cluster
+from dagsel.execution.cluster import local_cluster
+from dagsel.execution.quiet_servers import SELDOM
 from dagsel.flow import Flow
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
@@ -125,7 +126,7 @@ def workers_cost_little() -> Iterator[None]:
 
     Most of their time they would import.
     """
-    with dask.config.set({fork_server.METHOD: "forkserver", **UNSEEN}):
+    with dask.config.set({fork_server.METHOD: "forkserver", **SELDOM}):
         fork_server.prepare()
         yield
 

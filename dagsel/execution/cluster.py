@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import dask.config
 import dask.system
-from distributed import Client, LocalCluster, Nanny
+from distributed import Client, LocalCluster
 
 from dagsel.checks import short_traceback, shown
 from dagsel.dispatch.placement import shards_that_fit
@@ -24,6 +24,7 @@ from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
+from dagsel.execution.quiet_servers import SELDOM, QuietNanny, look_seldom
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
@@ -31,7 +32,6 @@ from dagsel.storage import ShardedDataset
 
 __all__ = [
     "LOCAL_STARTUP_S",
-    "UNSEEN",
     "Client",
     "WorkerLimit",
     "capacity_here",
@@ -70,13 +70,6 @@ _OPTIONS: dict[str, Any] = {
     # Nobody is told where it is, and its start takes 0.4 s. Without an address it would have :8787.
     "scheduler_kwargs": {"dashboard": False},
     "silence_logs": logging.ERROR,
-}
-_TICK_MS = 500
-#: Our own cluster has no dashboard that would show them: samples of what a worker's threads do, and
-#: how late its event loop is, fifty times a second. They took three quarters of what it costs idle.
-UNSEEN = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": f"{_TICK_MS}ms",
 }
 
 
@@ -323,22 +316,6 @@ def connect(
                         own.close()
 
 
-def _tick_seldom(server: Any) -> None:
-    """Have the event loop that a server shares watched as seldom as those of the workers.
-
-    The interval comes from Dask's configuration, which is the user's: other clusters read it too.
-    """
-    server.periodic_callbacks["tick"].callback_time = _TICK_MS
-
-
-class SeldomTickingNanny(Nanny):
-    """The nanny of a worker of ours; it lives in this process."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        _tick_seldom(self)
-
-
 @contextmanager
 def told_if_slow(waiting: Callable[[], str]) -> Iterator[None]:
     """Log what is waited for, if it takes longer than `TELL_AFTER_S`."""
@@ -394,12 +371,12 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
             resources={RESOURCE: 1},
             # A fork server has the environment that there was when it began.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
-            config=UNSEEN,
-            worker_class=SeldomTickingNanny,
+            config=SELDOM,
+            worker_class=QuietNanny,
             **_OPTIONS,
         )
     try:
-        _tick_seldom(cluster.scheduler)
+        look_seldom(cluster.scheduler)
         _start_workers(cluster, n_workers or dask.system.CPU_COUNT, within_s)
     except BaseException:
         close(cluster)

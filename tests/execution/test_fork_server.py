@@ -22,6 +22,7 @@ from distributed import Client, LocalCluster
 from dagsel.execution import fork_server
 from dagsel.execution.cluster import dashboard_of, local_cluster
 from dagsel.execution.fork_server import IS_WANTED, METHOD
+from dagsel.execution.quiet_servers import SELDOM
 from tests.waiting import wait_until
 
 from .helpers import client_of
@@ -42,8 +43,9 @@ def as_dask_comes() -> Iterator[None]:
 
     A server that is a copy of the driver has tests of its own.
     """
-    seen = {"distributed.worker.profile.enabled": True, "distributed.admin.tick.interval": "20ms"}
-    with dask.config.set({METHOD: "spawn", IS_WANTED: "new", **seen}):
+    defaults = dask.config.merge(*dask.config.defaults)
+    dasks = {name: dask.config.get(name, config=defaults) for name in SELDOM}
+    with dask.config.set({METHOD: "spawn", IS_WANTED: "new", **dasks}):
         yield
 
 
@@ -51,10 +53,11 @@ def parents(client: Client) -> set[int]:
     return set(client.run(os.getppid).values())
 
 
-def watched(dask_worker: Any) -> tuple[bool, float]:
-    """Whether a worker samples its threads, and the milliseconds between its event loop's ticks."""
+def watched(dask_worker: Any) -> tuple[bool, float, float, float]:
+    """Whether a worker samples its threads, and how often it looks at others, in milliseconds."""
     callbacks = dask_worker.periodic_callbacks
-    return "profile" in callbacks, callbacks["tick"].callback_time
+    names = ("tick", "monitor", "memory_monitor")
+    return "profile" in callbacks, *(callbacks[name].callback_time for name in names)
 
 
 def server() -> psutil.Process:
@@ -186,22 +189,27 @@ def test_server_and_workers_end_with_the_driver(
     assert not psutil.wait_procs(family, timeout=60)[1]
 
 
-def ticks(cluster: LocalCluster) -> set[float]:
-    """How often the event loop in this process is watched, in milliseconds."""
+def looks(cluster: LocalCluster, name: str) -> set[float]:
+    """How often the cluster's servers in this process look at something, in milliseconds."""
     servers: list[Any] = [cluster.scheduler, *cluster.workers.values()]
-    return {server.periodic_callbacks["tick"].callback_time for server in servers}
+    found = (server.periodic_callbacks.get(name) for server in servers)
+    return {callback.callback_time for callback in found if callback is not None}
 
 
 def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
     with local_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
-        assert set(client.run(watched).values()) == {(False, 500)}
-        assert ticks(cluster) == {500}
+        assert set(client.run(watched).values()) == {(False, 500, 1_000, 250)}
+        assert looks(cluster, "tick") == {500}
+        assert looks(cluster, "monitor") == looks(cluster, "idle-timeout") == {1_000}
+        assert looks(cluster, "memory_monitor") == {250}
         assert dashboard_of(client) == ""
     alone: dict[str, Any] = {"n_workers": 1, "processes": False}
     alone |= {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
-        assert set(client.run(watched).values()) == {(True, 20)}
-        assert ticks(theirs) == {20}
+        assert set(client.run(watched).values()) == {(True, 20, 500, 100)}
+        assert looks(theirs, "tick") == {20}
+        assert looks(theirs, "monitor") == {500}
+        assert looks(theirs, "idle-timeout") == {250}
         assert dashboard_of(client) == ""
     seen = {"n_workers": 0, "host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     with LocalCluster(**seen) as theirs, Client(theirs, set_as_default=False) as client:
