@@ -24,7 +24,7 @@ from typing import Any
 import dask
 import optuna
 import torch
-from chaos_jobs import N_SHARDS, POISONED, Job
+from chaos_jobs import N_SHARDS, POISONED, UNIT_S, Job
 from chaos_libraries import IMPORTS, Library, alone
 from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, start, work
 from chaos_roles import IMPORTS as PRELOADED
@@ -47,6 +47,7 @@ from faults import (
 )
 from faulty import read_starts
 
+from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES
 from dagsel.state import State
@@ -60,6 +61,8 @@ PATIENCE_S = 240.0
 #: A worker that is silent for so long is given up (Dask's least with few workers).
 TTL_S = 5.0
 DISK_MB = 4
+#: Units of a task, at most: those that it begins in `at_once_s`, and none of another epoch.
+MOST_UNITS = min(N_SHARDS, 1 + int(DispatchConfig(N_SHARDS).at_once_s / UNIT_S[0]))
 #: Faults end after so long, so that a search on a slow machine ends too.
 FAULTS_S = 20.0
 #: Longer than a heartbeat, which comes twice a second.
@@ -160,7 +163,7 @@ class Outcome:
     n_sessions: int = 1
     n_started: int = 0
     n_needed: int = 0
-    n_excused: int = 0
+    n_excused: int = 0  # tasks
     n_epochs: int = 0
     n_checked: int = 0
     seconds: float = 0.0
@@ -294,7 +297,7 @@ def disturb(
 
 
 def excused(fault: Fault) -> int:
-    """How many units a fault may cost."""
+    """How many tasks a fault may cost."""
     match fault:
         case Kill() | Corrupt():
             return 1
@@ -317,7 +320,8 @@ def judge(job: Job, outcome: Outcome) -> None:
     starts = [start for start in read_starts(job.starts) if start[0] not in poisoned]
     outcome.n_started, outcome.n_needed = len(starts), len(set(starts))
     # A unit that a time slice has ended begins once more.
-    allowed = outcome.n_excused + (len(record.pieces) if job.flow == "robin" else 0)
+    n_pieces = len(record.pieces) if job.flow == "robin" else 0
+    allowed = MOST_UNITS * outcome.n_excused + n_pieces
     if outcome.n_again > allowed:
         outcome.wrong.append(f"{outcome.n_again} units again, {allowed} were excused")
     outcome.wrong += [
@@ -421,7 +425,8 @@ HEAD = """\
 
 Each line is one search of a few seconds on a cluster of three worker processes, while the faults of
 its seed were done to it: `make chaos` makes this table. "Again" are training units that began more
-than once: a killed worker may cost one, a killed driver or scheduler those in flight.
+than once: a killed worker may cost those of one task, which begins none later than half a second
+after its first one; a killed driver or scheduler the tasks in flight.
 
 "As undisturbed" means that a replay on a quiet cluster came to the same metrics and the same states
 bit for bit in every epoch of every trial; that the last states that were kept ("states checked")
