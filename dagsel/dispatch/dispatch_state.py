@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
-from math import inf
+from math import inf, sqrt
 
 from dagsel.dispatch.events import Bind, Instruction, Preempt, Worker
 from dagsel.dispatch.list_scheduler import ROUNDING_S, ListScheduler, bits
@@ -241,7 +241,7 @@ class DispatchState:
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
-        ahead_s = 0.0 if gang or alone else self._ahead_s(seconds)
+        ahead_s = 0.0 if gang or alone else self._ahead_s(seconds, 1 + len(then))
         self.bindings[unit] = Binding(
             unit, worker, shard, seconds, ahead_s, began, members=gang, then=then, scores=scores
         )
@@ -406,12 +406,13 @@ class DispatchState:
         self.list_scheduler.free_at[host.worker] = end
         self.openings.note(host)
 
-    def _ahead_s(self, seconds: float) -> float:
-        """Return how long before its end a unit's worker may get another; 0 for never."""
+    def _ahead_s(self, seconds: float, n_visits: int) -> float:
+        """Return how long before a task's end its worker may get another; 0 for never."""
         overhead_s = self.config.overhead_s
         share = max(LOOKAHEAD_OVERHEADS * overhead_s, LOOKAHEAD_SHARE * seconds)
         ahead_s = min(self.config.lookahead_s, share)
-        is_vague = self.times.noise * seconds > ahead_s
+        error_s = self.times.noise * seconds / sqrt(n_visits)  # those of several cancel in part
+        is_vague = error_s > ahead_s
         return 0.0 if is_vague and seconds > SHORT_UNIT * overhead_s else ahead_s
 
     def _estimate(self, trial: int, worker: Worker) -> float:

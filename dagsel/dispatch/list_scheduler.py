@@ -248,8 +248,17 @@ class ListScheduler(Generic[W]):
         first = self._first(worker)
         if first is None:
             return True
+        if any(rem > self.rem[trial] for rem in self._work_here(worker)):
+            return False
         bonus = self.stay * max(self.rem[first], self.rem[trial])
         return self.rem[trial] + bonus >= self.rem[first]
+
+    def _work_here(self, worker: W) -> Iterator[float]:
+        """Yield the remaining work of the idle trials whose states are here."""
+        held, need, barred = self.held[worker], self.need, self.barred.get(worker, ())
+        for trial in self._here.get(worker, ()):
+            if need[trial] & held and trial not in barred:
+                yield self.rem[trial]
 
     def _shard(self, trial: int, mask: int) -> int:
         first = trial % mask.bit_length()  # trials begin at different shards

@@ -210,6 +210,22 @@ def test_long_units_whose_end_is_vague_are_not_looked_behind():
     assert tell.dispatcher.wake_at is None
 
 
+@pytest.mark.parametrize(
+    ("n_shards", "unit_s", "is_looked_behind"), [(1, 0.4, False), (8, 0.05, True)]
+)
+def test_the_end_of_a_task_of_many_visits_is_less_vague_than_that_of_one(
+    n_shards: int, unit_s: float, is_looked_behind: bool
+):
+    tell = Driver(n_shards=n_shards, lookahead_s=0.1)
+    shards = frozenset(range(n_shards))
+    tell(WorkerAdded("a", shards), RoundAdded(round_of(9, n_shards, evaluate=False)))
+    for _ in range(27):  # the noise falls to a tenth of a unit
+        tell.dispatcher.times.observe(0, "a", unit_s)
+    (first,) = binds(tell(*ready(*range(9))))
+    assert len((first.shard, *first.then)) == n_shards
+    assert (tell.dispatcher.wake_at is not None) is is_looked_behind
+
+
 def test_does_not_bind_behind_a_running_unit_what_an_idle_worker_can_run():
     tell = Driver(n_shards=1, replicas=2, lookahead_s=1.0, overhead_s=1.0)
     tell(WorkerAdded("a", frozenset({0})), WorkerAdded("b", frozenset({0})))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dagsel.dispatch.list_scheduler import ListScheduler
@@ -122,18 +122,20 @@ def test_nothing_is_remembered_of_a_worker_that_is_gone(held: list[int]):
         assert not table
 
 
-@BUSY
+@settings(BUSY, max_examples=300)
 @given(
-    st.lists(st.tuples(st.integers(1, 20), masks), max_size=3),
+    st.lists(st.tuples(st.integers(1, 20), masks, st.booleans()), max_size=3),
     st.tuples(st.integers(1, 20), masks),
     masks,
 )
 def test_a_trial_is_expected_to_stay_where_it_would_be_taken_again(
-    idle: list[tuple[int, int]], runs: tuple[int, int], held: int
+    idle: list[tuple[int, int, bool]], runs: tuple[int, int], held: int
 ):
-    trials = {number: (float(left), need) for number, (left, need) in enumerate(idle)}
-    made = rule({"a": held}, {"a": 1.0}, {}, trials, {9: "a"})
+    trials = {number: (float(left), need) for number, (left, need, _) in enumerate(idle)}
+    homes = {number: "a" for number, (*_, is_here) in enumerate(idle) if is_here}
+    made = rule({"a": held}, {"a": 1.0}, {}, trials, {9: "a", **homes})
     made.rem[9], made.need[9] = float(runs[0]), runs[1]
+    assume(float(runs[0]) not in {left for left, _ in trials.values()})
     expected = made.would_stay(9, "a")
     made.enter(9, runs[1])
     taken = made.pick("a", 0.0)
