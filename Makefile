@@ -55,8 +55,8 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.demo
 	$(BIN)/python examples/digits.py
 
-# What reads the code runs beside what runs it.
-test: $(VENV)/.dev
+# What reads the code runs beside what runs it. With -j2, what root installs comes beside what pip does.
+test: $(VENV)/.dev chromium
 	$(MAKE) -j2 checks tests
 
 checks: lint types imports doctest

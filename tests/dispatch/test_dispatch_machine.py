@@ -280,6 +280,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 assert machine.drained, "a drain does not end"
 
 
+BY_NIGHT = pytest.mark.skipif(settings().max_examples < 500, reason="by night: make laws")
 LEAN = settings(
     max_examples=120,
     stateful_step_count=40,
@@ -402,9 +403,9 @@ def forgets_that_members_went(monkeypatch):
         forgets_the_shards_of_interrupted_units,
         begins_on_busy_workers,
         offers_trials_that_rest,
-        leaves_lost_results_of_trials_that_rest,
+        pytest.param(leaves_lost_results_of_trials_that_rest, marks=BY_NIGHT),
         rests_too_early,
-        forgets_that_members_went,
+        pytest.param(forgets_that_members_went, marks=BY_NIGHT),
     ],
 )
 def test_planted_bug_is_caught(plant, monkeypatch):

@@ -33,7 +33,7 @@ from dagsel.storage.shard_cache import ShardCache
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads import TorchWorkload
 
-from .helpers import client_of, done, engine_for, final_state, listen, of, spawned_cluster
+from .helpers import BY_NIGHT, client_of, done, engine_for, final_state, listen, of, spawned_cluster
 
 N_TRIALS = 2
 
@@ -295,7 +295,7 @@ def pauses(dask_scheduler: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hold", ["disk", "auto"])
+@pytest.mark.parametrize("hold", [pytest.param("disk", marks=BY_NIGHT), "auto"])
 def test_data_of_several_times_the_memory_limit_trains(
     client: Client, tmp_path: Path, large: Callable[[], ShardedDataset], cache_dir: str, hold: str
 ) -> None:
