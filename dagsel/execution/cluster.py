@@ -24,7 +24,7 @@ from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
-from dagsel.execution.quiet_servers import SELDOM, QuietNanny, look_seldom
+from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.execution.spec_cluster import add_workers, end_workers
 from dagsel.planning.capacity import ClusterCapacity
@@ -371,7 +371,7 @@ def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -
             resources={RESOURCE: 1},
             # A fork server has the environment that there was when it began.
             env={**os.environ, "CUDA_VISIBLE_DEVICES": "", QUIET: "1"},
-            config=SELDOM,
+            config=seldom(),
             worker_class=QuietNanny,
             **_OPTIONS,
         )

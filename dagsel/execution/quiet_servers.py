@@ -1,40 +1,53 @@
 """The servers of our own cluster look after themselves less often than Dask has them do.
 
 Dask's intervals are made for its dashboard, which our own cluster does not have. On a machine whose
-cores all train, what a server does for nobody is time that a unit waits.
+cores all train, what a server does for nobody is time that a unit waits. An interval that the user
+has chosen stays.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import dask.config
 from distributed import Nanny
 
-#: Milliseconds by the name of what a server does again and again; beside them those of Dask.
+#: What a server does again and again: after how many milliseconds, with Dask and with us.
 _INTERVALS_MS = {
-    "tick": 500,  # how late the event loop is; 20
-    "monitor": 1_000,  # time, memory and disk of the process; 500
-    "memory_monitor": 250,  # whether a worker's memory is full; 100
-    "idle-timeout": 1_000,  # 250
-    "no-workers-timeout": 1_000,  # 250
+    "tick": (20, 500),  # how late the event loop is
+    "monitor": (500, 1_000),  # time, memory and disk of the process
+    "memory_monitor": (100, 250),  # whether a worker's memory is full
+    "idle-timeout": (250, 1_000),
+    "no-workers-timeout": (250, 1_000),
 }
-#: Configuration of worker processes: they take no samples of what their threads do, either.
+#: The same as configuration. Workers take no samples of what their threads do, either.
 SELDOM = {
     "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": f"{_INTERVALS_MS['tick']}ms",
-    "distributed.admin.system-monitor.interval": f"{_INTERVALS_MS['monitor']}ms",
-    "distributed.worker.memory.monitor-interval": f"{_INTERVALS_MS['memory_monitor']}ms",
+    "distributed.admin.tick.interval": f"{_INTERVALS_MS['tick'][1]}ms",
+    "distributed.admin.system-monitor.interval": f"{_INTERVALS_MS['monitor'][1]}ms",
+    "distributed.worker.memory.monitor-interval": f"{_INTERVALS_MS['memory_monitor'][1]}ms",
 }
+
+
+def seldom() -> dict[str, Any]:
+    """Return the configuration of worker processes, without what the user has chosen."""
+    dasks = dask.config.merge(*dask.config.defaults)
+    return {
+        name: value
+        for name, value in SELDOM.items()
+        if dask.config.get(name) == dask.config.get(name, config=dasks)
+    }
 
 
 def look_seldom(server: Any) -> None:
     """Have a server in this process do so as seldom.
 
-    In its configuration, which is the user's, other clusters would find the intervals too.
+    In the configuration, which is the user's, other clusters would find the intervals too.
     """
-    for name, interval_ms in _INTERVALS_MS.items():
-        if (callback := server.periodic_callbacks.get(name)) is not None:
-            callback.callback_time = interval_ms
+    for name, (dasks_ms, ours_ms) in _INTERVALS_MS.items():
+        callback = server.periodic_callbacks.get(name)
+        if callback is not None and callback.callback_time == dasks_ms:
+            callback.callback_time = ours_ms
 
 
 class QuietNanny(Nanny):

@@ -203,6 +203,13 @@ def test_workers_of_ours_do_nothing_for_a_dashboard_that_is_not_there() -> None:
         assert looks(cluster, "monitor") == looks(cluster, "idle-timeout") == {1_000}
         assert looks(cluster, "memory_monitor") == {250}
         assert dashboard_of(client) == ""
+    with (
+        dask.config.set({"distributed.worker.memory.monitor-interval": "70ms"}),
+        local_cluster(1) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):  # what the user has chosen stays
+        assert set(client.run(watched).values()) == {(False, 500, 1_000, 70)}
+        assert looks(cluster, "memory_monitor") == {70}
     alone: dict[str, Any] = {"n_workers": 1, "processes": False}
     alone |= {"dashboard_address": "127.0.0.1:0", "scheduler_kwargs": {"dashboard": False}}
     with LocalCluster(**alone) as theirs, Client(theirs, set_as_default=False) as client:
