@@ -248,17 +248,17 @@ class ListScheduler(Generic[W]):
         first = self._first(worker)
         if first is None:
             return True
-        if any(rem > self.rem[trial] for rem in self._work_here(worker)):
+        if any(self.rem[other] > self.rem[trial] for other in self._stayers(worker)):
             return False
         bonus = self.stay * max(self.rem[first], self.rem[trial])
         return self.rem[trial] + bonus >= self.rem[first]
 
-    def _work_here(self, worker: W) -> Iterator[float]:
-        """Yield the remaining work of the idle trials whose states are here."""
+    def _stayers(self, worker: W, blocked: int = 0) -> Iterator[int]:
+        """Yield the idle trials whose states are here and that may run here."""
         held, need, barred = self.held[worker], self.need, self.barred.get(worker, ())
         for trial in self._here.get(worker, ()):
-            if need[trial] & held and trial not in barred:
-                yield self.rem[trial]
+            if need[trial] & held and not need[trial] & blocked and trial not in barred:
+                yield trial
 
     def _shard(self, trial: int, mask: int) -> int:
         first = trial % mask.bit_length()  # trials begin at different shards
@@ -273,18 +273,8 @@ class ListScheduler(Generic[W]):
         return None
 
     def _stayer(self, worker: W, blocked: int) -> int | None:
-        here = self._here.get(worker)
-        if not here:
-            return None
-        held, barred = self.held[worker], self.barred.get(worker, ())
-        best: tuple[float, float, int] | None = None
-        for trial in here:
-            if trial in barred:
-                continue
-            if self.need[trial] & held and not self.need[trial] & blocked:
-                key = self._key[trial]
-                if best is None or key < best:
-                    best = key
+        keys = (self._key[trial] for trial in self._stayers(worker, blocked))
+        best = min(keys, default=None)
         if best is None:
             return None
         first = self._first(worker)
@@ -395,11 +385,8 @@ class ListScheduler(Generic[W]):
                 unseen &= ~need
                 if not unseen:
                     break
-        for trial in self._here.get(worker, ()):
-            if trial in barred:
-                continue
-            if self.need[trial] & held and not self.need[trial] & blocked:
-                yield trial, self.need[trial] & held
+        for trial in self._stayers(worker, blocked):
+            yield trial, self.need[trial] & held
 
     def _sooner_elsewhere(self, trial: int, shard: int, worker: W, now: float) -> float | None:
         """Return until when another worker is expected to end the unit sooner; None if none is.

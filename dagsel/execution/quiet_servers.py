@@ -40,7 +40,7 @@ def seldom() -> dict[str, Any]:
 
 
 def look_seldom(server: Any) -> None:
-    """Have a server in this process do so as seldom.
+    """Have a server in this process do as seldom what nobody has chosen an interval for.
 
     In the configuration, which is the user's, other clusters would find the intervals too.
     """

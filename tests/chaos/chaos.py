@@ -24,7 +24,7 @@ from typing import Any
 import dask
 import optuna
 import torch
-from chaos_jobs import N_SHARDS, POISONED, UNIT_S, Job
+from chaos_jobs import N_SHARDS, POISONED, Job
 from chaos_libraries import IMPORTS, Library, alone
 from chaos_roles import CONTEXT, LOST_AFTER, drive, repeat, schedule_tasks, start, work
 from chaos_roles import IMPORTS as PRELOADED
@@ -47,7 +47,6 @@ from faults import (
 )
 from faulty import read_starts
 
-from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES
 from dagsel.state import State
@@ -61,8 +60,6 @@ PATIENCE_S = 240.0
 #: A worker that is silent for so long is given up (Dask's least with few workers).
 TTL_S = 5.0
 DISK_MB = 4
-#: Units of a task, at most: those that it begins in `at_once_s`, and none of another epoch.
-MOST_UNITS = min(N_SHARDS, 1 + int(DispatchConfig(N_SHARDS).at_once_s / UNIT_S[0]))
 #: Faults end after so long, so that a search on a slow machine ends too.
 FAULTS_S = 20.0
 #: Longer than a heartbeat, which comes twice a second.
@@ -317,13 +314,17 @@ def judge(job: Job, outcome: Outcome) -> None:
     record = read_record(job)
     outcome.n_epochs = record.n_epochs
     poisoned = {POISONED} if job.poison else set()
-    starts = [start for start in read_starts(job.starts) if start[0] not in poisoned]
-    outcome.n_started, outcome.n_needed = len(starts), len(set(starts))
+    starts = [start for start in read_starts(job.starts) if start.trial not in poisoned]
+    last = {start[:3]: start for start in starts}  # of each unit
+    again = [start for start in starts if start is not last[start[:3]]]
+    outcome.n_started, outcome.n_needed = len(starts), len(last)
     # A unit that a time slice has ended begins once more.
     n_pieces = len(record.pieces) if job.flow == "robin" else 0
-    allowed = MOST_UNITS * outcome.n_excused + n_pieces
-    if outcome.n_again > allowed:
-        outcome.wrong.append(f"{outcome.n_again} units again, {allowed} were excused")
+    allowed = outcome.n_excused + n_pieces
+    # The units of a task are of one epoch of a trial.
+    n_tasks = len({(start.process, start.trial, start.epoch) for start in again})
+    if n_tasks > allowed:
+        outcome.wrong.append(f"units of {n_tasks} tasks again, {allowed} were excused")
     outcome.wrong += [
         f"trial {trial.number} failed: {trial.reason}"
         for trial in record.failures

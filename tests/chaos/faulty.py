@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
@@ -28,8 +28,14 @@ from dagsel.workloads.base import (
     never,
 )
 
-#: Trial, epoch and shard of a training unit that began.
-Start: TypeAlias = tuple[int, int, int]
+
+class Start(NamedTuple):
+    """A training unit that began, and the process that it began in."""
+
+    trial: int
+    epoch: int
+    shard: int
+    process: int
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,7 @@ class FaultyWorkload:
         should_stop: Callable[[], bool] = never,
     ) -> Trained:
         if self.starts is not None:
-            line = f"{visit.trial} {visit.epoch} {visit.shard}\n".encode()
+            line = f"{visit.trial} {visit.epoch} {visit.shard} {os.getpid()}\n".encode()
             fd = os.open(self.starts, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 os.write(fd, line)  # one write, so that lines of several processes do not mix
@@ -118,6 +124,6 @@ class FaultyWorkload:
 
 
 def read_starts(path: str) -> list[Start]:
-    """List trial, epoch and shard of the units that have begun, in order."""
+    """List the units that have begun, in order."""
     lines = Path(path).read_text().splitlines() if Path(path).exists() else []
-    return [(int(t), int(e), int(s)) for t, e, s in (line.split() for line in lines)]
+    return [Start(*map(int, line.split())) for line in lines]

@@ -208,7 +208,7 @@ def test_units_that_begin_are_counted(tmp_path: Path) -> None:
     visit = Visit(seed=0, trial=4, epoch=1, shard=2)
     trained = workload.train(workload.init({}, seed=0), 10, {}, visit=visit)
     assert seen(trained.state) == [(1, 2, 0)]
-    assert read_starts(starts) == [(4, 1, 2)]
+    assert read_starts(starts) == [(4, 1, 2, os.getpid())]
 
 
 class TestCounting(WorkloadSuite):
