@@ -197,6 +197,7 @@ class State:
         buffer = np.empty(start + offset, np.uint8)
         buffer[:start] = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
         state = cls(buffer.data)
+        state._header = header
         return state, state._views(buffer)
 
     @property

@@ -236,7 +236,8 @@ class IndependentCluster:
         machine = self.machines.get(worker)
         assert machine is not None, f"{unit} bound to {worker}, which is gone"
         assert not machine.draining, f"{unit} bound to {worker}, which is to go"
-        assert unit in self.ready, f"{unit} bound, but not ready"
+        is_due = unit in self.early and self.has_input(unit)  # and it was told to be ready
+        assert unit in self.ready or is_due, f"{unit} bound, but not ready"
         assert shard in machine.held, f"{worker} does not hold shard {shard}"
         assert len(machine.queue) < 2, f"exclusivity: a third unit on {worker}"
         if unit.kind == "evaluate":
@@ -249,6 +250,7 @@ class IndependentCluster:
             assert not others, f"isolation: {unit} beside {others}"
             self.check_shard(unit, shard)
         self.ready.discard(unit)
+        self.early.discard(unit)
         machine.queue.append((unit, shard))
 
     def check_shard(self, unit, shard):
