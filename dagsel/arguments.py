@@ -6,14 +6,13 @@ before anything starts.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from types import SimpleNamespace
-from typing import Any, ParamSpec, TypeVar, get_args
+from typing import Any, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
@@ -30,9 +29,6 @@ from dagsel.storage.shared_folder import folder_here
 from dagsel.study import BaseSampler, Study, guarded
 from dagsel.study.checks import check_metrics
 from dagsel.workloads.base import Workload
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 #: Arguments that are easily swapped.
 _ROLES = {
@@ -207,46 +203,6 @@ def check_several(goals: Sequence[Goal], flow: Flow, keep: Keep | None, top_k: i
 
 
 # ---- what is searched
-
-#: Arguments of Optuna's that `dagsel.optimize` does not take, and what to write instead.
-_ELSEWHERE = {
-    "catch": "a trial that fails does not end the run; leave it out, and see run.failures",
-    "direction": "write study=optuna.create_study(direction=...)",
-    "directions": "write study=optuna.create_study(directions=...)",
-    "epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
-    "func": "write space=, a function that draws a configuration, and workload=, what is trained",
-    "gc_after_trial": "trials train on workers; leave it out",
-    "max_epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
-    "n_jobs": "as many trials train as there are workers; write "
-    "client=distributed.Client(n_workers=4)",
-    "n_trials": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
-    "objective": "write space=, a function that draws a configuration, and workload=, what is "
-    "trained",
-    "pruner": "write flow=dagsel.flows.OptunaPruner(max_epochs=9, n_trials=20, pruner=...)",
-    "sampler": "write study=optuna.create_study(sampler=...) and "
-    "flow=dagsel.flows.SamplerSearch(max_epochs=9, n_trials=20)",
-    "show_progress_bar": "write progress=False to see nothing, or leave it out",
-    "storage": "write study=optuna.create_study(storage=...)",
-    "timeout": 'write deadline="10 min"',
-}
-
-
-def optunas_arguments(call: Callable[P, T]) -> Callable[P, T]:
-    """Say what to write instead of an argument of ``Study.optimize`` that a call does not take."""
-    known = inspect.signature(call).parameters
-
-    @short_traceback
-    def check(names: Iterable[str]) -> None:
-        for name in names:
-            if name in _ELSEWHERE and name not in known:
-                raise SearchError(f"dagsel.{call.__name__} takes no {name}: {_ELSEWHERE[name]}")
-
-    @functools.wraps(call)
-    def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
-        check(kwargs)
-        return call(*args, **kwargs)
-
-    return checked_call
 
 
 def _progress(value: Any) -> Any:

@@ -11,13 +11,13 @@ from datetime import timedelta
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast, get_args
 
+from dagsel.argument_names import named_arguments
 from dagsel.arguments import (
     check_goals,
     check_limits,
     check_several,
     checked,
     limits_of,
-    optunas_arguments,
 )
 from dagsel.checks import choice, short_traceback
 from dagsel.console import Progress, has_prompt
@@ -54,7 +54,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-@optunas_arguments
+@named_arguments
 def optimize(
     study: Study,
     workload: Workload,
@@ -256,7 +256,7 @@ def _takes(what: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T
     return decorate
 
 
-@optunas_arguments
+@named_arguments
 @_takes(optimize)
 def start(*args: Any, **options: Any) -> Search:
     """Begin a search in the background, and return at once.

@@ -121,6 +121,21 @@ def test_what_cannot_be_is_said_in_one_sentence_before_anything_trains(
     assert given["study"].trials == []
 
 
+@pytest.mark.parametrize("call", [dagsel.optimize, dagsel.start])
+def test_what_is_missing_is_said_with_the_line_to_write(call: Callable[..., Any]) -> None:
+    given = {"study": 1, "workload": 2, "data": 3, "space": 4, "flow": 5, "metric": 6}
+    for name in given:
+        rest = {key: value for key, value in given.items() if key != name}
+        with pytest.raises(
+            SearchError, match=rf"^dagsel\.{call.__name__} needs {name}: write {name}="
+        ):
+            call(**rest)
+    with pytest.raises(SearchError, match=r"needs space and flow and metric: write space=lambda"):
+        call(1, 2, 3)
+    with pytest.raises(TypeError, match="multiple values for argument 'study'"):
+        call(1, 2, 3, study=4)
+
+
 def test_every_other_argument_that_is_unknown_is_pythons_to_refuse(optimize: Optimize) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         optimize(colour="red")

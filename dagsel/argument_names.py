@@ -1,0 +1,73 @@
+"""Names of arguments: those of Optuna's that a search does not take, and those that it needs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+from dagsel.checks import short_traceback
+from dagsel.errors import SearchError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: Arguments of Optuna's that `dagsel.optimize` does not take, and what to write instead.
+_ELSEWHERE = {
+    "catch": "a trial that fails does not end the run; leave it out, and see run.failures",
+    "direction": "write study=optuna.create_study(direction=...)",
+    "directions": "write study=optuna.create_study(directions=...)",
+    "epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
+    "func": "write space=, a function that draws a configuration, and workload=, what is trained",
+    "gc_after_trial": "trials train on workers; leave it out",
+    "max_epochs": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
+    "n_jobs": "as many trials train as there are workers; write "
+    "client=distributed.Client(n_workers=4)",
+    "n_trials": "write flow=dagsel.flows.RandomSearch(max_epochs=9, n_trials=20)",
+    "objective": "write space=, a function that draws a configuration, and workload=, what is "
+    "trained",
+    "pruner": "write flow=dagsel.flows.OptunaPruner(max_epochs=9, n_trials=20, pruner=...)",
+    "sampler": "write study=optuna.create_study(sampler=...) and "
+    "flow=dagsel.flows.SamplerSearch(max_epochs=9, n_trials=20)",
+    "show_progress_bar": "write progress=False to see nothing, or leave it out",
+    "storage": "write study=optuna.create_study(storage=...)",
+    "timeout": 'write deadline="10 min"',
+}
+#: Arguments that a search needs, and how they are written.
+_NEEDED = {
+    "study": 'optuna.create_study(direction="maximize")',
+    "workload": "dagsel.TorchWorkload(model=..., loss=..., optimizer=..., batch_size=32)",
+    "data": "(x, y), or a ShardedDataset",
+    "space": 'lambda trial: {"lr": trial.suggest_float("lr", 1e-4, 1e-1, log=True)}',
+    "flow": "dagsel.flows.ASHA(max_epochs=9, n_trials=20)",
+    "metric": '"loss", or another metric of the workload',
+}
+
+
+def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
+    """Say what to write instead of an argument of Optuna's, and of one that is missing."""
+    signature = inspect.signature(call)
+
+    @short_traceback
+    def check(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        for name in kwargs:
+            if name in _ELSEWHERE and name not in signature.parameters:
+                raise SearchError(f"dagsel.{call.__name__} takes no {name}: {_ELSEWHERE[name]}")
+        try:
+            given = signature.bind_partial(*args, **kwargs).arguments
+        except TypeError:
+            return  # Python says it when it is called
+        missing = [name for name in _NEEDED if name not in given]
+        if missing:
+            lines = "; ".join(f"{name}={_NEEDED[name]}" for name in missing)
+            raise SearchError(
+                f"dagsel.{call.__name__} needs {' and '.join(missing)}: write {lines}"
+            )
+
+    @functools.wraps(call)
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
+        check(args, kwargs)
+        return call(*args, **kwargs)
+
+    return checked_call
