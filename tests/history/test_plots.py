@@ -141,6 +141,9 @@ def test_cost_shows_the_limits_and_what_trials_took(run: SimulatedRun) -> None:
     assert billed.y[-1] == pytest.approx(run.worker_seconds)
     assert {line.y0 for line in figure.layout.shapes} >= {1800.0}
     assert {line.x0 for line in figure.layout.shapes} >= {600.0}
+    label = {note.text: note for note in figure.layout.annotations}
+    assert label["budget"].x == 0, "where the lines of budget and deadline meet both would lie"
+    assert (label["deadline"].x, label["deadline"].y) == (600.0, 0)
     busy = busy_seconds(bars(run.record))
     assert max(by_trial.y) == pytest.approx(max(busy.values()))
 

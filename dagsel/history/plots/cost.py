@@ -39,9 +39,23 @@ def figure(record: Record, deadline_s: float | None, budget: Budget | None) -> F
     )
     limit = math.inf if budget is None else budget.worker_seconds
     if limit < math.inf:
-        drawing.add_hline(y=limit, line_dash="dot", annotation_text="budget", row=1, col=1)
+        drawing.add_hline(
+            y=limit,
+            line_dash="dot",
+            annotation_text="budget",
+            annotation_position="bottom left",
+            row=1,
+            col=1,
+        )
     if deadline_s is not None:
-        drawing.add_vline(x=deadline_s, line_dash="dot", annotation_text="deadline", row=1, col=1)
+        drawing.add_vline(
+            x=deadline_s,
+            line_dash="dot",
+            annotation_text="deadline",
+            annotation_position="bottom left",
+            row=1,
+            col=1,
+        )
     busy, colour = busy_seconds(bars(record)), colours(record)
     most = sorted(busy.items(), key=lambda item: -item[1])[:N_TRIALS]
     drawing.add_bar(
