@@ -102,7 +102,7 @@ class UnitTimes:
 
     def seconds(self, trial: int, worker: Worker) -> float:
         """Estimate the seconds of a training unit."""
-        return self.unit_s * self.cost(trial) * self.pace[worker]
+        return self.unit_s * self._cost.get(trial, self.typical_cost) * self.pace[worker]
 
     def optimism(self, trial: int) -> float:
         """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
