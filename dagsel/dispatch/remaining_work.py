@@ -12,9 +12,7 @@ from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.workers import WorkerTable
 
-#: Relative change of a worker's unit time, or of a new trial's cost, from which the work is counted
-#: anew.
-SHIFT = 0.05
+SHIFT = 0.05  # relative change of a worker's unit time from which the work is counted anew
 #: All work is counted anew when one in so many trials has got another chain since the last count.
 FEW = 16
 
@@ -37,7 +35,6 @@ class RemainingWork:
         self._n_added = 0
         self._n_trials = 0
         self._counted: dict[Worker, float] = {}
-        self._typical_cost = times.typical_cost
         self._effort: list[float] = []  # by shard
         self._n_holders: list[int] = []
         # When workers were grouped, as a number of changes; -1: not since the last count.
@@ -51,11 +48,10 @@ class RemainingWork:
         self._n_done += 1
         if self._n_done * 4 < self._n_trials and len(self._counted) > 0:
             return
-        times = self.times
-        pace = times.pace.get(worker)
+        pace = self.times.pace.get(worker)
+        before = self._counted.get(worker)
         if pace is not None and (
-            _has_shifted(times.unit_s * pace, self._counted.get(worker))
-            or _has_shifted(times.typical_cost, self._typical_cost)
+            before is None or abs(self.times.unit_s * pace / before - 1.0) > SHIFT
         ):
             self.is_stale = True
 
@@ -69,7 +65,7 @@ class RemainingWork:
         if self.is_stale:
             return
         scheduler, demand = self.list_scheduler, [0.0] * len(self._effort)
-        cost, whole = self.times.cost(trial.number), sum(self._effort)
+        cost, whole = self.times.cost[trial.number], sum(self._effort)
         rem = scheduler.rem[trial.number] = self._count_trial(
             trial, cost, self._effort, whole, demand
         )
@@ -115,7 +111,6 @@ class RemainingWork:
         self._n_trials = sum(1 for trial in trials.values() if trial.open)
         scheduler, times = self.list_scheduler, self.times
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}
-        self._typical_cost = times.typical_cost
         effort, n_holders = self._effort, self._n_holders = self._efforts()
         whole = sum(effort)
         demand = [0.0] * len(effort)
@@ -123,7 +118,7 @@ class RemainingWork:
         for number, trial in trials.items():
             rem = 0.0
             if trial.open:
-                rem = self._count_trial(trial, times.cost(number), effort, whole, demand)
+                rem = self._count_trial(trial, times.cost[number], effort, whole, demand)
                 target = max(target, now_s + rem)
             scheduler.rem[number] = rem
         for worker, host in self.workers.items():
@@ -181,7 +176,3 @@ class RemainingWork:
             for shard in range(len(demand)):
                 demand[shard] += passes * cost
         return cost * (remaining + n_whole * whole)
-
-
-def _has_shifted(now: float, before: float | None) -> bool:
-    return before is None or abs(now / before - 1.0) > SHIFT

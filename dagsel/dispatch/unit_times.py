@@ -2,10 +2,9 @@
 
 ``log seconds = scale + cost(trial) + pace(worker) + noise``. Scale, cost and pace are small Kalman
 filters with a scalar variance each (covariances are left out): a residual is shared among the three
-in proportion to how uncertain each is. So the first unit sets the scale, and a worker that slows
-down is believed after a few units, while one odd unit is not (residuals are clipped). A trial of
-which no unit was seen costs what the others do, by their geometric mean: the first unit of a run is
-slow, and what later ones correct is its trial's cost rather than the scale.
+in proportion to how uncertain each is. So the first unit sets the scale, a new trial starts at the
+cost of the known ones, and a worker that slows down is believed after a few units, while one odd
+unit is not (residuals are clipped).
 """
 
 from __future__ import annotations
@@ -32,26 +31,23 @@ class UnitTimes:
     --------
     >>> times = UnitTimes()
     >>> times.add_trial(0)
-    >>> times.add_trial(1)
+    >>> times.add_trial(1, cost=2.0)
     >>> times.add_worker("a", speed=1.0)
     >>> times.known
     False
     >>> for _ in range(20):
     ...     times.observe(0, "a", seconds=3.0)
-    >>> round(times.seconds(1, "a"), 1)
-    3.0
+    >>> round(times.seconds(1, "a") / times.seconds(0, "a"), 1) > 1.5
+    True
     """
 
     def __init__(self) -> None:
-        self.typical_cost = 1.0  # of the trials whose units were seen
+        self.cost: dict[int, float] = {}
         self.pace: dict[Worker, float] = {}
         self.n_observed: dict[Worker, int] = {}
         self.observed_s: dict[Worker, float] = {}
-        self._cost: dict[int, float] = {}
         self._cost_variance: dict[int, float] = {}
-        self._unknown: set[int] = set()  # trials of which no unit was seen
-        self._n_seen = 0  # trials whose units were seen, also those that are over
-        self._log_costs = 0.0  # of all these
+        self._unknown: set[int] = set()
         self._pace_variance: dict[Worker, float] = {}
         self._log_scale = 0.0
         self._scale_variance = SCALE_VARIANCE
@@ -70,17 +66,13 @@ class UnitTimes:
         """Standard deviation of the logarithm of a unit's time about its estimate."""
         return math.sqrt(self._noise)
 
-    def add_trial(self, trial: int, cost: float | None = None) -> None:
+    def add_trial(self, trial: int, cost: float = 1.0) -> None:
         """Add a trial, unless it is known; `cost` is its work relative to other trials'."""
-        if not self._has(trial):
-            if cost is None:
+        if trial not in self.cost:
+            self.cost[trial] = cost
+            self._cost_variance[trial] = COST_VARIANCE
+            if cost == 1.0:
                 self._unknown.add(trial)
-            else:
-                self._cost[trial] = cost
-
-    def cost(self, trial: int) -> float:
-        """Return the trial's work relative to other trials'."""
-        return self._cost.get(trial, self.typical_cost)
 
     def add_worker(self, worker: Worker, speed: float) -> None:
         """Add a worker with the speed that it is expected to have."""
@@ -91,7 +83,7 @@ class UnitTimes:
 
     def forget_trial(self, trial: int) -> None:
         """Forget a trial that is over."""
-        self._cost.pop(trial, None)
+        self.cost.pop(trial, None)
         self._cost_variance.pop(trial, None)
         self._unknown.discard(trial)
 
@@ -102,7 +94,7 @@ class UnitTimes:
 
     def seconds(self, trial: int, worker: Worker) -> float:
         """Estimate the seconds of a training unit."""
-        return self.unit_s * self._cost.get(trial, self.typical_cost) * self.pace[worker]
+        return self.unit_s * self.cost[trial] * self.pace[worker]
 
     def optimism(self, trial: int) -> float:
         """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
@@ -117,25 +109,18 @@ class UnitTimes:
 
     def observe(self, trial: int, worker: Worker, seconds: float) -> None:
         """Learn from a finished training unit; a time of 0 teaches nothing."""
-        if seconds <= 0.0 or not self._has(trial) or worker not in self.pace:
+        if seconds <= 0.0 or trial not in self.cost or worker not in self.pace:
             return
-        cost = self.cost(trial)
-        expected = self._log_scale + math.log(cost * self.pace[worker])
-        v_scale, v_cost = self._scale_variance, self._cost_variance.get(trial)
-        if v_cost is None:  # its first unit
-            v_cost = COST_VARIANCE
-            self._unknown.discard(trial)
-            self._n_seen += 1
-            self._log_costs += math.log(cost)
+        self._unknown.discard(trial)
+        expected = self._log_scale + math.log(self.cost[trial] * self.pace[worker])
+        v_scale, v_cost = self._scale_variance, self._cost_variance[trial]
         v_pace = self._pace_variance[worker] + PACE_DRIFT
         total = v_scale + v_cost + v_pace + self._noise
         residual = math.log(seconds) - expected
         limit = 3.0 * math.sqrt(total)
         residual = min(limit, max(-limit, residual))
         self._log_scale += residual * v_scale / total
-        self._cost[trial] = cost * math.exp(residual * v_cost / total)
-        self._log_costs += residual * v_cost / total
-        self.typical_cost = math.exp(self._log_costs / self._n_seen)
+        self.cost[trial] *= math.exp(residual * v_cost / total)
         self.pace[worker] *= math.exp(residual * v_pace / total)
         self._scale_variance = v_scale * (1.0 - v_scale / total)
         self._cost_variance[trial] = v_cost * (1.0 - v_cost / total)
@@ -148,7 +133,7 @@ class UnitTimes:
 
     def observe_evaluation(self, trial: int, worker: Worker, seconds: float) -> None:
         """Learn how long evaluating takes beside training, once training times are known."""
-        if seconds <= 0.0 or not self.known or not self._has(trial) or worker not in self.pace:
+        if seconds <= 0.0 or not self.known or trial not in self.cost or worker not in self.pace:
             return
         residual = math.log(seconds / self.seconds(trial, worker)) - self._log_ratio
         total = self._ratio_variance + self._noise + COST_VARIANCE / 4.0
@@ -157,9 +142,6 @@ class UnitTimes:
             0.01, self._ratio_variance * (1.0 - self._ratio_variance / total)
         )
         self.ratio = math.exp(self._log_ratio)
-
-    def _has(self, trial: int) -> bool:
-        return trial in self._cost or trial in self._unknown
 
     def _refresh(self) -> None:
         noise = self._noise if self.known else 0.0

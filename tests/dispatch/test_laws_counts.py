@@ -95,7 +95,7 @@ class Left:
         is_replicated = any(len(there) > 1 for there in holders.values())
         rem, demand = dict.fromkeys(dispatcher.trials, 0.0), dict.fromkeys(shards, 0.0)
         for number, trial in dispatcher.trials.items():
-            cost = times.cost(number)
+            cost = times.cost[number]
             for which, epoch in trial.epochs.items():
                 runs = trial.active is not None and trial.active.epoch == which
                 for shard in shards:
@@ -288,8 +288,10 @@ def test_what_was_before_a_death_is_no_evidence(
 def test_a_trial_of_which_nothing_is_known_may_cost_two_deviations_more():
     times = UnitTimes()
     times.add_trial(0)
+    times.add_trial(1, cost=0.5)
     times.add_worker("a", 1.0)
     assert times.optimism(0) == pytest.approx(exp(2 * sqrt(COST_VARIANCE)), rel=0.01)
+    assert times.optimism(1) == 1
     times.observe(0, "a", 3.0)
     assert times.optimism(0) == 1
 
