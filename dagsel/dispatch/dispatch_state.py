@@ -50,10 +50,9 @@ class DispatchConfig:
     grace_s: float = 10.0  # after its limit a unit has so long to stop, or its worker is restarted
     # how long at most before the expected end of its running unit a worker may get the next one
     lookahead_s: float = 0.1
-    # The time that it takes to tell a worker of a unit, or to hear of it: on two busy cores 10 ms
-    # and 6 ms. Behind units that are long in comparison nothing is bound early if the trial may
-    # stay on its worker.
-    overhead_s: float = 0.005
+    # The time that it takes to tell a worker of a unit. Behind units that are long in comparison
+    # nothing is bound early if the trial may stay on its worker.
+    overhead_s: float = 0.003
     # A trial's next visits of an epoch become one task, if they take no longer, and an epoch is
     # scored with the unit that ends it, likewise: to tell a worker of each unit and to hear of it
     # costs milliseconds. A task begins no unit after so long, whatever was expected of the first

@@ -437,8 +437,7 @@ def test_a_straggler_is_seen_and_loaded_less():
     assert held["w0"] < min(held["w1"], held["w2"], held["w3"])
 
 
-def test_noise_moves_shards_in_one_search_of_twenty_at_most():
-    n_loaded = []
+def test_noise_moves_no_shards():
     for first in range(20):
         draws = iter(range(1000 * first, 10**6))
         cluster = VirtualCluster(
@@ -447,8 +446,7 @@ def test_noise_moves_shards_in_one_search_of_twenty_at_most():
         )
         cluster.add_workers({f"w{k}": 1.0 for k in range(4)})
         cluster.add_round(round_of(12, 16, n_epochs=3))
-        n_loaded.append(len(cluster.run().loaded))
-    assert sum(n > 16 for n in n_loaded) <= 1
+        assert len(cluster.run().loaded) == 16
 
 
 def test_workers_come_die_and_are_drained_in_virtual_time():

@@ -44,7 +44,7 @@ from dagsel.dispatch.events import (
 from dagsel.dispatch.gangs import Gangs
 from dagsel.dispatch.list_scheduler import bits
 from dagsel.dispatch.trials import Binding, Trial
-from dagsel.dispatch.units import Begun, Chain, Round
+from dagsel.dispatch.units import Begun, Chain, Round, Unit
 
 from .independent_cluster import IndependentCluster
 
@@ -414,3 +414,17 @@ def test_planted_bug_is_caught(plant, monkeypatch):
     hunt = settings(LEAN, max_examples=2000)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         run_state_machine_as_test(DispatchMachine, settings=hunt)
+
+
+def test_a_unit_told_early_is_bound_once_the_one_before_it_is_done():
+    """A chain's first unit is told to be ready while the chain before it trains."""
+    machine = DispatchMachine()
+    machine.begin(n_shards=1, replicas=1, n_workers=1, timeout=None)
+    model = machine.model
+    model.withdraw(1)
+    model.tell(TrialStopped(1))
+    model.load("w0")
+    machine.add_round(1, 1, False, None)
+    model.finish("w0", 1.0, together=False, n_scored=0)
+    assert [unit for unit, _ in model.machines["w0"].queue][:1] == [Unit("train", 0, 2, 0)]
+    machine.teardown()

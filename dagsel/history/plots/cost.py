@@ -38,24 +38,12 @@ def figure(record: Record, deadline_s: float | None, budget: Budget | None) -> F
         col=1,
     )
     limit = math.inf if budget is None else budget.worker_seconds
+    # The lines meet at the top right; their names are at the other ends.
+    dotted = {"line_dash": "dot", "annotation_position": "bottom left", "row": 1, "col": 1}
     if limit < math.inf:
-        drawing.add_hline(
-            y=limit,
-            line_dash="dot",
-            annotation_text="budget",
-            annotation_position="bottom left",
-            row=1,
-            col=1,
-        )
+        drawing.add_hline(y=limit, annotation_text="budget", **dotted)
     if deadline_s is not None:
-        drawing.add_vline(
-            x=deadline_s,
-            line_dash="dot",
-            annotation_text="deadline",
-            annotation_position="bottom left",
-            row=1,
-            col=1,
-        )
+        drawing.add_vline(x=deadline_s, annotation_text="deadline", **dotted)
     busy, colour = busy_seconds(bars(record)), colours(record)
     most = sorted(busy.items(), key=lambda item: -item[1])[:N_TRIALS]
     drawing.add_bar(
