@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from dagsel.checks import short_traceback
@@ -45,6 +45,13 @@ _NEEDED = {
 }
 
 
+def missing(given: Collection[str]) -> str:
+    """Name what a search needs and is not given, and how it is written; empty if all is there."""
+    names = [name for name in _NEEDED if name not in given]
+    lines = "; ".join(f"{name}={_NEEDED[name]}" for name in names)
+    return f"{' and '.join(names)}: write {lines}" if names else ""
+
+
 def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
     """Say what to write instead of an argument of Optuna's, and of one that is missing."""
     signature = inspect.signature(call)
@@ -58,12 +65,8 @@ def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
             given = signature.bind_partial(*args, **kwargs).arguments
         except TypeError:
             return  # Python says it when it is called
-        missing = [name for name in _NEEDED if name not in given]
-        if missing:
-            lines = "; ".join(f"{name}={_NEEDED[name]}" for name in missing)
-            raise SearchError(
-                f"dagsel.{call.__name__} needs {' and '.join(missing)}: write {lines}"
-            )
+        if lacks := missing(given):
+            raise SearchError(f"dagsel.{call.__name__} needs {lacks}")
 
     @functools.wraps(call)
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -13,6 +14,7 @@ import fsspec
 import numpy as np
 import optuna
 import pytest
+import torch
 from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 from sklearn.datasets import load_digits
@@ -71,6 +73,15 @@ WAITING = {
 }
 #: What a test costs, about, beside one that has no cluster: one with a cluster, one that is slow.
 CLUSTER_COSTS, SLOW_COSTS = 5, 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compute on the CPU also where there is a GPU, unless its tests are asked for by ``-m gpu``.
+
+    What is compared to the bit is what a CPU computes.
+    """
+    if "gpu" not in config.option.markexpr and torch.cuda.device_count():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import click
 import cloudpickle
 
 import dagsel
+from dagsel.argument_names import missing
 from dagsel.cli.answer import INTERRUPTED, Answer, amount, answered
 from dagsel.cli.runs import standing
 from dagsel.errors import DagselError, SearchError
@@ -206,6 +208,9 @@ def _told(script: str) -> Iterator[None]:
 
 
 def _called(call: Callable[..., Any], given: dict[str, Any], script: str) -> Any:
+    is_known = given.keys() <= inspect.signature(call).parameters.keys()
+    if is_known and (lacks := missing(given)):
+        raise SearchError(f"{SEARCH}() in {script} does not return {lacks}")
     try:
         return call(**given)
     except TypeError as error:

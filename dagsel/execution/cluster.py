@@ -228,8 +228,8 @@ def check_cluster(client: Any = None, cluster: Any = None, *, starts: bool = Tru
 
 
 def warm_up(client: Any, cluster: Any) -> None:
-    """Begin what a cluster of ours takes longest for, if `connect` is to start one of CPUs."""
-    if client is None and cluster is None:
+    """Begin what a cluster of ours takes longest for, if `connect` is to start one."""
+    if client is None and cluster in (None, "cuda"):
         fork_server.is_there()
 
 
@@ -416,12 +416,19 @@ def cuda_cluster(n_workers: int | None = None) -> LocalCluster:
             f'cluster="cuda" needs dask-cuda: pip install dagsel[cuda]  ({error})'
         ) from error
     check_gpus_here()
+
+    class OwnCUDACluster(fork_server.OwnCluster, LocalCUDACluster):  # type: ignore[misc]
+        def new_worker_spec(self) -> Any:
+            spec = super().new_worker_spec()  # type: ignore[no-untyped-call]
+            for each in spec.values():
+                own = each["options"].get("env", {})
+                # A fork server has the environment that there was when it began.
+                each["options"]["env"] = {**os.environ, **own, QUIET: "1"}
+            return spec
+
     options = _OPTIONS if n_workers is None else {**_OPTIONS, "n_workers": n_workers}
     with fork_server.deaf_to_interrupts():
-        cluster: LocalCluster = LocalCUDACluster(
-            resources={RESOURCE: 1, GPU_RESOURCE: 1}, **options
-        )
-    return cluster
+        return OwnCUDACluster(resources={RESOURCE: 1, GPU_RESOURCE: 1}, **options)
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

@@ -36,6 +36,8 @@ _AWARE_NATIVE = frozenset({"jemalloc_bg_thd"})
 _PAUSE_S = 0.1
 #: omp_pause_hard of the OpenMP API, version 5.0.
 _PAUSE_HARD = 2
+#: CUDA_ERROR_NOT_INITIALIZED of CUDA's driver API.
+_NOT_INITIALIZED = 3
 _TASKS = Path("/proc/self/task")
 
 _in_copy = False
@@ -44,15 +46,26 @@ _thread = threading.local()
 
 def is_possible() -> bool:
     """Whether a copy of this process would be as good as a new one, and is not too large."""
-    torch = sys.modules.get("torch")
     return (
         threading.current_thread() is threading.main_thread()
         and all(_AWARE.fullmatch(thread.name) for thread in _others())
         and psutil.Process().memory_info().rss < _most_bytes()
-        and (torch is None or not torch.cuda.is_initialized())
+        and not _cuda_has_begun()
         and not _jax_has_begun()
         and _has_no_native_threads()
     )
+
+
+def _cuda_has_begun() -> bool:
+    """Whether anything here has begun to use CUDA, which no copy can use then.
+
+    CUDA's own driver is asked: PyTorch does not know what other libraries do.
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # nothing has loaded it
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED)
 
 
 def _jax_has_begun() -> bool:

@@ -60,7 +60,7 @@ SCRIPTS = {
     "def search():\n    return 3": "returns int, and must return",
     "def search(": "SyntaxError",
     "def search():\n    return {'studdy': 3}": "studdy",
-    "def search():\n    return {'flow': 3}": "missing",
+    "def search():\n    return {'flow': 3}": "does not return study and workload and",
 }
 
 

@@ -126,8 +126,8 @@ def listen(engine: DaskEngine, until: Any) -> list[Message]:
     """Collect messages until a function of all of them says that it is enough."""
     heard: list[Message] = []
     while not until(heard):
-        new = list(engine.messages(timeout_s=60))
-        assert new, f"nothing was heard for 60 s after {heard[-3:]}"
+        new = list(engine.messages(timeout_s=180))
+        assert new, f"nothing was heard for 180 s after {heard[-3:]}"
         heard += new
     return heard
 

@@ -133,7 +133,7 @@ class Slurm:
                     setattr(job, what, at)
         return jobs
 
-    def wait(self, holds: Callable[[], object], *, timeout_s: float = 60.0) -> None:
+    def wait(self, holds: Callable[[], object], *, timeout_s: float = 180.0) -> None:
         """Ask again until something holds; raise an error with what is there if it does not."""
         wait_until(holds, lambda: f"{self.queue()}\n{self.logs()}", timeout_s=timeout_s)
 

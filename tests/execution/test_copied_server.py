@@ -154,7 +154,7 @@ NATIVE = (
         (NATIVE, "true"),
         ("import jax; jax.numpy.ones(3).sum()", "true"),
         ("copied_server._IMPORTS_BYTES, copied_server._SHARE = 0, 1e-6", "true"),
-        ("torch.cuda.is_initialized = lambda: True", "true"),
+        ("copied_server._cuda_has_begun = lambda: True", "true"),
         ("pass", "new"),
     ],
     ids=["a thread", "a native thread", "JAX at work", "too large", "CUDA", "unwanted"],

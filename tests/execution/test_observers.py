@@ -39,7 +39,11 @@ def driven(folder: Path, how: str, n_epochs: int | None) -> str:
             if len(lines) == n_epochs:
                 os.killpg(process.pid, signal.SIGKILL)
                 break
-    assert lines, (folder / "stderr.txt").read_text()
+        status = process.wait()
+    text = (folder / "stderr.txt").read_text()
+    print(text)  # what a tracker has said, if a test fails
+    assert lines, text
+    assert status in (0, -signal.SIGKILL), text
     return lines[-1]
 
 

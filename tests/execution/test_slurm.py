@@ -235,7 +235,7 @@ def test_asha_keeps_to_a_budget(
     flow = ASHA(max_epochs=9, n_trials=32, reduction_factor=2)
     with slurm_cluster(tmp_path) as cluster:
         cluster.scale(2)
-        here.wait(lambda: here.count("RUNNING") == 2)
+        here.wait(lambda: len(cluster.scheduler_info["workers"]) == 2)
         run = search(flow, cluster=cluster, budget=24 * slow)
         assert len(cluster.worker_spec) == 2
     assert run.worker_seconds <= (24 + 2 * LATE_S) * slow

@@ -8,6 +8,8 @@ Where there is none, each is skipped and says so.
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,7 +34,7 @@ from dagsel.workloads.torch import workload as torch_workload
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU here"),
+    pytest.mark.skipif(not torch.cuda.device_count(), reason="PyTorch sees no GPU here"),
 ]
 
 
@@ -174,6 +176,41 @@ def test_an_option_changes_no_more_than_rounding(options: dict[str, Any], tolera
     torch._dynamo.reset()
     options = {"fused": False, **options}
     assert_close(run(make(cnn, **options)), run(make(cnn, fused=False)), tolerance)
+
+
+def test_gradients_that_a_loop_lays_out_otherwise_are_stepped_without_the_fused_kernel() -> None:
+    """Other kernels count steps on the host, and the fused one on the GPU: both in one unit."""
+
+    def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
+        for number, (inputs, targets) in enumerate(batches):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            if number % 3 == 0:
+                weight = model[1].weight
+                weight.grad = weight.grad.t().contiguous().t()
+            optimizer.step()
+
+    whole, ordinary = run(make(train_fn=loop))[0], run(make(fused=False))[0]
+    for name, tensor in ordinary.tensors.items():
+        if name.startswith("model."):
+            torch.testing.assert_close(whole.tensors[name], tensor, rtol=2e-2, atol=2e-2)
+    assert run(make(train_fn=loop), pieces=True)[0] == whole
+
+
+CHECK = """\
+import torch
+from dagsel.execution import copied_server
+torch.cuda.device_count()
+assert not copied_server._cuda_has_begun()
+torch.zeros(1, device="cuda")
+assert copied_server._cuda_has_begun()
+assert not copied_server.is_possible()
+"""
+
+
+def test_a_process_that_uses_the_gpu_is_not_copied() -> None:
+    """A copy could not use it. To count GPUs is no use."""
+    subprocess.run([sys.executable, "-c", CHECK], check=True)
 
 
 def test_the_settings_of_the_process_come_back() -> None:

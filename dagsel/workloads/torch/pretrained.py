@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 import tempfile
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -137,10 +138,13 @@ class Base:
 
     def load(self, device: torch.device | None = None) -> _Loaded:
         """Load it to a device, if it is not there; the CPU by default."""
-        device = device or torch.device("cpu")
+        with _loading:
+            return self._load(device or _HOST)
+
+    def _load(self, device: torch.device) -> _Loaded:
         loaded = None if self._digest is None else _held.get((self._digest, device))
         if loaded is None or loaded.is_spoiled:
-            module, digest = self._read()
+            module, digest = self._on_host(device) or self._read()
             if self._digest not in (None, digest):
                 raise WorkloadError(
                     f"the base is another one here: its weights have sha256 {digest}, and the "
@@ -152,6 +156,13 @@ class Base:
             _held[digest, device] = loaded
         self._loaded[device] = loaded
         return loaded
+
+    def _on_host(self, device: torch.device) -> tuple[torch.nn.Module, str] | None:
+        """Return what is loaded on the host already, to be copied to another device."""
+        there = None if self._digest is None else _held.get((self._digest, _HOST))
+        if self._digest is None or there is None or there.is_spoiled or device == _HOST:
+            return None
+        return there.copied(), self._digest
 
     def _read(self) -> tuple[torch.nn.Module, str]:
         with preserved_streams(torch=True):
@@ -210,6 +221,9 @@ class _Loaded:
         return checksums(self._module.parameters()) == self._sums
 
 
+_HOST = torch.device("cpu")
+#: Threads load one after the other: random numbers that fill a base belong to the process.
+_loading = threading.Lock()
 #: What is loaded in this process, as long as some workload uses it.
 _held: weakref.WeakValueDictionary[tuple[str, torch.device], _Loaded]
 _held = weakref.WeakValueDictionary()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any, Literal, TypeAlias
@@ -133,11 +133,7 @@ def stepping(optimizer: torch.optim.Optimizer, *, fused: Fused, capturable: bool
     for group in groups:
         group.update(flags)
     if flags:
-        for parameter, state in optimizer.state.items():
-            if isinstance(state.get("step"), torch.Tensor):
-                # A fused kernel on CUDA reads it so, whatever PyTorch's default dtype made it.
-                dtype = torch.float32 if fuses else state["step"].dtype
-                state["step"] = state["step"].to(parameter.device, dtype)
+        _put_counts(optimizer, optimizer.state, fuses=bool(fuses))
     watch = fuses and fused == "auto"
     handle = optimizer.register_step_pre_hook(_fuse_what_fits) if watch else None
     try:
@@ -147,6 +143,18 @@ def stepping(optimizer: torch.optim.Optimizer, *, fused: Fused, capturable: bool
             handle.remove()
         for group, values in zip(groups, before, strict=True):
             group.update(values)
+
+
+def _put_counts(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[torch.Tensor], *, fuses: bool
+) -> None:
+    """Put the numbers of steps where kernels read them: on the device of each parameter."""
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        if isinstance(state.get("step"), torch.Tensor):
+            # A fused kernel on CUDA reads it so, whatever PyTorch's default dtype made it.
+            dtype = torch.float32 if fuses else state["step"].dtype
+            state["step"] = state["step"].to(parameter.device, dtype)
 
 
 def _fusible(groups: list[dict[str, Any]]) -> bool:
@@ -192,6 +200,8 @@ def _fuse_what_fits(optimizer: torch.optim.Optimizer, *_: Any) -> None:
                 gradient.layout is not torch.strided or gradient.stride() != parameter.stride()
             ):
                 fits = False
+        if fits and not group["fused"]:
+            _put_counts(optimizer, group["params"], fuses=True)  # other kernels may have begun them
         group["fused"] = True if fits else None
 
 
