@@ -31,7 +31,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[LocalCluster]]:
 
     class LocalCUDACluster(LocalCluster):
         def __init__(self, **options: Any) -> None:
-            super().__init__(**{**options, "n_workers": 2})
+            super().__init__(**{**options, "n_workers": 0})
+            self.scale(2)  # as the real one makes its workers
+            self.sync(self._correct_state)
             made.append(self)
 
     stand_in = ModuleType("dask_cuda")
@@ -76,6 +78,23 @@ def test_each_worker_has_both_resources(made: list[LocalCluster]) -> None:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         assert [worker["resources"] for worker in workers] == [{"TRAIN": 1, "GPU": 1}] * 2
         assert {worker["host"] for worker in workers} == {"127.0.0.1"}
+
+
+def test_its_workers_have_the_environment_of_the_moment(
+    made: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copies of a process that may have begun long before."""
+
+    def look() -> Any:
+        import os
+
+        return os.environ.get("DAGSEL_TEST_OF_WORKERS")
+
+    with connect(cluster="cuda") as client:
+        assert {*client.run(look).values()} == {None}
+    monkeypatch.setenv("DAGSEL_TEST_OF_WORKERS", "now")
+    with connect(cluster="cuda") as client:
+        assert {*client.run(look).values()} == {"now"}
 
 
 def test_without_dask_cuda_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

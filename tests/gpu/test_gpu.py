@@ -31,6 +31,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.torch import device as torch_device
 from dagsel.workloads.torch import workload as torch_workload
+from dagsel.workloads.torch.pretrained import Base
 
 pytestmark = [
     pytest.mark.gpu,
@@ -195,6 +196,22 @@ def test_gradients_that_a_loop_lays_out_otherwise_are_stepped_without_the_fused_
         if name.startswith("model."):
             torch.testing.assert_close(whole.tensors[name], tensor, rtol=2e-2, atol=2e-2)
     assert run(make(train_fn=loop), pieces=True)[0] == whole
+
+
+def test_a_base_that_lies_on_the_host_is_not_read_again_for_the_gpu() -> None:
+    calls: list[int] = []
+
+    def body() -> nn.Module:
+        calls.append(1)
+        return nn.Linear(6, 3)
+
+    base = Base(body)
+    on_host, on_gpu = base.module(), base.module(torch.device("cuda"))
+    assert calls == [1]
+    for one, other in zip(on_host.parameters(), on_gpu.parameters(), strict=True):
+        assert (one.is_cuda, other.is_cuda) == (False, True)
+        assert torch.equal(one, other.cpu())
+    assert base.is_intact()
 
 
 CHECK = """\
