@@ -79,9 +79,10 @@ def test_what_is_promised_holds(kind: str, flow: str, seed: int, tmp_path: Path)
     with cluster_of(provider) as cluster:
         if flow == "asha":  # which asks for no worker itself
             cluster.scale(N_MOST)
-            cluster.wait_for_workers(N_MOST if provider.waits else 1, timeout=60)
+            cluster.wait_for_workers(N_MOST if provider.waits else 1, timeout=60 * slow)
         with lost as taken:
-            outcome = search(FLOWS[flow](slow), tmp_path, slow, cluster=cluster, **about.told)
+            told = {"worker_timeout": 60 * slow, **about.told}
+            outcome = search(FLOWS[flow](slow), tmp_path, slow, cluster=cluster, **told)
         n_before = N_MOST if flow == "asha" else 1
         assert len(cluster.worker_spec) == n_before
         assert sum(m.status == Status.running for m in provider.machines) <= n_before
