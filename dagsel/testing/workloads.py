@@ -334,7 +334,7 @@ class WorkloadSuite:
 
 
 def in_gang(
-    size: int, body: Callable[[Gang], _T], *, timeout_s: float = 120.0, name: str | None = None
+    size: int, body: Callable[[Gang], _T], *, timeout_s: float = 30.0, name: str | None = None
 ) -> list[_T]:
     """Form a gang of threads, call a function on each rank and return the results by rank.
 

@@ -2,15 +2,13 @@
 
 ::
 
-    python tests/benchmarks/gpu_race.py --data PATH [--trials 16] [--rounds 3] [--copies 1]
+    python tests/benchmarks/gpu_race.py --data PATH [--trials 16] [--rounds 3]
 
 PATH is a folder with the IDX files of MNIST; without it there are scikit-learn's digits, each pixel
-made 3 × 3. ``--copies`` takes the images so many times, for longer epochs; ``--channels`` and
-``--width`` multiply the models' sizes. Configurations, epochs and files are those of `peers.py`.
-There are three ways, each a process of its own, timed from its start to its exit: dagsel with
-``cluster="cuda"`` and its defaults; a script's loop over a ``DataLoader`` whose batches go to the
-GPU; and a loop over tensors that lie on the GPU, shuffled there, which is the fastest that a person
-writes by hand. The ways take turns; medians count. There is no bar.
+made 3 × 3. Configurations, epochs and files are those of `peers.py`. There are three ways, each a
+process of its own, timed from its start to its exit: dagsel with ``cluster="cuda"`` and its
+defaults; a script's loop over a ``DataLoader`` whose batches go to the GPU; and a loop over tensors
+that lie on the GPU and are shuffled there. The ways take turns; medians count. There is no bar.
 """
 
 from __future__ import annotations
@@ -30,7 +28,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.benchmarks.peers import EPOCHS, VALIDATION, configs, digits, grid, recorded, spread
+from tests.benchmarks import peers
+from tests.benchmarks.peers import EPOCHS, VALIDATION, configs, digits, recorded, spread
 
 NAMES = {
     "dagsel": 'dagsel, `cluster="cuda"`',
@@ -39,36 +38,8 @@ NAMES = {
 }
 
 
-def scaled(config: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    larger = {"channels": args.channels, "width": args.width}
-    return {name: value * larger.get(name, 1) for name, value in config.items()}
-
-
 def run_dagsel(args: argparse.Namespace) -> dict[str, Any]:
-    import optuna
-    from mnist_cnn import workload
-
-    import dagsel
-    from dagsel.flows import Grid
-
-    def space(trial: optuna.Trial) -> dict[str, Any]:
-        values = grid(args.trials).items()
-        return scaled({name: trial.suggest_categorical(name, v) for name, v in values}, args)
-
-    images, labels = (np.load(f"{args.folder}/{name}.npy") for name in ("images", "labels"))
-    place = tempfile.mkdtemp(dir=args.folder)
-    called = time.time()
-    run = dagsel.optimize(
-        optuna.create_study(direction="maximize"),
-        workload(),
-        (images, labels),
-        space=space,
-        metric="accuracy",
-        flow=Grid(max_epochs=EPOCHS),
-        cluster="cuda",
-        run_dir=f"{place}/run",
-    )
-    return {"best": run.best_value, "place": place, "called": called, "returned": time.time()}
+    return peers.run_dagsel(args.folder, args.trials, cluster="cuda")
 
 
 def run_plain(args: argparse.Namespace) -> dict[str, Any]:
@@ -81,7 +52,6 @@ def accuracies(config: dict[str, Any], args: argparse.Namespace) -> Iterator[flo
     from mnist_cnn import model, optimizer
     from torch.utils.data import DataLoader, TensorDataset, random_split
 
-    config = scaled(config, args)
     size = config["batch_size"]
     x, y = (torch.from_numpy(np.load(f"{args.folder}/{n}.npy")) for n in ("images", "labels"))
     whole = TensorDataset(x, y)
@@ -145,9 +115,6 @@ def main() -> None:
     parser.add_argument("--data", help="folder with the IDX files")
     parser.add_argument("--trials", type=int, default=16, help="a multiple of 8")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--copies", type=int, default=1, help="take the images so many times")
-    parser.add_argument("--channels", type=int, default=1, help="times as many channels")
-    parser.add_argument("--width", type=int, default=1, help="times the width")
     parser.add_argument("--only", default=",".join(WAYS))
     parser.add_argument("--way", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -163,7 +130,7 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory() as folder:
         for name, array in arrays(*(read_mnist(args.data) if args.data else digits())).items():
-            np.save(f"{folder}/{name}.npy", np.concatenate([array] * args.copies))
+            np.save(f"{folder}/{name}.npy", array)
         for number, way in itertools.product(range(args.rounds), ways):
             results[way].append(timed(way, folder))
             print(f"round {number + 1}, {way}: {results[way][-1]}", file=sys.stderr, flush=True)

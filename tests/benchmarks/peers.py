@@ -122,7 +122,7 @@ def nbytes(folder: str) -> int:
     return sum(np.load(f"{folder}/{name}.npy", "r").nbytes for name in ("images", "labels"))
 
 
-def run_dagsel(folder: str, n_trials: int) -> dict[str, Any]:
+def run_dagsel(folder: str, n_trials: int, *, cluster: Any = None) -> dict[str, Any]:
     import optuna
     from mnist_cnn import workload
 
@@ -142,6 +142,7 @@ def run_dagsel(folder: str, n_trials: int) -> dict[str, Any]:
         space=space,
         metric="accuracy",
         flow=Grid(max_epochs=EPOCHS),
+        cluster=cluster,
         run_dir=f"{place}/run",
     )
     return {"best": run.best_value, "place": place, "called": called, "returned": time.time()}

@@ -226,7 +226,7 @@ assert not copied_server.is_possible()
 
 
 def test_a_process_that_uses_the_gpu_is_not_copied() -> None:
-    """A copy could not use it. To count GPUs is no use."""
+    """A copy could not use it. Who counts GPUs does not use them yet."""
     subprocess.run([sys.executable, "-c", CHECK], check=True)
 
 

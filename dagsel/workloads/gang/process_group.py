@@ -65,6 +65,8 @@ class Group:
         # Without a device gloo asks an environment variable, or for this machine's own name.
         options._devices = [_dist.ProcessGroupGloo.create_device(hostname=rendezvous.address)]
         self._gloo = _dist.ProcessGroupGloo(self._store, rank, size, options)
+        # A rank that has nothing to do would be gone before another one is connected.
+        self._gloo.barrier().wait()
         self._gloo.set_timeout(self._timeout)
         self.process_group = _dist.ProcessGroup(self._store, rank, size)
         self.process_group._set_default_backend(_Kind.GLOO)

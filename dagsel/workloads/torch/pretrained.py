@@ -142,9 +142,10 @@ class Base:
             return self._load(device or _HOST)
 
     def _load(self, device: torch.device) -> _Loaded:
-        loaded = None if self._digest is None else _held.get((self._digest, device))
-        if loaded is None or loaded.is_spoiled:
-            module, digest = self._on_host(device) or self._read()
+        loaded = self._held_on(device)
+        if loaded is None:
+            on_host = self._held_on(_HOST)
+            module, digest = self._read() if on_host is None else (on_host.copied(), self.digest)
             if self._digest not in (None, digest):
                 raise WorkloadError(
                     f"the base is another one here: its weights have sha256 {digest}, and the "
@@ -157,12 +158,10 @@ class Base:
         self._loaded[device] = loaded
         return loaded
 
-    def _on_host(self, device: torch.device) -> tuple[torch.nn.Module, str] | None:
-        """Return what is loaded on the host already, to be copied to another device."""
-        there = None if self._digest is None else _held.get((self._digest, _HOST))
-        if self._digest is None or there is None or there.is_spoiled or device == _HOST:
-            return None
-        return there.copied(), self._digest
+    def _held_on(self, device: torch.device) -> _Loaded | None:
+        """Return what is loaded on a device, as it was loaded."""
+        loaded = None if self._digest is None else _held.get((self._digest, device))
+        return None if loaded is None or loaded.is_spoiled else loaded
 
     def _read(self) -> tuple[torch.nn.Module, str]:
         with preserved_streams(torch=True):
