@@ -22,6 +22,7 @@ from typing import Any
 import dask.config
 import distributed.utils
 from distributed import LocalCluster
+from distributed.deploy.cluster import Cluster
 
 from dagsel.execution import copied_server
 
@@ -154,6 +155,14 @@ class OwnCluster(LocalCluster):
         except BaseException:
             self._leave_server()
             raise
+
+    def _update_worker_status(self, op: Any, msg: Any) -> None:
+        """Take note of workers that come and go, and keep the nanny of one that was lost.
+
+        It starts another one. Dask closes it for good where none is there 15 s later, which a busy
+        machine, and a trial that ends each worker, take easily.
+        """
+        Cluster._update_worker_status(self, op, msg)
 
     async def _close(self) -> None:
         try:

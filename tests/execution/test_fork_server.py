@@ -171,6 +171,19 @@ def test_a_server_that_was_killed_is_started_again() -> None:
         assert parents(client) == {server().pid}
 
 
+def test_a_lost_worker_comes_back_however_long_that_takes() -> None:
+    """Dask closes its nanny where none is back by then; here it looks at once."""
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "1 ms"}),
+        local_cluster(1) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        ((lost, process),) = client.run(os.getpid).items()
+        psutil.Process(process).kill()
+        wait_until(lambda: {*cluster.scheduler.workers} - {lost}, "another one")
+        assert client.submit(int, "7").result(timeout=60) == 7
+
+
 @pytest.mark.parametrize("kind", ["true", "new"])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_server_and_workers_end_with_the_driver(
