@@ -37,14 +37,17 @@ class Connection:
         A scheduler that only pauses keeps its connection.
         """
         if not self.is_there:
-            raise ClusterError(
-                f"the scheduler at {self.address} is gone, or the connection to it broke"
-            )
+            raise self._lost()
 
     @property
     def is_there(self) -> bool:
         """Whether it never broke."""
         return self.client.status == "running" and self.client.scheduler_comm is self.stream
+
+    def _lost(self) -> ClusterError:
+        return ClusterError(
+            f"the scheduler at {self.address} is gone, or the connection to it broke"
+        )
 
     def log(self, topic: str, message: Json) -> None:
         """Log an event as `Client.log_event` does; do not wait for a scheduler that is gone."""
@@ -58,7 +61,7 @@ class Connection:
             while not (await asyncio.wait([logging], timeout=_LOOK_S))[0]:
                 self.check()
             await logging
-        except OSError as error:
-            raise ClusterError(f"the scheduler at {self.address} is gone: {error}") from None
+        except OSError as error:  # the client has not noticed yet
+            raise self._lost() from error
         finally:
             logging.cancel()

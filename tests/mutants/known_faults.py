@@ -642,8 +642,8 @@ FAULTS = (
     Fault(
         "base: a copy that somebody has changed is used again",
         "workloads/torch/pretrained.py",
-        "if loaded is None or loaded.is_spoiled:",
-        "if loaded is None:",
+        "return None if loaded is None or loaded.is_spoiled else loaded",
+        "return loaded",
         "workloads/test_base.py workloads/test_frozen.py",
     ),
     Fault(
