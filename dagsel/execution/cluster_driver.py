@@ -204,11 +204,11 @@ class ClusterDriver(ABC):
                         self.fill(n_workers, ())
                         there = in_order()  # one may have been lost just now
                         surplus = there[: max(0, min(self.wanted, len(there)) - n_workers)]
-                        if surplus:
-                            try:
+                        try:
+                            if surplus:
                                 self._close(sorted(surplus))
-                            finally:  # one that was lost as it was closed has left its place
-                                self.fill(n_workers, ())
+                        finally:  # one that was lost meanwhile has left its place
+                            self.fill(n_workers, ())
                     case Size(n_workers, besides):
                         try:
                             self.fill(n_workers, besides)

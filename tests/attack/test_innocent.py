@@ -1,6 +1,7 @@
 """Workers are killed every half second: no trial fails that does no harm, and one that does fails.
 
 ATTACK_SECONDS says how long the storm lasts: a few seconds without it, a minute in the long form.
+On a slow machine it has as many kills, and as much longer between them.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
+from tests.waiting import slowness
 
 STORM_S = float(os.environ.get("ATTACK_SECONDS", "12"))
 EVERY_S = 0.5
@@ -78,11 +80,12 @@ class Hunter(SchedulerPlugin):
 
 
 class Storm:
-    """Kills a worker's process every half second, whatever it runs."""
+    """Kills a worker's process every half second or so, whatever it runs."""
 
     def __init__(self, cluster: LocalCluster, *, seed: int) -> None:
         self.cluster, self.chance = cluster, random.Random(seed)
         self.n_killed, self._over = 0, threading.Event()
+        self._every_s = EVERY_S * slowness()  # else no worker comes back to be hit at its work
         self._thread = threading.Thread(target=self._rage)
 
     def __enter__(self) -> Storm:
@@ -95,7 +98,7 @@ class Storm:
 
     def _rage(self) -> None:
         for _ in range(int(STORM_S / EVERY_S)):
-            if self._over.wait(EVERY_S):
+            if self._over.wait(self._every_s):
                 return
             nannies = list(self.cluster.workers.values())
             pids = [pid for nanny in nannies if (pid := getattr(nanny, "pid", None))]

@@ -88,7 +88,7 @@ def run(folder: Path, script: str, kind: str = "true") -> str:
         env={**environment, "DASK_DAGSEL__FORK_SERVER": kind},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stderr
