@@ -227,6 +227,20 @@ def test_one_that_is_lost_as_it_is_given_back_leaves_no_place(
         assert "no other worker takes" in driver.troubles()[0]
 
 
+def test_one_that_is_lost_before_the_others_are_chosen_leaves_no_place() -> None:
+    with cluster_of(2) as (cluster, client), driving(client) as driver:
+
+        def left() -> list[str]:
+            for worker in [*cluster.workers.values()]:
+                cluster.sync(worker.close)
+            return there(client)
+
+        driver.give_back(0, left)
+        assert driver.close()
+        assert driver.troubles() == []
+        assert cluster.worker_spec == {}
+
+
 def test_one_that_is_still_to_come_stays_wanted_when_a_lost_worker_is_retired() -> None:
     workers = {name: {"cls": Worker, "options": {"nthreads": 1}} for name in range(2)}
     with (
