@@ -100,9 +100,10 @@ def test_a_dashboard_shows_the_live_study_and_the_files_of_the_best_model(
             flow=RandomSearch(max_epochs=2000, n_trials=2), run_dir=tmp_path / "run",
         )  # fmt: skip
         wait_until(lambda: len(live(address, number)) == 2, "both trials have intermediate values")
-        n_seen = sum(map(n_values, live(address, number)))
-        wait_until(
-            lambda: sum(map(n_values, live(address, number))) > n_seen, "there are more of them"
+        steps = [n_values(trial) for trial in live(address, number)]
+        wait_until(  # one for each worker: neither waits for the other
+            lambda: max(steps) < min(map(n_values, live(address, number)), default=0),
+            "there are more of them",
         )
         search.finish()
         run = search.wait()
