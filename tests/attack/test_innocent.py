@@ -1,7 +1,6 @@
-"""Workers are killed every half second: no trial fails that does no harm, and one that does fails.
+"""Workers are killed all the time: no trial fails that does no harm, and one that does fails.
 
-ATTACK_SECONDS says how long the storm lasts: a few seconds without it, a minute in the long form.
-On a slow machine it has as many kills, and as much longer between them.
+ATTACK_SECONDS says for how long there is work: some seconds without it, a minute in the long form.
 """
 
 from __future__ import annotations
@@ -11,9 +10,8 @@ import os
 import random
 import signal
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import cloudpickle
@@ -27,10 +25,8 @@ from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.conftest import Optimize
-from tests.waiting import slowness
 
 STORM_S = float(os.environ.get("ATTACK_SECONDS", "12"))
-EVERY_S = 0.5
 
 
 class Poison(SyntheticWorkload):
@@ -71,7 +67,7 @@ class Hunter(SchedulerPlugin):
         self.cluster, self.left, self.after_s = cluster, kills, after_s
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **rest: Any) -> None:
-        is_first = isinstance(key, tuple) and key[0].startswith("train-") and key[1:] == (0, 1, 0)
+        is_first = is_training(key) and key[1:] == (0, 1, 0)
         if is_first and finish == "processing" and self.left:
             self.left -= 1
             scheduler: Any = self.cluster.scheduler
@@ -79,35 +75,37 @@ class Hunter(SchedulerPlugin):
             asyncio.get_running_loop().call_later(self.after_s, os.kill, pid, signal.SIGKILL)
 
 
-class Storm:
-    """Kills a worker's process every half second or so, whatever it runs."""
+class Storm(SchedulerPlugin):
+    """Kills a worker's process after every second unit of training that is done, whatever it runs.
+
+    Three workers that are not hit take three kills a second so, for units of half a second. A slow
+    machine has as many, and as much longer between them: its workers come back to be hit at work.
+    A unit that is done again, since the worker that had its state was hit, does not count again.
+    """
 
     def __init__(self, cluster: LocalCluster, *, seed: int) -> None:
         self.cluster, self.chance = cluster, random.Random(seed)
-        self.n_killed, self._over = 0, threading.Event()
-        self._every_s = EVERY_S * slowness()  # else no worker comes back to be hit at its work
-        self._thread = threading.Thread(target=self._rage)
+        self.done: set[Any] = set()
+        self.n_killed = 0
 
-    def __enter__(self) -> Storm:
-        self._thread.start()
-        return self
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **rest: Any) -> None:
+        if is_training(key) and finish == "memory" and key[1:] not in self.done:
+            self.done.add(key[1:])
+            if len(self.done) % 2 == 0:
+                after_s = self.chance.uniform(0.0, 0.5)
+                asyncio.get_running_loop().call_later(after_s, self._kill)
 
-    def __exit__(self, *error: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _rage(self) -> None:
-        for _ in range(int(STORM_S / EVERY_S)):
-            if self._over.wait(self._every_s):
-                return
-            nannies = list(self.cluster.workers.values())
-            pids = [pid for nanny in nannies if (pid := getattr(nanny, "pid", None))]
-            if pids:
+    def _kill(self) -> None:
+        nannies = list(self.cluster.workers.values())
+        pids = [pid for nanny in nannies if (pid := getattr(nanny, "pid", None))]
+        if pids:
+            with suppress(ProcessLookupError):
+                os.kill(self.chance.choice(pids), signal.SIGKILL)
                 self.n_killed += 1
-                try:
-                    os.kill(self.chance.choice(pids), signal.SIGKILL)
-                except ProcessLookupError:
-                    self.n_killed -= 1
+
+
+def is_training(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0].startswith("train-")
 
 
 def check_timeline(run: dagsel.Run) -> None:
@@ -127,10 +125,12 @@ def test_a_storm_fails_no_innocent_trial(
     n_trials = round(STORM_S / 3)
     flow = RandomSearch(max_epochs=2, n_trials=n_trials)
     with cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
-        with Storm(cluster, seed=n_workers) as storm:
-            run = optimize(flow, workload=workload, data=digits, client=client)
+        storm = Storm(cluster, seed=n_workers)
+        assert cluster.scheduler is not None
+        cluster.scheduler.add_plugin(storm)
+        run = optimize(flow, workload=workload, data=digits, client=client)
     assert run.failures == []
-    assert storm.n_killed > 5
+    assert storm.n_killed > 3 * n_trials  # each trains eight units
     check_timeline(run)
     frame = run.timeline()
     assert len(frame) == n_trials * 2 * digits.n_shards * 2
@@ -172,8 +172,9 @@ def test_a_poison_trial_fails_in_a_storm_and_no_other(optimize: Optimize) -> Non
     flow = RandomSearch(max_epochs=2, n_trials=3)
     workload = Poison(seconds=0.2, n_batches=2)
     with cluster_of(3) as cluster, Client(cluster, set_as_default=False) as client:
-        with Storm(cluster, seed=9):
-            run = optimize(flow, workload=workload, client=client)
+        assert cluster.scheduler is not None
+        cluster.scheduler.add_plugin(Storm(cluster, seed=9))
+        run = optimize(flow, workload=workload, client=client)
     assert [trial.number for trial in run.failures] == [0]
 
 
