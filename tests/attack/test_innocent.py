@@ -50,6 +50,15 @@ def cluster_of(n_workers: int) -> Iterator[LocalCluster]:
     close(cluster)
 
 
+def listen(cluster: LocalCluster, plugin: SchedulerPlugin) -> None:
+    assert cluster.scheduler is not None
+    cluster.scheduler.add_plugin(plugin)
+
+
+def is_training(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0].startswith("train-")
+
+
 class Losses(SchedulerPlugin):
     """Notes the workers that go."""
 
@@ -85,7 +94,7 @@ class Storm(SchedulerPlugin):
 
     def __init__(self, cluster: LocalCluster, *, seed: int) -> None:
         self.cluster, self.chance = cluster, random.Random(seed)
-        self.done: set[Any] = set()
+        self.done: set[tuple[int, ...]] = set()  # units, once each
         self.n_killed = 0
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **rest: Any) -> None:
@@ -102,10 +111,6 @@ class Storm(SchedulerPlugin):
             with suppress(ProcessLookupError):
                 os.kill(self.chance.choice(pids), signal.SIGKILL)
                 self.n_killed += 1
-
-
-def is_training(key: Any) -> bool:
-    return isinstance(key, tuple) and key[0].startswith("train-")
 
 
 def check_timeline(run: dagsel.Run) -> None:
@@ -126,8 +131,7 @@ def test_a_storm_fails_no_innocent_trial(
     flow = RandomSearch(max_epochs=2, n_trials=n_trials)
     with cluster_of(n_workers) as cluster, Client(cluster, set_as_default=False) as client:
         storm = Storm(cluster, seed=n_workers)
-        assert cluster.scheduler is not None
-        cluster.scheduler.add_plugin(storm)
+        listen(cluster, storm)
         run = optimize(flow, workload=workload, data=digits, client=client)
     assert run.failures == []
     assert storm.n_killed > 3 * n_trials  # each trains eight units
@@ -146,8 +150,7 @@ def test_chance_may_kill_the_workers_of_one_unit_in_a_row(
     workload = SyntheticWorkload(seconds=0.6, n_batches=2)
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
         hunter = Hunter(cluster, kills=kills, after_s=after_s)
-        assert cluster.scheduler is not None
-        cluster.scheduler.add_plugin(hunter)
+        listen(cluster, hunter)
         run = optimize(flow, workload=workload, client=client)
     assert run.failures == []
     assert hunter.left == 0
@@ -158,8 +161,7 @@ def test_a_poison_trial_fails_and_costs_at_most_six_workers(optimize: Optimize) 
     workload = Poison(seconds=0.05, n_batches=2)
     lost: list[str] = []
     with cluster_of(2) as cluster, Client(cluster, set_as_default=False) as client:
-        assert cluster.scheduler is not None
-        cluster.scheduler.add_plugin(Losses(lost))
+        listen(cluster, Losses(lost))
         run = optimize(flow, workload=workload, client=client)
         n_lost = len(lost)
     assert [trial.number for trial in run.failures] == [0]
@@ -172,8 +174,7 @@ def test_a_poison_trial_fails_in_a_storm_and_no_other(optimize: Optimize) -> Non
     flow = RandomSearch(max_epochs=2, n_trials=3)
     workload = Poison(seconds=0.2, n_batches=2)
     with cluster_of(3) as cluster, Client(cluster, set_as_default=False) as client:
-        assert cluster.scheduler is not None
-        cluster.scheduler.add_plugin(Storm(cluster, seed=9))
+        listen(cluster, Storm(cluster, seed=9))
         run = optimize(flow, workload=workload, client=client)
     assert [trial.number for trial in run.failures] == [0]
 
