@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
 
+from dagsel.errors import SearchCancelledError
 from dagsel.history.record import Record
 from dagsel.observers.base import Observer, tell
 from dagsel.observers.events import SearchBegan, Told
@@ -19,7 +21,11 @@ logger = logging.getLogger("dagsel")
 READ_S = 0.25
 #: and after so many times the time that it took.
 SPARING = 200
-#: What observers have not taken in so long after the end is left out.
+#: The search ends once observers have taken in all. It says after a moment that it waits for one,
+SAY_S = 2.0
+#: and lets it go if it takes in nothing for longer than W&B waits for its own process,
+STUCK_S = 90.0
+#: or has not taken in all so long after the user has left at once: `dagsel.resume` tells it again.
 LEAVE_S = 10.0
 #: An observer that is so many behind is let go.
 MOST_WAITING = 100_000
@@ -54,9 +60,11 @@ class Observing:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._tell([*self._feed.news(self._last), ending(self._last, error)])
         self._tell([None])
-        until = time.monotonic() + LEAVE_S
+        ended = time.monotonic()
+        leaves = isinstance(error, KeyboardInterrupt | SearchCancelledError)
+        until = ended + LEAVE_S if leaves else math.inf
         for post in self._posts:
-            post.join(until)
+            post.join(ended, until)
 
     def update(self, record: Record) -> None:
         """Tell what the search has done, unless that was a moment ago."""
@@ -80,6 +88,7 @@ class _Post:
         self._observer, self._name = observer, type(observer).__name__
         self._news: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
         self._is_gone = False
+        self._taken_at = time.monotonic()  # when it was last done with a message
         name = f"dagsel-observer-{self._name}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -94,11 +103,22 @@ class _Post:
             return
         self._news.put(told)
 
-    def join(self, until: float) -> None:
-        if not self._is_gone:
-            self._thread.join(max(0.0, until - time.monotonic()))
-            if self._thread.is_alive():
-                self._let_go(f"it has not taken in all {LEAVE_S:g} s after the end of the search")
+    def join(self, ended: float, until: float) -> None:
+        """Wait for it as long as it gets on; the search ended at `ended`."""
+        if self._waits:
+            self._thread.join(max(0.0, min(until, ended + SAY_S) - time.monotonic()))
+        if self._waits:
+            logger.warning("the search has ended, and waits for the observer %s", self._name)
+        while self._waits:
+            left_s = min(until, max(ended, self._taken_at) + STUCK_S) - time.monotonic()
+            if left_s <= 0:
+                n_left = self._news.qsize()  # the one that it is at in place of the end
+                self._let_go(f"it has not taken in all: {n_left} messages are left")
+            self._thread.join(max(0.0, left_s))
+
+    @property
+    def _waits(self) -> bool:
+        return self._thread.is_alive() and not self._is_gone
 
     def _run(self) -> None:
         while (told := self._news.get()) is not None and not self._is_gone:
@@ -106,6 +126,7 @@ class _Post:
                 tell(self._observer, told)
             except Exception as error:  # noqa: BLE001 - a user's own code may raise anything
                 self._let_go(f"{type(error).__name__}: {error}")
+            self._taken_at = time.monotonic()
 
     def _let_go(self, why: str) -> None:
         if not self._is_gone:

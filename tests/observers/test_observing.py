@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagsel.errors import SearchError
+from dagsel.errors import SearchCancelledError, SearchError
 from dagsel.flows import ASHA
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Entry
@@ -127,7 +127,8 @@ class Hangs(Observer):
 def test_one_that_raises_or_hangs_is_let_go_and_the_others_hear_all(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "LEAVE_S", 0.3)
+    monkeypatch.setattr(module, "SAY_S", 0.1)
+    monkeypatch.setattr(module, "STUCK_S", 0.3)
     kept, hangs = Kept(), Hangs()
     began = time.monotonic()
     with Observing([Raises(), hangs, kept], BEGAN, RUN.record):
@@ -137,16 +138,58 @@ def test_one_that_raises_or_hangs_is_let_go_and_the_others_hear_all(
     assert took < 5
     assert len([t for t in kept.told if isinstance(t, EpochEnded)]) == RUN.record.n_epochs
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2
+    assert len(said) == 3
     assert any("Raises is told no more: OSError: [Errno 28]" in text for text in said)
+    assert "the search has ended, and waits for the observer Hangs" in said
     assert any("Hangs is told no more: it has not taken in all" in text for text in said)
+
+
+class Slow(Kept):
+    """Is at each epoch until the search has looked at the clock, which then goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks, self.now = threading.Semaphore(0), 0.0
+
+    def monotonic(self) -> float:
+        if threading.current_thread() is threading.main_thread():
+            self.looks.release()
+        return self.now
+
+    def epoch_ended(self, epoch: EpochEnded) -> None:
+        self.looks.acquire()
+        self.now += 0.003
+        super().epoch_ended(epoch)
+
+
+def test_one_that_is_slow_hears_all_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow()
+    monkeypatch.setattr(module, "time", slow)
+    monkeypatch.setattr(module, "SAY_S", 0.0)
+    monkeypatch.setattr(module, "STUCK_S", 0.005)
+    monkeypatch.setattr(module, "LEAVE_S", 0.005)
+    with Observing([slow], BEGAN, RUN.record):
+        pass
+    assert slow.now == pytest.approx(0.003 * RUN.record.n_epochs)
+    assert isinstance(slow.told[-1], SearchEnded)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SearchCancelledError])
+def test_who_leaves_at_once_waits_for_none_that_hangs(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", 0.1)
+    hangs = Hangs()
+    with pytest.raises(error), Observing([hangs], BEGAN, RUN.record):
+        raise error
+    hangs.until.set()
+    assert "Hangs is told no more: it has not taken in all" in caplog.text
 
 
 def test_one_that_is_far_behind_is_let_go(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 10)
-    monkeypatch.setattr(module, "LEAVE_S", 0.1)
     hangs = Hangs()
     with Observing([hangs], BEGAN, RUN.record):
         pass
