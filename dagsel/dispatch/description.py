@@ -27,6 +27,7 @@ class WorkerNow:
     n_held: int = 0  # shards that it holds
     n_loading: int = 0  # shards on their way to it
     drains: bool = False  # whether it gets no new units
+    is_paused: bool = False  # whether Dask has paused it for its memory, and it runs nothing
     memory_bytes: int = 0  # what its process takes
     memory_limit: int = 0  # 0 for no limit
 
@@ -41,11 +42,12 @@ class WorkersDescribed:
 def describe(
     workers: Iterable[KnownWorker],
     bindings: Iterable[Binding],
-    there: Mapping[Worker, tuple[str, int, int]],
+    there: Mapping[Worker, tuple[str, int, int, bool]],
 ) -> Iterator[WorkerNow]:
-    """Yield what workers do, of those that are `there`: with name, memory and memory limit.
+    """Yield what workers do, of those `there`: with name, memory, its limit, and if paused.
 
     A worker that has not said which unit it runs is about to run the first one that it was given.
+    One that is paused runs none, unless it had begun before.
 
     Examples
     --------
@@ -53,7 +55,7 @@ def describe(
     >>> runs = Binding(unit, "a", shard=2, seconds=1.0, ahead_s=0.0, started=True, members=("b",))
     >>> given = Binding(Unit("train", 8, 1, 0), "c", shard=0, seconds=1.0, ahead_s=0.0)
     >>> workers = [KnownWorker(name, None, held=0b101) for name in "abcde"]
-    >>> described = describe(workers, [given, runs], dict.fromkeys("abcd", ("", 0, 0)))
+    >>> described = describe(workers, [given, runs], dict.fromkeys("abcd", ("", 0, 0, False)))
     >>> [(now.worker, now.unit == unit, now.shard) for now in described]
     [('a', True, 2), ('b', True, 2), ('c', False, 0), ('d', False, None)]
     """
@@ -64,7 +66,7 @@ def describe(
     for host in workers:
         if host.worker not in there:
             continue
-        bound, (name, used, limit) = runs.get(host.worker), there[host.worker]
+        bound, (name, used, limit, pauses) = runs.get(host.worker), there[host.worker]
         yield WorkerNow(
             host.worker,
             name,
@@ -73,6 +75,7 @@ def describe(
             n_held=host.held.bit_count(),
             n_loading=host.loading.bit_count(),
             drains=host.draining,
+            is_paused=pauses and not (bound is not None and bound.started),
             memory_bytes=used,
             memory_limit=limit,
         )

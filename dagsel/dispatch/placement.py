@@ -149,20 +149,3 @@ def _add_beyond_quota(shard: int, hosts: Sequence[Capacity], chosen: list[set[in
     ]
     if able:
         chosen[min(able)[1]].add(shard)
-
-
-def shards_that_fit(memory_limit: int | None, shard_bytes: int, *, share: float) -> int | None:
-    """Return how many shards fit into a share of a worker's memory limit; None for any number.
-
-    A limit of None or 0 is none. `shard_bytes` are those of the largest shard with its validation
-    shard; what is left of the limit is for states and training.
-
-    Examples
-    --------
-    >>> shards_that_fit(1000, 150, share=0.5)
-    3
-    >>> shards_that_fit(None, 150, share=0.5)
-    """
-    if not memory_limit:
-        return None
-    return int(memory_limit * share) // max(shard_bytes, 1)

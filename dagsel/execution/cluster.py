@@ -19,9 +19,9 @@ import dask.system
 from distributed import Client, LocalCluster
 
 from dagsel.checks import short_traceback, shown
-from dagsel.dispatch.placement import shards_that_fit
 from dagsel.errors import ClusterError, NoWorkersError
 from dagsel.execution import fork_server
+from dagsel.execution.held_shards import shards_that_fit
 from dagsel.execution.main_guard import check_main_guard
 from dagsel.execution.process import GPU_RESOURCE, QUIET, check_gpus_here, gpus_seen
 from dagsel.execution.quiet_servers import QuietNanny, look_seldom, seldom
@@ -468,9 +468,9 @@ def why_fewer_copies(client: Client, spec: RunSpec, replicas: int | Literal["aut
     if sum(rooms) >= wanted:
         return ""
     return (
-        f"replicas={replicas} asks {len(rooms)} workers to hold {wanted} shards, and "
-        f"{spec.shard_share:.0%} of their memory holds {sum(rooms)}: as many are held; give "
-        "workers more memory, lower replicas, or leave hold= out"
+        f"replicas={replicas} asks {len(rooms)} workers to hold {wanted} shards, and their memory "
+        f"holds {sum(rooms)}: as many are held; give workers more memory, lower replicas, or leave "
+        "hold= out"
     )
 
 

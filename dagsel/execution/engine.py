@@ -43,6 +43,7 @@ from dagsel.execution.graph import chains_graph, check_graph
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
 from dagsel.execution.slices import Slices
+from dagsel.execution.standstill import Standstill
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.execution.workforce import Workforce
 from dagsel.messages import (
@@ -53,6 +54,7 @@ from dagsel.messages import (
     LimitTime,
     Message,
     Note,
+    PieceRecord,
     Shrink,
     StatePlace,
     UnitRecord,
@@ -97,11 +99,12 @@ class DaskEngine:
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
     _n_loads: int = 0
     _workers_now: tuple[WorkerNow, ...] = ()  # as the scheduler has last described them
-    _alone_since: float = field(default_factory=time.monotonic)
+    _standstill: Standstill = field(init=False)
 
     def __post_init__(self) -> None:
         self._connection = Connection.of(self.client)
         self._workforce = Workforce(self.driver, self.known, self.now, self.n_first)
+        self._standstill = Standstill(self.worker_timeout_s)
 
     def __enter__(self) -> DaskEngine:
         try:
@@ -252,6 +255,8 @@ class DaskEngine:
             case WorkersDescribed(workers):
                 self._workers_now = workers
                 return False
+            case UnitRecord() | PieceRecord():
+                self._standstill.end(time.monotonic())
             case Note(text):
                 if text in self._troubles:
                     return False  # another worker has said it
@@ -443,19 +448,13 @@ class DaskEngine:
         Raises
         ------
         ClusterError
-            If the scheduler is gone.
-        NoWorkersError
-            If there has been no worker for longer than the time limit.
+            If the scheduler is gone, or nothing has happened for too long, as `Standstill` has it.
         """
         self._connection.check()
         now = time.monotonic()
-        if self.workers:
-            self._alone_since = now
-        elif now - self._alone_since > self.worker_timeout_s:
-            raise NoWorkersError(
-                f"all workers have gone and none came back within {self.worker_timeout_s:g} s; "
-                "start some, and go on with dagsel.resume"
-            )
+        if self._standstill.wants_to_know(now):
+            self.tell(DescribeWorkers())
+        self._standstill.check(now, self.workers, self._workers_now)
 
     def messages(self, *, timeout_s: float) -> Iterator[Message]:
         """Yield what came from the cluster; wait at most so long for the first message."""

@@ -26,8 +26,8 @@ from dagsel.workloads.base import CastsData, Workload, outline
 PAGE_SHARE = 0.5
 #: A part of a shard takes so much of the limit at most if its pages come at once.
 AT_ONCE_SHARE = 0.25
-#: What a process with PyTorch takes before it has any data, rounded up. With ``hold="auto"`` shards
-#: and this may take the second share of the limit, or shards alone the first one.
+#: What a process with PyTorch takes before it has any data, rounded up. In memory shards and this
+#: may take the second share of the limit, or shards alone the first one.
 PROCESS_BYTES, SMALL_SHARE, FULL_SHARE = 500_000_000, 0.1, 0.7
 #: So long a worker's shards wait for room on a full disk, all together, before the store is read.
 PATIENCE_S, _LOOK_S = 10.0, 1.0
@@ -51,7 +51,7 @@ class Counters:
 
 
 def memory_for_shards(limit: float, share: float) -> float:
-    """Return the bytes of shards that a worker takes into its memory if it has a disk as well.
+    """Return the bytes of shards that a worker takes into its memory, by its limit.
 
     Examples
     --------
@@ -60,6 +60,21 @@ def memory_for_shards(limit: float, share: float) -> float:
     """
     with_the_process = FULL_SHARE * limit - PROCESS_BYTES
     return min(share * limit, max(SMALL_SHARE * limit, with_the_process))
+
+
+def shards_that_fit(limit: float | None, shard_bytes: int, *, share: float) -> int | None:
+    """Return how many shards a worker takes into its memory; None for any number.
+
+    A limit of None or 0 is none. `shard_bytes` are those of the largest shard with its validation
+    shard; what is left of the limit is for the process, states and training.
+
+    Examples
+    --------
+    >>> shards_that_fit(4e9, 500_000_000, share=0.5), shards_that_fit(1e9, 90_000_000, share=0.5)
+    (4, 2)
+    >>> shards_that_fit(None, 500_000_000, share=0.5)
+    """
+    return int(memory_for_shards(limit, share)) // max(shard_bytes, 1) if limit else None
 
 
 class HeldShards:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from distributed import Scheduler
+from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
 from dagsel.execution.run_spec import RESOURCE, key_unit
@@ -40,12 +40,16 @@ def free_key(key: Any) -> dict[str, Any]:
     return {"op": "free-keys", "keys": [key], "stimulus_id": f"dagsel-free-{key}"}
 
 
-def workers_there(scheduler: Scheduler) -> dict[str, tuple[str, int, int]]:
-    """Return of each worker its name, the memory of its process, and its limit; 0: not known."""
-    return {
-        worker: (str(it.name), int(it.metrics.get("memory", 0)), it.memory_limit or 0)
-        for worker, it in scheduler.workers.items()
-    }
+def workers_there(scheduler: Scheduler) -> dict[str, tuple[str, int, int, bool]]:
+    """Return of each worker its name, its memory, the limit of that, and whether it is paused.
+
+    A memory or a limit of 0 is not known.
+    """
+    found = {}
+    for worker, it in scheduler.workers.items():
+        memory = int(it.metrics.get("memory", 0)), it.memory_limit or 0
+        found[worker] = (str(it.name), *memory, it.status is Status.paused)
+    return found
 
 
 def withdraw(scheduler: Scheduler, client: str, run: str) -> None:

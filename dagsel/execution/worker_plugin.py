@@ -30,10 +30,9 @@ from tornado.ioloop import PeriodicCallback
 from dagsel import messages
 from dagsel.codec import Json, from_json
 from dagsel.dispatch.events import DropShard
-from dagsel.dispatch.placement import shards_that_fit
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.held_shards import HeldShards, memory_for_shards
+from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
     check_gpu_resource,
@@ -177,11 +176,12 @@ class TrainingPlugin(WorkerPlugin):
             return None  # what does not fit into memory is on the disk
         max_shards = self._fits(worker, self.spec.shard_share)
         if max_shards == 0:
-            limit = worker.memory_manager.memory_limit
+            limit = worker.memory_manager.memory_limit or 0
+            takes = memory_for_shards(limit, self.spec.shard_share)
             raise WorkerMemoryError(
-                f"its memory limit is {limit:,} bytes, of which shards may take "
-                f"{self.spec.shard_share:.0%}; the largest shard takes {self._largest:,} bytes: "
-                "give workers more memory, write the data set with more shards, or leave hold= out"
+                f"its memory limit is {limit:,} bytes, of which shards may take {takes:,.0f}; the "
+                f"largest one takes {self._largest:,} bytes: give workers more memory, write the "
+                "data set with more shards, or leave hold= out"
             )
         return max_shards
 
@@ -193,7 +193,7 @@ class TrainingPlugin(WorkerPlugin):
         limit, share = worker.memory_manager.memory_limit, self.spec.shard_share
         if not limit:
             return None, None
-        shards = memory_for_shards(limit, share) if self.spec.hold == "auto" else share * limit
+        shards = share * limit if self.spec.hold == "disk" else memory_for_shards(limit, share)
         taken = own_bytes() or worker.monitor.get_process_memory()
         return max(0, limit - taken), int(shards)
 

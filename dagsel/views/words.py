@@ -106,7 +106,11 @@ def doing(now: WorkerNow) -> str:
     'trains trial 7, epoch 3, shard 2'
     >>> doing(WorkerNow("tcp://a:1", "0", n_loading=2)), doing(WorkerNow("tcp://a:1", "0"))
     ('loads 2 shards', 'idle')
+    >>> doing(WorkerNow("tcp://a:1", "0", is_paused=True))
+    'paused by Dask for its memory'
     """
+    if now.is_paused:
+        return "paused by Dask for its memory"
     if now.unit is None:
         waits = f"loads {counted(now.n_loading, 'shard')}" if now.n_loading else "idle"
         return "leaves" if now.drains else waits

@@ -34,6 +34,8 @@ from dagsel.dispatch.events import (
 )
 from dagsel.dispatch.suspicion import MOST_UNBEGUN
 from dagsel.dispatch.units import Chain, Round, Unit
+from dagsel.errors import WorkerMemoryError
+from dagsel.execution.cluster import workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import CHANNEL, RESOURCE
 from dagsel.messages import (
@@ -429,6 +431,35 @@ def test_a_worker_that_dask_has_paused_for_its_memory_is_told_of(
             client.run(pause, share=min(before.values()))
         assert "takes no units: its process has" in of(Note, heard)[0].text
         listen(engine, until=lambda more: len(done(heard + more)) == 4)
+
+
+def test_a_search_whose_workers_are_all_paused_ends_with_the_numbers(
+    client: Client, digits: ShardedDataset, run_dir: str
+) -> None:
+    """What a process itself has, nothing gives back: the search would wait for ever."""
+
+    def pause(dask_worker: Worker, share: float) -> float:
+        before = float(dask_worker.memory_manager.memory_pause_fraction)
+        dask_worker.memory_manager.memory_pause_fraction = share
+        return before
+
+    before = min(client.run(pause, share=1e-6).values())
+    n_workers = len(workers_of(client))
+    try:
+        with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+            engine._standstill.timeout_s = 0.5
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
+            told = rf"paused {n_workers} of {n_workers} workers .* of [0-9,]+ bytes; give workers"
+
+            def go_on() -> None:
+                while True:
+                    list(engine.messages(timeout_s=0.1))
+                    engine.check_alive()
+
+            with pytest.raises(WorkerMemoryError, match=told):
+                go_on()
+    finally:
+        client.run(pause, share=before)
 
 
 def test_a_hung_unit_is_bounded(

@@ -1,0 +1,61 @@
+"""A search ends where nothing can happen any more, after the time for that, and never before."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagsel.dispatch.description import WorkerNow
+from dagsel.dispatch.units import Unit
+from dagsel.errors import NoWorkersError, WorkerMemoryError
+from dagsel.execution.standstill import Standstill
+
+TIMEOUT_S = 10.0
+WORKERS = st.builds(
+    WorkerNow,
+    st.sampled_from("abc"),
+    unit=st.none() | st.just(Unit("train", 7, 3, 0)),
+    n_loading=st.integers(0, 1),
+    is_paused=st.booleans(),
+)
+LOOKS = st.tuples(
+    st.floats(0.1, 6.0),  # seconds since the last look
+    st.booleans(),  # whether a unit has ended just before
+    st.sets(st.sampled_from("abc")),  # who is there
+    st.lists(WORKERS, unique_by=lambda it: it.worker),  # what was last heard of whom
+)
+
+
+@given(st.lists(LOOKS))
+def test_it_ends_once_nothing_could_have_happened_at_all_looks_for_so_long(
+    looks: list[tuple[float, bool, set[str], list[WorkerNow]]],
+) -> None:
+    now, good = 0.0, 0.0  # when something could last have happened
+    standstill = Standstill(TIMEOUT_S, now)
+    for seconds, has_ended, workers, described in looks:
+        now += seconds
+        if has_ended:
+            standstill.end(now)
+            good = now
+        there = [it for it in described if it.worker in workers]
+        idle = [it for it in there if it.is_paused or (it.unit is None and not it.n_loading)]
+        is_stuck = any(it.is_paused for it in there) and len(idle) == len(there)
+        if workers and not is_stuck:
+            good = now
+        if now - good <= TIMEOUT_S:
+            standstill.check(now, workers, described)
+            continue
+        kind = WorkerMemoryError if workers else NoWorkersError
+        with pytest.raises(kind, match="go on with dagsel.resume"):
+            standstill.check(now, workers, described)
+        return
+
+
+def test_it_asks_while_nothing_happens_and_not_at_each_look() -> None:
+    standstill = Standstill(TIMEOUT_S, 0.0)
+    asked = [second for second in range(10) if standstill.wants_to_know(float(second))]
+    assert asked == [0, 2, 4, 6, 8]
+    standstill.end(9.0)
+    assert not standstill.wants_to_know(10.0)
+    assert standstill.wants_to_know(11.0)
