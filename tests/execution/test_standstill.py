@@ -19,7 +19,8 @@ WORKERS = st.builds(
     n_loading=st.integers(0, 1),
     is_paused=st.booleans(),
 )
-LOOKS = st.tuples(
+STUCK = (False, {"a", "b"}, [WorkerNow("a", is_paused=True), WorkerNow("b")])
+LOOKS = st.tuples(st.floats(0.1, 6.0), *map(st.just, STUCK)) | st.tuples(
     st.floats(0.1, 6.0),  # seconds since the last look
     st.booleans(),  # whether a unit has ended just before
     st.sets(st.sampled_from("abc")),  # who is there
