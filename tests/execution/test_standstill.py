@@ -19,12 +19,15 @@ WORKERS = st.builds(
     n_loading=st.integers(0, 1),
     is_paused=st.booleans(),
 )
-STUCK = (False, {"a", "b"}, [WorkerNow("a", is_paused=True), WorkerNow("b")])
-LOOKS = st.tuples(st.floats(0.1, 6.0), *map(st.just, STUCK)) | st.tuples(
-    st.floats(0.1, 6.0),  # seconds since the last look
-    st.booleans(),  # whether a unit has ended just before
-    st.sets(st.sampled_from("abc")),  # who is there
-    st.lists(WORKERS, unique_by=lambda it: it.worker),  # what was last heard of whom
+UNIT, PAUSED = Unit("train", 7, 3, 0), WorkerNow("a", is_paused=True)
+#: Beside a paused worker, one that is idle, and two that get on.
+OTHERS = st.sampled_from([WorkerNow("b"), WorkerNow("b", n_loading=1), WorkerNow("b", unit=UNIT)])
+LOOKS = st.tuples(
+    st.floats(0.1, 2 * TIMEOUT_S),  # seconds since the last look
+    st.booleans() | st.just(False),  # whether a unit has ended just before
+    st.just({"a", "b"}) | st.sets(st.sampled_from("abc")),  # who is there
+    OTHERS.map(lambda other: [PAUSED, other])
+    | st.lists(WORKERS, unique_by=lambda it: it.worker),  # what was last heard of whom
 )
 
 
