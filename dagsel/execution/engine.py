@@ -196,7 +196,7 @@ class DaskEngine:
             )
 
     def _workers_there(self) -> set[str]:
-        return set(self.client.scheduler_info(n_workers=-1)["workers"])
+        return set(workers_of(self.client))
 
     def _stop(self) -> None:
         run = self.spec.run

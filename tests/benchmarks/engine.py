@@ -24,6 +24,7 @@ from distributed import Client, LocalCluster, wait
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import FailRun
 from dagsel.dispatch.units import Chain, Round
+from dagsel.execution.cluster import workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import RESOURCE, RunSpec
 from dagsel.garbage import set_imports_apart
@@ -148,7 +149,7 @@ def take(value: Any) -> int:
 def bench_hops(folder: str) -> list[tuple[str, float, float]]:
     rows = []
     with cluster_of(2) as cluster, Client(cluster) as client:
-        one, other = sorted(client.scheduler_info()["workers"])
+        one, other = sorted(workers_of(client))
         for megabytes, repeats in ((4, 40), (100, 12), (800, 6)):
             seconds: dict[str, list[float]] = {"array": [], "state": []}
             for _ in range(repeats):

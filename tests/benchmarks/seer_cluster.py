@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster, Nanny, SchedulerPlugin
 from distributed.utils import get_mp_context
 
 import dagsel
-from dagsel.execution.cluster import close
+from dagsel.execution.cluster import close, workers_of
 from dagsel.flows import SEER
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -158,7 +158,7 @@ def search(folder: str, seed: int) -> Outcome:
         )
         wall_s = time.time() - started
         log = list(Machine.log)
-        after = len(client.scheduler_info(n_workers=-1)["workers"])
+        after = len(workers_of(client))
     run.best_model()
     began = next(e["at"] for e in run.run_dir.journal.read() if e["is"] == "session")
     end = began + run.record.seconds

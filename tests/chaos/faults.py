@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
 from dagsel.dispatch.events import Drained, DrainRequested
+from dagsel.execution.cluster import workers_of
 from dagsel.messages import COMMANDS, REPORTS
 
 
@@ -226,7 +227,7 @@ class Injector:
 
     def _to_worker(self, harm: Callable[[str], bool]) -> str | None:
         """Pick a worker that is neither paused nor leaving, and harm it."""
-        there = self.client.scheduler_info(n_workers=-1)["workers"]
+        there = workers_of(self.client)
         unknown = [worker for worker in there if worker not in self._pids]
         if unknown:  # the others may be paused and would not answer
             self._pids |= self.client.run(os.getpid, workers=unknown, on_error="ignore")

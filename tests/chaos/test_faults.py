@@ -118,9 +118,14 @@ class Workers:
         sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
         self.processes = [subprocess.Popen(sleep) for _ in range(n)]
 
-    def scheduler_info(self, n_workers: int) -> dict[str, Any]:
+    scheduler = property(lambda self: self)
+
+    def identity(self, n_workers: int) -> dict[str, Any]:
         live = [process for process in self.processes if process.poll() is None]
         return {"workers": {f"tcp://{process.pid}": {} for process in live}}
+
+    def sync(self, call: Any, **how: Any) -> Any:
+        return call(**how)
 
     def run(self, function: Any, *, workers: list[str], on_error: str) -> dict[str, int]:
         return {worker: int(worker.removeprefix("tcp://")) for worker in workers}

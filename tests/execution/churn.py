@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import Drained, DrainRequested, FailRun
 from dagsel.dispatch.units import Chain, Round, Unit
-from dagsel.execution.cluster import close
+from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import RESOURCE, RunSpec, plugin_name
 from dagsel.messages import TrialReport, UnitRecord
@@ -124,7 +124,7 @@ def disturb(
     chance: random.Random,
     outcome: Outcome,
 ) -> None:
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = workers_of(client)
     if not workers:
         return
     victim = chance.choice(sorted(workers))

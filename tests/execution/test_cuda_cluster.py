@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 import dagsel
 from dagsel.errors import ClusterError
 from dagsel.execution import cluster as module
-from dagsel.execution.cluster import check_cluster, connect, local_cluster
+from dagsel.execution.cluster import check_cluster, connect, local_cluster, workers_of
 from dagsel.execution.process import check_gpu_resource, gpus_seen, why_no_gpu
 from dagsel.storage import ShardedDataset
 from tests.conftest import Optimize
@@ -75,7 +75,7 @@ def test_a_search_runs_on_it_and_closes_it(
 
 def test_each_worker_has_both_resources(made: list[LocalCluster]) -> None:
     with connect(cluster="cuda") as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        workers = workers_of(client).values()
         assert [worker["resources"] for worker in workers] == [{"TRAIN": 1, "GPU": 1}] * 2
         assert {worker["host"] for worker in workers} == {"127.0.0.1"}
 

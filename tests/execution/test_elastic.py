@@ -267,9 +267,9 @@ def test_a_worker_whose_data_nobody_takes_stays() -> None:
         assert driver.wanted == 1
 
 
-def test_workers_are_seen_though_the_client_asks_without_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that has forgotten the workers whenever it has asked for them."""
     update = Client._update_scheduler_info
 
     async def twice(self: Client, n_workers: int = 0) -> None:
@@ -277,9 +277,17 @@ def test_workers_are_seen_though_the_client_asks_without_them(
         await update(self)  # as the client does every two seconds
 
     monkeypatch.setattr(Client, "_update_scheduler_info", twice)
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_workers_are_seen_though_the_client_asks_without_them(
+    digits: ShardedDataset, run_dir: str
+) -> None:
     with cluster_of(1) as (cluster, client):
         assert client.scheduler_info(n_workers=-1)["workers"] == {}
         assert list(workers_of(client)) == [cluster.workers[0].address]
+        with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+            assert engine.workers == {cluster.workers[0].address}
 
 
 def test_adapt_stays_in_charge() -> None:
