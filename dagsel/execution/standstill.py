@@ -35,8 +35,8 @@ class Standstill:
     def check(self, now: float, workers: Collection[str], described: Sequence[WorkerNow]) -> None:
         """Check that somebody trains, may train, or makes ready for it.
 
-        Workers wait for long where their trials do. They wait in vain where there is none of them,
-        or where some are idle because Dask has paused others, which hold what is next.
+        Workers wait for long where their trials do. Trials wait in vain where there is no worker,
+        or where Dask has paused those that are to go on, and the others are idle.
 
         Parameters
         ----------
@@ -52,12 +52,12 @@ class Standstill:
         NoWorkersError
             If there has been no worker for longer than `timeout_s`.
         WorkerMemoryError
-            If some have been paused as long, and the others have run nothing.
+            If what some are to do has waited as long, as they are paused, and others do nothing.
 
         Examples
         --------
         >>> standstill = Standstill(60.0, 0.0)
-        >>> paused = WorkerNow("a", "0", is_paused=True, memory_bytes=500, memory_limit=600)
+        >>> paused = WorkerNow("a", "0", is_paused=True, n_loading=1, memory_limit=600)
         >>> standstill.check(60.0, {"a", "b"}, [paused, WorkerNow("b")])
         >>> standstill.check(61.0, {"a", "b"}, [paused, WorkerNow("b")])
         Traceback (most recent call last):
@@ -66,8 +66,8 @@ class Standstill:
         """
         there = [worker for worker in described if worker.worker in workers]
         paused = [worker for worker in there if worker.is_paused]
-        works = any(it.unit is not None or it.n_loading for it in there if not it.is_paused)
-        if workers and (works or not paused):
+        at_work = [it.is_paused for it in there if it.unit is not None or it.n_loading]
+        if workers and not (at_work and all(at_work)):
             self._since = now
         elif now - self._since > self.timeout_s:
             if not workers:

@@ -19,14 +19,15 @@ WORKERS = st.builds(
     n_loading=st.integers(0, 1),
     is_paused=st.booleans(),
 )
-UNIT, PAUSED = Unit("train", 7, 3, 0), WorkerNow("a", is_paused=True)
+UNIT = Unit("train", 7, 3, 0)
+PAUSED, IDLE = (WorkerNow("a", is_paused=True, unit=unit) for unit in (UNIT, None))
 #: Beside a paused worker, one that is idle, and two that get on.
 OTHERS = st.sampled_from([WorkerNow("b"), WorkerNow("b", n_loading=1), WorkerNow("b", unit=UNIT)])
 LOOKS = st.tuples(
     st.floats(0.1, 2 * TIMEOUT_S),  # seconds since the last look
     st.booleans() | st.just(False),  # whether a unit has ended just before
     st.just({"a", "b"}) | st.sets(st.sampled_from("abc")),  # who is there
-    OTHERS.map(lambda other: [PAUSED, other])
+    st.tuples(st.sampled_from([PAUSED, IDLE]), OTHERS).map(list)
     | st.lists(WORKERS, unique_by=lambda it: it.worker),  # what was last heard of whom
 )
 
@@ -43,8 +44,9 @@ def test_it_ends_once_nothing_could_have_happened_at_all_looks_for_so_long(
             standstill.end(now)
             good = now
         there = [it for it in described if it.worker in workers]
-        idle = [it for it in there if it.is_paused or (it.unit is None and not it.n_loading)]
-        is_stuck = any(it.is_paused for it in there) and len(idle) == len(there)
+        have_work = [it for it in there if it.unit is not None or it.n_loading > 0]
+        is_stuck = any(it.is_paused for it in have_work)
+        is_stuck &= not any(not it.is_paused for it in have_work)
         if workers and not is_stuck:
             good = now
         if now - good <= TIMEOUT_S:

@@ -443,9 +443,13 @@ def test_a_search_whose_workers_are_all_paused_ends_with_the_numbers(
         dask_worker.memory_manager.memory_pause_fraction = share
         return before
 
+    def are_paused() -> bool:
+        return {about["status"] for about in workers_of(client).values()} == {"paused"}
+
     before = min(client.run(pause, share=1e-6).values())
     n_workers = len(workers_of(client))
     try:
+        wait_until(are_paused, "Dask's pause")
         with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
             engine._standstill.timeout_s = 0.5
             engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
