@@ -70,7 +70,8 @@ class RunClock:
     @property
     def taken(self) -> tuple[float, float, float | None]:
         """Seconds, worker-seconds and money until now; the same values while no time passes."""
-        now, bill = self.engine.now(), self.engine.bill
+        bill = self.engine.bill  # first: another thread writes on it, at times up to then
+        now = self.engine.now()
         if self._last is None or self._last[0] != now or self._last[1] is not bill:
             money = bill.money(now)
             cost = self._cost_before + bill.worker_seconds(now)
