@@ -52,7 +52,7 @@ class Standstill:
         NoWorkersError
             If there has been no worker for longer than `timeout_s`.
         WorkerMemoryError
-            If what some are to do has waited as long, as they are paused, and others do nothing.
+            If Dask has paused all that have something to do for as long.
 
         Examples
         --------
@@ -66,8 +66,9 @@ class Standstill:
         """
         there = [worker for worker in described if worker.worker in workers]
         paused = [worker for worker in there if worker.is_paused]
-        at_work = [it.is_paused for it in there if it.unit is not None or it.n_loading]
-        if workers and not (at_work and all(at_work)):
+        with_work = [worker for worker in there if worker.unit is not None or worker.n_loading]
+        in_vain = len(with_work) > 0 and all(worker.is_paused for worker in with_work)
+        if workers and not in_vain:
             self._since = now
         elif now - self._since > self.timeout_s:
             if not workers:

@@ -112,9 +112,10 @@ class _Post:
         while self._waits:
             left_s = min(until, max(ended, self._taken_at) + STUCK_S) - time.monotonic()
             if left_s <= 0:
-                n_left = self._news.qsize()  # the one that it is at in place of the end
+                n_left = self._news.qsize()  # without the one that it is at, but with the None
                 self._let_go(f"it has not taken in all: {n_left} messages are left")
-            self._thread.join(max(0.0, left_s))
+                return
+            self._thread.join(left_s)
 
     @property
     def _waits(self) -> bool:

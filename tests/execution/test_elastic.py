@@ -267,9 +267,9 @@ def test_a_worker_whose_data_nobody_takes_stays() -> None:
         assert driver.wanted == 1
 
 
-@pytest.fixture
-def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that has forgotten the workers whenever it has asked for them."""
+def test_workers_are_seen_though_the_client_asks_without_them(
+    digits: ShardedDataset, run_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = Client._update_scheduler_info
 
     async def twice(self: Client, n_workers: int = 0) -> None:
@@ -277,12 +277,6 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
         await update(self)  # as the client does every two seconds
 
     monkeypatch.setattr(Client, "_update_scheduler_info", twice)
-
-
-@pytest.mark.usefixtures("forgetful")
-def test_workers_are_seen_though_the_client_asks_without_them(
-    digits: ShardedDataset, run_dir: str
-) -> None:
     with cluster_of(1) as (cluster, client):
         assert client.scheduler_info(n_workers=-1)["workers"] == {}
         assert list(workers_of(client)) == [cluster.workers[0].address]

@@ -12,14 +12,14 @@ from dagsel.errors import NoWorkersError, WorkerMemoryError
 from dagsel.execution.standstill import Standstill
 
 TIMEOUT_S = 10.0
+UNIT = Unit("train", 7, 3, 0)
 WORKERS = st.builds(
     WorkerNow,
     st.sampled_from("abc"),
-    unit=st.none() | st.just(Unit("train", 7, 3, 0)),
+    unit=st.sampled_from([None, UNIT]),
     n_loading=st.integers(0, 1),
     is_paused=st.booleans(),
 )
-UNIT = Unit("train", 7, 3, 0)
 PAUSED, IDLE = (WorkerNow("a", is_paused=True, unit=unit) for unit in (UNIT, None))
 #: Beside a paused worker, one that is idle, and two that get on.
 OTHERS = st.sampled_from([WorkerNow("b"), WorkerNow("b", n_loading=1), WorkerNow("b", unit=UNIT)])
@@ -44,10 +44,8 @@ def test_it_ends_once_nothing_could_have_happened_at_all_looks_for_so_long(
             standstill.end(now)
             good = now
         there = [it for it in described if it.worker in workers]
-        have_work = [it for it in there if it.unit is not None or it.n_loading > 0]
-        is_stuck = any(it.is_paused for it in have_work)
-        is_stuck &= not any(not it.is_paused for it in have_work)
-        if workers and not is_stuck:
+        pauses = {it.is_paused for it in there if it.unit is not None or it.n_loading > 0}
+        if workers and pauses != {True}:
             good = now
         if now - good <= TIMEOUT_S:
             standstill.check(now, workers, described)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -413,22 +414,34 @@ def test_a_bad_unit_fails_its_trial_and_no_other(
                 assert sorted(visits) == both
 
 
+@contextmanager
+def paused(client: Client) -> Iterator[None]:
+    """Have Dask pause all workers for their memory."""
+
+    def pause_from(dask_worker: Worker, share: float) -> float:
+        memory = dask_worker.memory_manager
+        before, memory.memory_pause_fraction = float(memory.memory_pause_fraction), share
+        return before
+
+    def are_paused() -> bool:
+        return {about["status"] for about in workers_of(client).values()} == {"paused"}
+
+    before = min(client.run(pause_from, share=1e-6).values())
+    try:
+        wait_until(are_paused, "Dask's pause")
+        yield
+    finally:
+        client.run(pause_from, share=before)
+
+
 def test_a_worker_that_dask_has_paused_for_its_memory_is_told_of(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
     """Else the search would wait, and nobody know why."""
-
-    def pause(dask_worker: Worker, share: float) -> None:
-        dask_worker.memory_manager.memory_pause_fraction = share
-
     with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
-        before = client.run(lambda dask_worker: dask_worker.memory_manager.memory_pause_fraction)
-        client.run(pause, share=1e-6)
-        engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
-        try:
+        with paused(client):
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
             heard = listen(engine, until=lambda heard: of(Note, heard))
-        finally:
-            client.run(pause, share=min(before.values()))
         assert "takes no units: its process has" in of(Note, heard)[0].text
         listen(engine, until=lambda more: len(done(heard + more)) == 4)
 
@@ -437,33 +450,19 @@ def test_a_search_whose_workers_are_all_paused_ends_with_the_numbers(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
     """What a process itself has, nothing gives back: the search would wait for ever."""
+    n = len(workers_of(client))
+    told = rf"paused {n} of {n} workers .* of [0-9,]+ bytes; give workers"
+    with paused(client), engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+        engine._standstill.timeout_s = 0.5
+        engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
 
-    def pause(dask_worker: Worker, share: float) -> float:
-        before = float(dask_worker.memory_manager.memory_pause_fraction)
-        dask_worker.memory_manager.memory_pause_fraction = share
-        return before
+        def go_on() -> None:
+            while True:
+                list(engine.messages(timeout_s=0.1))
+                engine.check_alive()
 
-    def are_paused() -> bool:
-        return {about["status"] for about in workers_of(client).values()} == {"paused"}
-
-    before = min(client.run(pause, share=1e-6).values())
-    n_workers = len(workers_of(client))
-    try:
-        wait_until(are_paused, "Dask's pause")
-        with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
-            engine._standstill.timeout_s = 0.5
-            engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: {}})
-            told = rf"paused {n_workers} of {n_workers} workers .* of [0-9,]+ bytes; give workers"
-
-            def go_on() -> None:
-                while True:
-                    list(engine.messages(timeout_s=0.1))
-                    engine.check_alive()
-
-            with pytest.raises(WorkerMemoryError, match=told):
-                go_on()
-    finally:
-        client.run(pause, share=before)
+        with pytest.raises(WorkerMemoryError, match=told):
+            go_on()
 
 
 def test_a_hung_unit_is_bounded(
