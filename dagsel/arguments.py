@@ -10,9 +10,10 @@ import inspect
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import dagsel.flows
 import dagsel.flows.baselines
@@ -397,6 +398,16 @@ def _seed(seed: Any) -> int:
     return secrets.randbits(32) if seed is None else whole("seed", seed, least=0)
 
 
+def _replicas(replicas: Any) -> int | Literal["auto"]:
+    if isinstance(replicas, str) and replicas == "auto":
+        return "auto"
+    with suppress(SearchError):
+        return whole("replicas", replicas)
+    raise SearchError(
+        f'replicas must be "auto" or a whole number of 1 or more, got {shown(replicas)}'
+    )
+
+
 def _sampler(sampler: Any) -> BaseSampler:
     if isinstance(sampler, BaseSampler):
         return sampler
@@ -423,7 +434,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "n_workers": lambda value: whole("n_workers", value),
     "progress": _progress,
     "remeasure": lambda value: flag("remeasure", value),
-    "replicas": lambda value: value if value == "auto" else whole("replicas", value),
+    "replicas": _replicas,
     "run_dir": RunDir,
     "sampler": _sampler,
     "seed": _seed,

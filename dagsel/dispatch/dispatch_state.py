@@ -227,7 +227,7 @@ class DispatchState:
             if gang:  # remaining work is counted in seconds of one worker
                 left = scheduler.rem[unit.trial] - seconds * len(gang)
                 scheduler.rem[unit.trial] = max(0.0, left)
-            cost = self.times.cost[unit.trial] if seconds else 0.0
+            cost = self.times.cost(unit.trial) if seconds else 0.0
             for visit in (shard, *then):
                 scheduler.demand[visit] = scheduler.demand.get(visit, 0.0) - cost
         else:

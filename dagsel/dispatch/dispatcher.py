@@ -306,7 +306,7 @@ class Dispatcher:
             self.state.drop_evaluation(unit)
             if worker is not None:
                 self.times.observe_evaluation(unit.trial, worker, event.seconds)
-                self.state.work_left.unit_done(worker)
+                self.state.work_left.task_done(worker)
             return
         repeat = trial.is_repeat(unit)
         self.state.drop_training(trial, unit)
@@ -330,17 +330,16 @@ class Dispatcher:
             if binding is not None and binding.members and event.seconds and not was_cut:
                 self.state.gang_s[unit.trial, len(binding.workers)] = event.seconds
             elif binding is not None and not (repeat or was_cut or binding.members):
-                for seconds in (event.seconds, *(each_s for _, each_s in event.then)):
-                    self._learn(unit, worker, seconds)
+                self._learn(unit, worker, event)
         trial.note_done()
         self.state.requeue(trial)
 
-    def _learn(self, unit: Unit, worker: Worker, seconds: float) -> None:
+    def _learn(self, unit: Unit, worker: Worker, event: UnitDone) -> None:
         was_known = self.times.known
-        self.times.observe(unit.trial, worker, seconds)
+        self.times.observe(unit.trial, worker, (event.seconds, *(s for _, s in event.then)))
         if self.times.known != was_known:
             self.state.work_left.is_stale = True
-        self.state.work_left.unit_done(worker)
+        self.state.work_left.task_done(worker)
         if self.config.rebalance:
             self.moves.watch_drift(worker)
 

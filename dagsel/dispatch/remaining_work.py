@@ -12,7 +12,9 @@ from dagsel.dispatch.trials import Trial
 from dagsel.dispatch.unit_times import UnitTimes
 from dagsel.dispatch.workers import WorkerTable
 
-SHIFT = 0.05  # relative change of a worker's unit time from which the work is counted anew
+#: Relative change of a worker's unit time, or of a typical trial's cost, from which the work is
+#: counted anew.
+SHIFT = 0.05
 #: All work is counted anew when one in so many trials has got another chain since the last count.
 FEW = 16
 
@@ -35,6 +37,7 @@ class RemainingWork:
         self._n_added = 0
         self._n_trials = 0
         self._counted: dict[Worker, float] = {}
+        self._typical_cost = times.typical_cost
         self._effort: list[float] = []  # by shard
         self._n_holders: list[int] = []
         # When workers were grouped, as a number of changes; -1: not since the last count.
@@ -43,15 +46,16 @@ class RemainingWork:
         self._mask_of = np.empty(0, int)  # by worker: which one
         self._seconds = np.empty(0)  # by worker: of a unit of cost 1
 
-    def unit_done(self, worker: Worker) -> None:
-        """Check whether a new count is due after a unit of the worker."""
+    def task_done(self, worker: Worker) -> None:
+        """Check whether a new count is due after a task of the worker."""
         self._n_done += 1
         if self._n_done * 4 < self._n_trials and len(self._counted) > 0:
             return
-        pace = self.times.pace.get(worker)
-        before = self._counted.get(worker)
+        times = self.times
+        pace = times.pace.get(worker)
         if pace is not None and (
-            before is None or abs(self.times.unit_s * pace / before - 1.0) > SHIFT
+            _has_shifted(times.unit_s * pace, self._counted.get(worker))
+            or _has_shifted(times.typical_cost, self._typical_cost)
         ):
             self.is_stale = True
 
@@ -65,7 +69,7 @@ class RemainingWork:
         if self.is_stale:
             return
         scheduler, demand = self.list_scheduler, [0.0] * len(self._effort)
-        cost, whole = self.times.cost[trial.number], sum(self._effort)
+        cost, whole = self.times.cost(trial.number), sum(self._effort)
         rem = scheduler.rem[trial.number] = self._count_trial(
             trial, cost, self._effort, whole, demand
         )
@@ -110,6 +114,7 @@ class RemainingWork:
         self._grouped = -1
         self._n_trials = sum(1 for trial in trials.values() if trial.open)
         scheduler, times = self.list_scheduler, self.times
+        self._typical_cost = times.typical_cost
         self._counted = {worker: times.unit_s * pace for worker, pace in times.pace.items()}
         effort, n_holders = self._effort, self._n_holders = self._efforts()
         whole = sum(effort)
@@ -118,7 +123,7 @@ class RemainingWork:
         for number, trial in trials.items():
             rem = 0.0
             if trial.open:
-                rem = self._count_trial(trial, times.cost[number], effort, whole, demand)
+                rem = self._count_trial(trial, times.cost(number), effort, whole, demand)
                 target = max(target, now_s + rem)
             scheduler.rem[number] = rem
         for worker, host in self.workers.items():
@@ -176,3 +181,7 @@ class RemainingWork:
             for shard in range(len(demand)):
                 demand[shard] += passes * cost
         return cost * (remaining + n_whole * whole)
+
+
+def _has_shifted(now: float, before: float | None) -> bool:
+    return before is None or abs(now / before - 1.0) > SHIFT

@@ -1,15 +1,22 @@
-"""How long a unit takes: trial cost × worker pace, corrected by every finished unit.
+"""How long a unit takes: trial cost × worker pace, corrected by every finished task.
 
 ``log seconds = scale + cost(trial) + pace(worker) + noise``. Scale, cost and pace are small Kalman
 filters with a scalar variance each (covariances are left out): a residual is shared among the three
-in proportion to how uncertain each is. So the first unit sets the scale, a new trial starts at the
-cost of the known ones, and a worker that slows down is believed after a few units, while one odd
-unit is not (residuals are clipped).
+in proportion to how uncertain each is. So the first task sets the scale, and a worker that slows
+down is believed after a few tasks, while one odd task is not (residuals are clipped).
+
+What is learned from is the mean of a task's units. One of them alone says little: the last one
+stores the state, the first one of a trial builds its model. Taken one by one, in an order that is
+always the same, they move costs and paces apart without end, as covariances are left out.
+
+A trial of which nothing was seen costs what the others do. That is the mean of those seen, so far;
+the less their costs differ, the more the latest ones count.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from dagsel.dispatch.events import Worker
 
@@ -17,8 +24,11 @@ SCALE_VARIANCE = 100.0  # nothing is known of the seconds in a unit of cost
 COST_VARIANCE = 0.25  # a trial's first cost is right within a factor of e^0.5 or so
 OPTIMISM = 2.7  # two standard deviations
 PACE_VARIANCE = 0.05
-PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its units
-NOISE_VARIANCE = 0.04
+PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its tasks
+TYPICAL_DRIFT = 0.004  # variance that the cost of a typical trial gains with each new one
+SPREAD_SHARE = 1 / 8  # of how much the last two new trials differed, of what is believed of all
+NOISE_VARIANCE = 0.04  # of a unit's time, as long as little is known
+NOISE_KEPT = 0.95  # share of what was known of it, after another unit
 #: Workers whose measured speeds differ by less than this factor count as equally fast.
 SAME_SPEED = 1.8
 EVALUATION_RATIO = 0.35  # of a training unit; a backward pass takes about twice the forward's time
@@ -31,23 +41,27 @@ class UnitTimes:
     --------
     >>> times = UnitTimes()
     >>> times.add_trial(0)
-    >>> times.add_trial(1, cost=2.0)
+    >>> times.add_trial(1)
     >>> times.add_worker("a", speed=1.0)
     >>> times.known
     False
     >>> for _ in range(20):
-    ...     times.observe(0, "a", seconds=3.0)
-    >>> round(times.seconds(1, "a") / times.seconds(0, "a"), 1) > 1.5
-    True
+    ...     times.observe(0, "a", [3.0])
+    >>> round(times.seconds(1, "a"), 1)
+    3.0
     """
 
     def __init__(self) -> None:
-        self.cost: dict[int, float] = {}
+        self.typical_cost = 1.0  # of a trial of which nothing was seen
         self.pace: dict[Worker, float] = {}
         self.n_observed: dict[Worker, int] = {}
         self.observed_s: dict[Worker, float] = {}
-        self._cost_variance: dict[int, float] = {}
-        self._unknown: set[int] = set()
+        self._cost: dict[int, float] = {}
+        self._cost_variance: dict[int, float] = {}  # of trials of which something was seen
+        self._unknown: set[int] = set()  # trials whose cost is not known
+        self._n_seen = 0  # trials of which something was seen, also those that are over
+        self._spread = COST_VARIANCE  # of their costs
+        self._last_change = 0.0  # of the last new one: log of its cost over a typical one
         self._pace_variance: dict[Worker, float] = {}
         self._log_scale = 0.0
         self._scale_variance = SCALE_VARIANCE
@@ -66,13 +80,18 @@ class UnitTimes:
         """Standard deviation of the logarithm of a unit's time about its estimate."""
         return math.sqrt(self._noise)
 
-    def add_trial(self, trial: int, cost: float = 1.0) -> None:
+    def add_trial(self, trial: int, cost: float | None = None) -> None:
         """Add a trial, unless it is known; `cost` is its work relative to other trials'."""
-        if trial not in self.cost:
-            self.cost[trial] = cost
-            self._cost_variance[trial] = COST_VARIANCE
-            if cost == 1.0:
-                self._unknown.add(trial)
+        if self._has(trial):
+            return
+        if cost is None:
+            self._unknown.add(trial)
+        else:
+            self._cost[trial] = cost
+
+    def cost(self, trial: int) -> float:
+        """Return the trial's work relative to other trials'."""
+        return self._cost.get(trial, self.typical_cost)
 
     def add_worker(self, worker: Worker, speed: float) -> None:
         """Add a worker with the speed that it is expected to have."""
@@ -83,7 +102,7 @@ class UnitTimes:
 
     def forget_trial(self, trial: int) -> None:
         """Forget a trial that is over."""
-        self.cost.pop(trial, None)
+        self._cost.pop(trial, None)
         self._cost_variance.pop(trial, None)
         self._unknown.discard(trial)
 
@@ -94,7 +113,7 @@ class UnitTimes:
 
     def seconds(self, trial: int, worker: Worker) -> float:
         """Estimate the seconds of a training unit."""
-        return self.unit_s * self.cost[trial] * self.pace[worker]
+        return self.unit_s * self.cost(trial) * self.pace[worker]
 
     def optimism(self, trial: int) -> float:
         """Return a factor by which a trial may well cost more: above 1 if nothing is known of it.
@@ -107,33 +126,53 @@ class UnitTimes:
         """Return the standard deviation of the logarithm of the worker's pace."""
         return math.sqrt(self._pace_variance[worker])
 
-    def observe(self, trial: int, worker: Worker, seconds: float) -> None:
-        """Learn from a finished training unit; a time of 0 teaches nothing."""
-        if seconds <= 0.0 or trial not in self.cost or worker not in self.pace:
+    def observe(self, trial: int, worker: Worker, unit_seconds: Iterable[float]) -> None:
+        """Learn from the training units of a task; a time of 0 teaches nothing."""
+        took = [seconds for seconds in unit_seconds if seconds > 0.0]
+        if not took or not self._has(trial) or worker not in self.pace:
             return
-        self._unknown.discard(trial)
-        expected = self._log_scale + math.log(self.cost[trial] * self.pace[worker])
-        v_scale, v_cost = self._scale_variance, self._cost_variance[trial]
-        v_pace = self._pace_variance[worker] + PACE_DRIFT
-        total = v_scale + v_cost + v_pace + self._noise
-        residual = math.log(seconds) - expected
+        n, cost = len(took), self.cost(trial)
+        v_scale, v_cost = self._scale_variance, self._cost_variance.get(trial, COST_VARIANCE)
+        v_pace, v_noise = self._pace_variance[worker] + PACE_DRIFT, self._noise / n
+        total = v_scale + v_cost + v_pace + v_noise
+        expected = self._log_scale + math.log(cost * self.pace[worker])
+        residual = math.log(sum(took) / n) - expected
         limit = 3.0 * math.sqrt(total)
         residual = min(limit, max(-limit, residual))
         self._log_scale += residual * v_scale / total
-        self.cost[trial] *= math.exp(residual * v_cost / total)
+        self._note_cost(trial, cost, residual * v_cost / total)
         self.pace[worker] *= math.exp(residual * v_pace / total)
         self._scale_variance = v_scale * (1.0 - v_scale / total)
-        self._cost_variance[trial] = v_cost * (1.0 - v_cost / total)
         self._pace_variance[worker] = v_pace * (1.0 - v_pace / total)
-        surplus = residual * residual - (total - self._noise)
-        self._noise = min(1.0, max(1e-4, self._noise + 0.05 * (max(surplus, 0.0) - self._noise)))
-        self.n_observed[worker] += 1
-        self.observed_s[worker] += seconds
+        # Of a new trial most of it is its cost, and the same in all units.
+        n_alone = n if trial in self._cost_variance else 1
+        surplus = max(0.0, n_alone * (residual * residual - (total - v_noise)))
+        noise = self._noise + (1.0 - NOISE_KEPT**n) * (surplus - self._noise)
+        self._noise = min(1.0, max(1e-4, noise))
+        self._cost_variance[trial] = v_cost * (1.0 - v_cost / total)
+        self.n_observed[worker] += n
+        self.observed_s[worker] += sum(took)
         self._refresh()
+
+    def _note_cost(self, trial: int, before: float, change: float) -> None:
+        """Correct the logarithm of a trial's cost, and that of a typical one with it."""
+        self._cost[trial] = before * math.exp(change)
+        self._unknown.discard(trial)
+        if trial in self._cost_variance:
+            share = 1.0 / self._n_seen
+        else:
+            self._n_seen += 1
+            if self._n_seen > 2:  # the first one sets the scale
+                surprise = (change - self._last_change) ** 2 / 2
+                weight = max(SPREAD_SHARE, 1 / (self._n_seen - 1))
+                self._spread += weight * (surprise - self._spread)
+            self._last_change = change
+            share = max(1.0 / self._n_seen, TYPICAL_DRIFT / (TYPICAL_DRIFT + self._spread))
+        self.typical_cost *= math.exp(share * change)
 
     def observe_evaluation(self, trial: int, worker: Worker, seconds: float) -> None:
         """Learn how long evaluating takes beside training, once training times are known."""
-        if seconds <= 0.0 or not self.known or trial not in self.cost or worker not in self.pace:
+        if seconds <= 0.0 or not self.known or not self._has(trial) or worker not in self.pace:
             return
         residual = math.log(seconds / self.seconds(trial, worker)) - self._log_ratio
         total = self._ratio_variance + self._noise + COST_VARIANCE / 4.0
@@ -142,6 +181,9 @@ class UnitTimes:
             0.01, self._ratio_variance * (1.0 - self._ratio_variance / total)
         )
         self.ratio = math.exp(self._log_ratio)
+
+    def _has(self, trial: int) -> bool:
+        return trial in self._cost or trial in self._unknown
 
     def _refresh(self) -> None:
         noise = self._noise if self.known else 0.0

@@ -108,13 +108,13 @@ def learn(times, true, n, *, sigma=0.0, seed=0):
     rng = np.random.default_rng(seed)
     for _ in range(n):
         trial, worker = int(rng.integers(6)), f"w{rng.integers(3)}"
-        times.observe(trial, worker, true(trial, worker) * math.exp(sigma * rng.normal()))
+        times.observe(trial, worker, [true(trial, worker) * math.exp(sigma * rng.normal())])
 
 
 def fresh(costs=None):
     times = UnitTimes()
     for trial in range(6):
-        times.add_trial(trial, 1.0 if costs is None else costs[trial])
+        times.add_trial(trial, None if costs is None else costs[trial])
     for k in range(3):
         times.add_worker(f"w{k}", 1.0)
     return times
@@ -138,26 +138,95 @@ def test_unit_times_are_learned_under_noise(seed):
 def test_the_first_unit_sets_the_scale_and_a_new_trial_is_taken_relative_to_it():
     times = fresh(costs=[1.0, 2.0, 1.0, 1.0, 1.0, 1.0])
     assert not times.known
-    times.observe(0, "w0", 30.0)
+    times.observe(0, "w0", [30.0])
     assert times.known
     assert times.seconds(1, "w0") / times.seconds(2, "w0") == pytest.approx(2.0)
     assert times.seconds(2, "w1") == pytest.approx(30.0, rel=0.05)
+
+
+def expected_of_new(*, tasks, n_trials=200, sigma=0.0, spread=0.0, seed=0):
+    """How far off the first estimate of each trial is, as a logarithm, once ten have been seen.
+
+    `tasks` are those of a trial, each with its units' seconds; two workers take turns.
+    """
+    times, rng, errors = UnitTimes(), np.random.default_rng(seed), []
+    for worker in ("a", "b"):
+        times.add_worker(worker, 1.0)
+    for trial in range(n_trials):
+        times.add_trial(trial)
+        cost = math.exp(spread * rng.normal())
+        for nth, units in enumerate(tasks):
+            worker = "ab"[(trial + nth) % 2]
+            if nth == 0 and trial >= 10:
+                errors.append(math.log(times.seconds(trial, worker) / (cost * np.mean(units))))
+            noise = np.exp(sigma * rng.normal(size=len(units)))
+            times.observe(trial, worker, cost * np.array(units) * noise)
+        times.forget_trial(trial)
+    return np.array(errors)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        [8 * [1.0]],
+        [[*(7 * [1.0]), 1.05]],  # the last unit of a task stores the state
+        2 * [[*(7 * [1.0]), 1.05]],
+        [[1.05, *(7 * [1.0])], 8 * [1.0]],  # the first unit of a trial builds the model
+        [[1.05, 1.0], *(9 * [[1.0, 1.0]])],
+        [[1.05], *(9 * [[1.0]])],
+        [[1.0, 3.0]],
+    ],
+)
+def test_new_trials_are_expected_to_take_what_all_others_took_however_many_came_before(tasks):
+    errors = expected_of_new(tasks=tasks)
+    assert np.abs(errors).max() < 0.15
+    assert np.abs(errors[20:]).max() < 0.06
+    errors = expected_of_new(tasks=tasks, sigma=0.02, n_trials=1000)
+    assert np.sqrt(np.mean(errors**2)) < 0.06
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
+def test_of_trials_that_differ_a_new_one_is_expected_to_be_about_their_mean(spread):
+    errors = expected_of_new(tasks=2 * [4 * [1.0]], sigma=0.05, spread=spread, n_trials=1000)
+    assert np.sqrt(np.mean(errors**2)) < 1.15 * spread  # no estimate could be nearer than 1.0
+    assert abs(np.mean(errors)) < 0.1 * spread
+
+
+def test_the_cold_first_unit_of_a_run_is_forgotten_with_its_trial():
+    for n_trials in (2, 3, 8):
+        times = fresh()
+        for trial in range(n_trials):
+            for task in range(4):
+                is_cold = trial == task == 0
+                times.observe(trial % 6, f"w{task % 2}", [4.0 if is_cold else 1.0, 1.0, 1.0, 1.0])
+        assert times.seconds(5, "w0") == pytest.approx(1.0, rel=0.05)
+
+
+@given(st.permutations([0.9, 1.0, 1.0, 1.2, 4.0]))
+def test_the_order_of_a_tasks_units_teaches_nothing(units):
+    told = []
+    for order in (units, sorted(units)):
+        times = fresh()
+        for trial in range(3):
+            times.observe(trial, "w0", order)
+        told.append([times.seconds(trial, "w0") for trial in range(6)])
+    assert told[0] == pytest.approx(told[1])
 
 
 def test_one_odd_unit_is_not_believed_but_a_slow_worker_is():
     times = fresh()
     learn(times, lambda *_: 1.0, 60)
     before = times.seconds(0, "w0")
-    times.observe(0, "w0", 50.0)
+    times.observe(0, "w0", [50.0])
     assert times.seconds(1, "w0") < 1.5 * before
     for k in range(12):
-        times.observe(k % 6, "w0", 3.0)
+        times.observe(k % 6, "w0", [3.0])
     assert times.seconds(1, "w0") / times.seconds(1, "w1") > 2.0
 
 
 def test_looked_up_units_teach_nothing():
     times = fresh()
-    times.observe(0, "w0", 0.0)
+    times.observe(0, "w0", [0.0])
     assert not times.known
 
 

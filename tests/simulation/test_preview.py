@@ -148,7 +148,8 @@ def test_a_stage_of_a_simulation_is_a_span_with_as_many_workers() -> None:
     told = dagsel.preview(SIMULATED["random, troubled"][0], epoch_seconds=60, cluster=TROUBLED)
     begins = [row.begins_s for row in told.rows]
     assert [row.n_workers for row in told.rows] == [4, 3, 4]
-    assert begins == pytest.approx([0, 130, 230], abs=20)  # known to a unit's length
+    assert begins[:2] == pytest.approx([0, 130])
+    assert 230 - 60 <= begins[2] <= 230, "it is known from one epoch's end to the next"
 
 
 @pytest.mark.parametrize("budget", ["10 worker-minutes", "60 worker-minutes", "1.25 USD"])
