@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dagsel.dispatch.events import Worker
 from dagsel.dispatch.trials import Binding
@@ -14,6 +15,15 @@ from dagsel.dispatch.workers import KnownWorker
 @dataclass(frozen=True, slots=True)
 class DescribeWorkers:
     """Say what each worker does now; answer: `WorkersDescribed`."""
+
+
+class ProcessNow(NamedTuple):
+    """A worker's process at a moment."""
+
+    name: str = ""
+    memory_bytes: int = 0  # 0 if it is not known
+    memory_limit: int = 0  # 0 for no limit
+    is_paused: bool = False  # whether Dask has paused it for its memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +52,9 @@ class WorkersDescribed:
 def describe(
     workers: Iterable[KnownWorker],
     bindings: Iterable[Binding],
-    there: Mapping[Worker, tuple[str, int, int, bool]],
+    there: Mapping[Worker, ProcessNow],
 ) -> Iterator[WorkerNow]:
-    """Yield what workers do, of those `there`: with name, memory, its limit, and if paused.
+    """Yield what workers do, of those whose process is `there`.
 
     A worker that has not said which unit it runs is about to run the first one that it was given.
     One that is paused runs none, unless it had begun before.
@@ -55,7 +65,7 @@ def describe(
     >>> runs = Binding(unit, "a", shard=2, seconds=1.0, ahead_s=0.0, started=True, members=("b",))
     >>> given = Binding(Unit("train", 8, 1, 0), "c", shard=0, seconds=1.0, ahead_s=0.0)
     >>> workers = [KnownWorker(name, None, held=0b101) for name in "abcde"]
-    >>> described = describe(workers, [given, runs], dict.fromkeys("abcd", ("", 0, 0, False)))
+    >>> described = describe(workers, [given, runs], dict.fromkeys("abcd", ProcessNow()))
     >>> [(now.worker, now.unit == unit, now.shard) for now in described]
     [('a', True, 2), ('b', True, 2), ('c', False, 0), ('d', False, None)]
     """
@@ -66,16 +76,16 @@ def describe(
     for host in workers:
         if host.worker not in there:
             continue
-        bound, (name, used, limit, pauses) = runs.get(host.worker), there[host.worker]
+        bound, process = runs.get(host.worker), there[host.worker]
         yield WorkerNow(
             host.worker,
-            name,
+            process.name,
             unit=None if bound is None else bound.unit,
             shard=None if bound is None else bound.shard,
             n_held=host.held.bit_count(),
             n_loading=host.loading.bit_count(),
             drains=host.draining,
-            is_paused=pauses and not (bound is not None and bound.started),
-            memory_bytes=used,
-            memory_limit=limit,
+            is_paused=process.is_paused and not (bound is not None and bound.started),
+            memory_bytes=process.memory_bytes,
+            memory_limit=process.memory_limit,
         )

@@ -337,7 +337,7 @@ class DispatchPlugin(SchedulerPlugin):
     def _describe(self) -> None:
         """Tell the driver what each worker does, for those who watch."""
         hosts, bindings = self.dispatcher.workers.values(), self.dispatcher.bindings.values()
-        described = describe(hosts, bindings, scheduler_state.workers_there(self.scheduler))
+        described = describe(hosts, bindings, scheduler_state.processes_there(self.scheduler))
         self._report(WorkersDescribed(tuple(described)))
 
     # What the dispatcher decides

@@ -11,6 +11,7 @@ from typing import Any
 from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
+from dagsel.dispatch.description import ProcessNow
 from dagsel.execution.run_spec import RESOURCE, key_unit
 
 
@@ -40,16 +41,17 @@ def free_key(key: Any) -> dict[str, Any]:
     return {"op": "free-keys", "keys": [key], "stimulus_id": f"dagsel-free-{key}"}
 
 
-def workers_there(scheduler: Scheduler) -> dict[str, tuple[str, int, int, bool]]:
-    """Return of each worker its name, its memory, the limit of that, and whether it is paused.
-
-    A memory or a limit of 0 is not known.
-    """
-    found = {}
-    for worker, it in scheduler.workers.items():
-        memory = int(it.metrics.get("memory", 0)), it.memory_limit or 0
-        found[worker] = (str(it.name), *memory, it.status is Status.paused)
-    return found
+def processes_there(scheduler: Scheduler) -> dict[str, ProcessNow]:
+    """Return each worker's process, as it last told of itself."""
+    return {
+        worker: ProcessNow(
+            str(it.name),
+            memory_bytes=int(it.metrics.get("memory", 0)),
+            memory_limit=it.memory_limit or 0,
+            is_paused=it.status is Status.paused,
+        )
+        for worker, it in scheduler.workers.items()
+    }
 
 
 def withdraw(scheduler: Scheduler, client: str, run: str) -> None:
