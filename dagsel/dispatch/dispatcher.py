@@ -330,13 +330,14 @@ class Dispatcher:
             if binding is not None and binding.members and event.seconds and not was_cut:
                 self.state.gang_s[unit.trial, len(binding.workers)] = event.seconds
             elif binding is not None and not (repeat or was_cut or binding.members):
-                self._learn(unit, worker, event)
+                self._learn(event, worker)
         trial.note_done()
         self.state.requeue(trial)
 
-    def _learn(self, unit: Unit, worker: Worker, event: UnitDone) -> None:
+    def _learn(self, done: UnitDone, worker: Worker) -> None:
         was_known = self.times.known
-        self.times.observe(unit.trial, worker, (event.seconds, *(s for _, s in event.then)))
+        unit_seconds = (done.seconds, *(seconds for _, seconds in done.then))
+        self.times.observe(done.unit.trial, worker, unit_seconds)
         if self.times.known != was_known:
             self.state.work_left.is_stale = True
         self.state.work_left.task_done(worker)

@@ -26,7 +26,7 @@ OPTIMISM = 2.7  # two standard deviations
 PACE_VARIANCE = 0.05
 PACE_DRIFT = 0.004  # variance that a worker's pace gains with each of its tasks
 TYPICAL_DRIFT = 0.004  # variance that the cost of a typical trial gains with each new one
-SPREAD_SHARE = 1 / 8  # of how much the last two new trials differed, of what is believed of all
+SPREAD_SHARE = 1 / 8  # weight of the latest new trial in how much the costs of trials differ
 NOISE_VARIANCE = 0.04  # of a unit's time, as long as little is known
 NOISE_KEPT = 0.95  # share of what was known of it, after another unit
 #: Workers whose measured speeds differ by less than this factor count as equally fast.
@@ -131,7 +131,7 @@ class UnitTimes:
         took = [seconds for seconds in unit_seconds if seconds > 0.0]
         if not took or not self._has(trial) or worker not in self.pace:
             return
-        n, cost = len(took), self.cost(trial)
+        n, cost, is_new = len(took), self.cost(trial), trial not in self._cost_variance
         v_scale, v_cost = self._scale_variance, self._cost_variance.get(trial, COST_VARIANCE)
         v_pace, v_noise = self._pace_variance[worker] + PACE_DRIFT, self._noise / n
         total = v_scale + v_cost + v_pace + v_noise
@@ -140,27 +140,24 @@ class UnitTimes:
         limit = 3.0 * math.sqrt(total)
         residual = min(limit, max(-limit, residual))
         self._log_scale += residual * v_scale / total
-        self._note_cost(trial, cost, residual * v_cost / total)
+        self._cost[trial] = cost * math.exp(residual * v_cost / total)
+        self._cost_variance[trial] = v_cost * (1.0 - v_cost / total)
+        self._unknown.discard(trial)
+        self._learn_typical_cost(residual * v_cost / total, is_new=is_new)
         self.pace[worker] *= math.exp(residual * v_pace / total)
         self._scale_variance = v_scale * (1.0 - v_scale / total)
         self._pace_variance[worker] = v_pace * (1.0 - v_pace / total)
         # Of a new trial most of it is its cost, and the same in all units.
-        n_alone = n if trial in self._cost_variance else 1
-        surplus = max(0.0, n_alone * (residual * residual - (total - v_noise)))
+        surplus = max(0.0, (1 if is_new else n) * (residual * residual - (total - v_noise)))
         noise = self._noise + (1.0 - NOISE_KEPT**n) * (surplus - self._noise)
         self._noise = min(1.0, max(1e-4, noise))
-        self._cost_variance[trial] = v_cost * (1.0 - v_cost / total)
         self.n_observed[worker] += n
         self.observed_s[worker] += sum(took)
         self._refresh()
 
-    def _note_cost(self, trial: int, before: float, change: float) -> None:
-        """Correct the logarithm of a trial's cost, and that of a typical one with it."""
-        self._cost[trial] = before * math.exp(change)
-        self._unknown.discard(trial)
-        if trial in self._cost_variance:
-            share = 1.0 / self._n_seen
-        else:
+    def _learn_typical_cost(self, change: float, *, is_new: bool) -> None:
+        """Learn from the change of the logarithm of a trial's cost; a new one's was typical."""
+        if is_new:
             self._n_seen += 1
             if self._n_seen > 2:  # the first one sets the scale
                 surprise = (change - self._last_change) ** 2 / 2
@@ -168,6 +165,8 @@ class UnitTimes:
                 self._spread += weight * (surprise - self._spread)
             self._last_change = change
             share = max(1.0 / self._n_seen, TYPICAL_DRIFT / (TYPICAL_DRIFT + self._spread))
+        else:
+            share = 1.0 / self._n_seen
         self.typical_cost *= math.exp(share * change)
 
     def observe_evaluation(self, trial: int, worker: Worker, seconds: float) -> None:
