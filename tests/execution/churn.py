@@ -35,6 +35,7 @@ class Outcome:
     visits: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     n_started: int = 0
     n_kills: int = 0
+    leaving: set[str] = field(default_factory=set)  # workers that were told to go
     failed: list[str] = field(default_factory=list)
 
     @property
@@ -124,7 +125,7 @@ def disturb(
     chance: random.Random,
     outcome: Outcome,
 ) -> None:
-    workers = workers_of(client)
+    workers = set(workers_of(client))
     if not workers:
         return
     victim = chance.choice(sorted(workers))
@@ -134,7 +135,8 @@ def disturb(
             if pid := pids.get(victim):  # a worker may be on its way out
                 outcome.n_kills += 1
                 os.kill(pid, signal.SIGKILL)
-        case "drain" if len(workers) > 1:
+        case "drain" if workers - outcome.leaving - {victim}:  # else all would go
+            outcome.leaving.add(victim)
             engine.tell(DrainRequested(victim))
         case "add":
             cluster.scale(4)

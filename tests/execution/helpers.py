@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
@@ -14,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Scheduler
 
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.units import Unit
@@ -139,6 +140,11 @@ def of(kind: type[T], heard: list[Message]) -> list[T]:
 
 def done(heard: list[Message]) -> list[Unit]:
     return [record.unit for record in of(UnitRecord, heard)]
+
+
+def log_anew(dask_scheduler: Scheduler) -> None:
+    """Begin the scheduler's log of transitions anew; it keeps no more than 1,000 by itself."""
+    dask_scheduler.transition_log = deque(maxlen=100_000)
 
 
 def there(client: Client) -> list[str]:

@@ -57,7 +57,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from tests.waiting import wait_until
 
-from .helpers import done, engine_for, final_state, listen, of, spawned_cluster
+from .helpers import done, engine_for, final_state, listen, log_anew, of, spawned_cluster
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 
@@ -289,7 +289,7 @@ def test_short_units_of_an_epoch_are_one_task_that_scores_it_too(
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
     """Each is told as a unit of its own, but the scheduler has run few, and keeps none."""
-    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_log.clear())
+    client.run_on_scheduler(log_anew)
     chains = tuple(Chain(trial, range(1, 7), 4) for trial in range(4))
     workload = SyntheticWorkload(seconds=0.01, value=lambda config, epoch: epoch / 10)
     with engine_for(client, digits, workload, run_dir, dispatch={"replicas": None}) as engine:
@@ -321,7 +321,7 @@ def test_a_task_of_units_that_are_longer_than_believed_begins_no_other_after_hal
     client: Client, digits: ShardedDataset, run_dir: str
 ) -> None:
     """A new trial is believed to be as quick as those before it, which may be far from true."""
-    client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.transition_log.clear())
+    client.run_on_scheduler(log_anew)
     workload = SyntheticWorkload(seconds=lambda config: config["s"])
     configs = {0: {"s": 0.001}, 1: {"s": 0.6}}
     with engine_for(client, digits, workload, run_dir, dispatch={"replicas": None}) as engine:
