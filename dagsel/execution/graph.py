@@ -9,7 +9,7 @@ from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dagsel.dispatch.units import Chain, Unit
-from dagsel.execution.run_spec import RESOURCE, Key, StoredResult, unit_key
+from dagsel.execution.run_spec import EXECUTOR, RESOURCE, Key, StoredResult, unit_key
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
 from dagsel.messages import StatePlace
 
@@ -75,7 +75,8 @@ def check_graph(
 
 
 def _graph(run: str, name: str, tasks: dict[Key, Task]) -> HighLevelGraph:
-    layer = MaterializedLayer(tasks, annotations={"resources": {RESOURCE: 1}, "dagsel": run})
+    how = {"resources": {RESOURCE: 1}, "executor": EXECUTOR, "dagsel": run}
+    layer = MaterializedLayer(tasks, annotations=how)
     return HighLevelGraph({name: layer}, {name: set()})
 
 

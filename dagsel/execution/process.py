@@ -1,13 +1,11 @@
-"""What training needs of a worker's process: memory, random numbers, threads and GPUs."""
+"""What training needs of a worker's process: random numbers, threads and GPUs."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib.util
 import logging
 import os
-import platform
 import random
 import sys
 import uuid
@@ -15,11 +13,6 @@ from collections.abc import Mapping
 
 from dagsel.errors import ClusterError
 from dagsel.execution.copied_server import limit_threads
-
-_M_TRIM_THRESHOLD = -1
-_M_TOP_PAD = -2
-_M_MMAP_THRESHOLD = -3
-_GIGABYTE = 1 << 30
 
 #: The resource of a worker that has a GPU of its own. Units do not take it (see `RESOURCE`).
 GPU_RESOURCE = "GPU"
@@ -31,29 +24,6 @@ def keep_quiet(level: int = logging.ERROR) -> None:
     """Log only Dask's errors in a worker of ours; with a higher level, after a run, none."""
     if os.environ.get(QUIET):
         logging.getLogger("distributed").setLevel(level)
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc keep up to 1 GB of freed memory for the next batch; return False without glibc.
-
-    A Dask task runs in a side thread. Its malloc arena returns memory to the kernel after every
-    batch and takes it again for the next, which doubles the time of training.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL("libc.so.6").mallopt
-    options = {_M_TRIM_THRESHOLD: _GIGABYTE, _M_MMAP_THRESHOLD: _GIGABYTE, _M_TOP_PAD: 64 << 20}
-    return all(mallopt(option, value) == 1 for option, value in options.items())
-
-
-def give_back_memory() -> None:
-    """Return all free memory to the kernel; does nothing without glibc.
-
-    Dask pauses a worker whose process is too large, and one that kept its freed memory would stay
-    paused.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def own_random_numbers() -> None:

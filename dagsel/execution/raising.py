@@ -14,7 +14,7 @@ from distributed import Reschedule
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import DagselError, NothingTrainedError, OutOfMemoryError, WorkloadError
-from dagsel.execution.process import give_back_memory
+from dagsel.execution.allocator import give_back_memory
 from dagsel.messages import Notice, UnitRaised
 from dagsel.workloads.base import Workload
 from dagsel.workloads.memory import (

@@ -14,6 +14,8 @@ from dagsel.storage.shard_cache import Hold
 
 #: The one resource that a unit takes, so that a worker runs one unit at a time.
 RESOURCE = "TRAIN"
+#: Name of the executor of a worker that runs units; shards are read in its default one.
+EXECUTOR = "dagsel"
 #: Under this name a worker's stream handler gets the orders of all runs.
 CHANNEL = "dagsel"
 #: Topic of Dask's nannies where one restarts its worker, as that has filled its memory.

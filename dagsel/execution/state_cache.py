@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dagsel.dispatch.units import Unit
 from dagsel.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
-from dagsel.execution.process import give_back_memory
+from dagsel.execution.allocator import give_back_memory
 from dagsel.execution.run_spec import StoredResult
 from dagsel.messages import Assignment, StoredState, UnitRecord
 from dagsel.state import State

@@ -14,6 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,13 @@ from distributed.comm.addressing import get_address_host
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, WorkloadError
+from dagsel.execution.allocator import executor_to_train, give_back_memory, keep_freed_memory
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
-from dagsel.execution.process import (
-    check_gpu_resource,
-    give_back_memory,
-    gpus_seen,
-    keep_freed_memory,
-)
+from dagsel.execution.process import check_gpu_resource, gpus_seen
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
-from dagsel.workloads.base import Config, Visit, Workload, never
+from dagsel.workloads.base import Config, Trained, Visit, Workload, never
 from dagsel.workloads.gang.gang import gang_workload, join_gang, lead_gang
 
 #: Seconds that a gang waits for one of its ranks.
@@ -290,7 +287,7 @@ def _make_ready(
     task: tuple[bytes, bytes], data: ShardedDataset, warmup: int, n_boundaries: int
 ) -> _Ready:
     """Load a shard and train a few batches; repeat the shard's samples if it has too few."""
-    keep_freed_memory()  # as in a run
+    keep_freed_memory(get_worker().memory_manager.memory_limit)  # as in a run
     workload, config = map(cloudpickle.loads, task)
     check_gpu_resource(get_worker().state.total_resources, gpus_seen())
     arrays = data.shard(_VISIT.shard)
@@ -307,8 +304,20 @@ def _make_ready(
 def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -> _Ready:
     shard, boundaries = workload.prepare(arrays), _Boundaries(warmup + 1)
     state = workload.init(config, _VISIT.seed)
-    trained = workload.train(state, shard, config, visit=_VISIT, should_stop=boundaries)
+    trained = _train(workload, state, shard, config, boundaries)
     return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
+
+
+def _train(
+    workload: Workload, state: Any, shard: Any, config: Config, should_stop: Callable[[], bool]
+) -> Trained:
+    """Train where the units of a run train; return what came of it."""
+    worker = get_worker()
+    executor = executor_to_train(worker)
+    train = partial(workload.train, state, shard, config, visit=_VISIT, should_stop=should_stop)
+    if executor is worker.executors["default"]:  # which may have no other thread than this one
+        return train()
+    return executor.submit(train).result()
 
 
 def _time_rank(
@@ -326,7 +335,7 @@ def _time_rank(
     state = workload.init(config, _VISIT.seed) if member.rank == 0 else None
     stop = boundaries if member.rank == 0 else never
     if member.size == 1:
-        workload.train(state, ready.shard, config, visit=_VISIT, should_stop=stop)
+        _train(workload, state, ready.shard, config, stop)
     else:
         with _gang(member) as gang:
             workload.train_gang(

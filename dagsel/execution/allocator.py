@@ -1,0 +1,140 @@
+"""The C library's allocator, as training needs it: what one batch frees is there for the next.
+
+glibc gives each thread an arena, which is made of heaps of 64 MB. A larger tensor is mapped for one
+batch and faulted in page by page. The main arena has no such bound, and lies where huge pages can
+be asked for at once. Threads share it only where there may be no further ones.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from concurrent.futures import Executor
+
+from distributed import Worker
+from distributed.threadpoolexecutor import ThreadPoolExecutor
+
+from dagsel.execution.run_spec import EXECUTOR
+
+_M_TRIM_THRESHOLD = -1
+_M_TOP_PAD = -2
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+_MADV_HUGEPAGE = 14
+#: Set in the size of a block that is not in the main arena.
+_IS_ELSEWHERE = 4
+_HUGE_PAGE = 2 << 20
+
+#: So much freed memory stays, beside what follows.
+_KEPT_BYTES = 1 << 30
+#: A thread's heap; the top of the arena grows by as much at once.
+_HEAP_BYTES = 64 << 20
+#: For so many bytes of addresses huge pages are asked for. They take memory as they are used.
+_AHEAD_BYTES = 512 << 20
+#: A block that no thread has at hand from others, as it has small ones.
+_PROBE_BYTES = 100_000
+#: So many threads are tried.
+_MOST_TRIED = 16
+
+
+@functools.cache
+def _glibc() -> ctypes.CDLL | None:
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    libc = ctypes.CDLL("libc.so.6")
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+def keep_freed_memory(memory_limit: int | None) -> bool:
+    """Make glibc keep freed memory for the next batch, up to 1.5 GB; return False without glibc.
+
+    A Dask task runs in a side thread. Its malloc arena returns memory to the kernel after every
+    batch and takes it again for the next, which doubles the time of training.
+
+    Large blocks leave gaps, and a process with some of 256 MB may take half as much again. So where
+    a worker has little memory, blocks of more than a 32nd of it are mapped for one batch all the
+    same.
+    """
+    libc = _glibc()
+    if libc is None:
+        return False
+    part = _KEPT_BYTES if memory_limit is None else memory_limit // 32
+    largest = min(max(part, _HEAP_BYTES), _KEPT_BYTES)
+    options = {_M_TRIM_THRESHOLD: _KEPT_BYTES + _AHEAD_BYTES, _M_TOP_PAD: _HEAP_BYTES}
+    if libc.mallopt(_M_MMAP_THRESHOLD, largest) != 1:  # older versions refuse more than this
+        options[_M_MMAP_THRESHOLD] = _HEAP_BYTES // 2
+    return all(libc.mallopt(option, value) == 1 for option, value in options.items())
+
+
+def give_back_memory() -> None:
+    """Return all free memory to the kernel; does nothing without glibc.
+
+    Dask pauses a worker whose process is too large, and one that kept its freed memory would stay
+    paused.
+    """
+    libc = _glibc()
+    if libc is not None:
+        libc.malloc_trim(0)
+
+
+def executor_to_train(worker: Worker) -> Executor:
+    """Return the executor of a worker that trains; its name for tasks is `EXECUTOR`.
+
+    In a process that is the worker's alone it has one thread, which shares the main arena. It stays
+    with the worker when the run has ended. Elsewhere it is the one that the worker has.
+    """
+    default = worker.executors["default"]
+    if EXECUTOR not in worker.executors:
+        own = _on_main_arena() if worker.nanny is not None else None
+        worker.executors[EXECUTOR] = own or default
+    executor = worker.executors[EXECUTOR]
+    if executor is not default:  # those that there were may have been given back
+        executor.submit(_ask_for_huge_pages)
+    return executor
+
+
+def _on_main_arena() -> ThreadPoolExecutor | None:
+    libc = _glibc()
+    if libc is None or libc.mallopt(_M_ARENA_MAX, 1) != 1:
+        return None
+    tried: list[ThreadPoolExecutor] = []  # while they live, their arenas are not given to others
+    try:
+        for _ in range(_MOST_TRIED):
+            executor = ThreadPoolExecutor(1, thread_name_prefix="dagsel-train")
+            if executor.submit(_is_on_main_arena, libc).result():
+                return executor
+            tried.append(executor)
+        return None
+    finally:
+        for executor in tried:
+            executor.shutdown(wait=False)
+
+
+def _is_on_main_arena(libc: ctypes.CDLL) -> bool:
+    block = libc.malloc(_PROBE_BYTES)
+    if not block:
+        return False
+    size = ctypes.c_size_t.from_address(block - ctypes.sizeof(ctypes.c_size_t)).value
+    libc.free(block)
+    return not size & _IS_ELSEWHERE
+
+
+def _ask_for_huge_pages() -> None:
+    """Have what this thread's arena takes next backed by huge pages, where the kernel has them.
+
+    Where addresses are limited (``ulimit -v``), none are taken ahead.
+    """
+    import resource  # which Windows lacks
+
+    libc, limit = _glibc(), resource.getrlimit(resource.RLIMIT_AS)[0]
+    if libc is None or limit != resource.RLIM_INFINITY:
+        return
+    if block := libc.malloc(_AHEAD_BYTES):
+        first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+        n_bytes = (block + _AHEAD_BYTES - first) // _HUGE_PAGE * _HUGE_PAGE
+        libc.madvise(first, n_bytes, _MADV_HUGEPAGE)
+        libc.free(block)

@@ -1,0 +1,129 @@
+"""Freed memory stays for the next batch, and large tensors are no exception."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import optuna
+import pytest
+import torch
+from distributed import Client
+
+import dagsel
+from dagsel.flows import RandomSearch
+from dagsel.storage import ShardedDataset
+from tests.execution.helpers import own_cluster
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
+
+#: Of an activation: more than one of a thread's heaps takes.
+LARGE_BYTES, N_TIMES, PAGE = 100 << 20, 20, 4096
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def n_faults(*_: torch.Tensor) -> torch.Tensor:
+    """Fill and free a large tensor again and again; count the pages that the kernel has given."""
+    for _number in range(3):
+        torch.ones(LARGE_BYTES, dtype=torch.uint8)
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _number in range(N_TIMES):
+        torch.ones(LARGE_BYTES, dtype=torch.uint8)
+    return torch.tensor(float(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before))
+
+
+def huge_bytes(*_: torch.Tensor) -> torch.Tensor:
+    """Fill many small blocks; tell how much of the main arena lies in huge pages."""
+    kept = [np.ones(1 << 20, np.uint8) for _ in range(64)]
+    heap, n_kb = False, 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.partition(" ")[0]:
+            heap = line.endswith("[heap]")
+        elif heap and line.startswith("AnonHugePages"):
+            n_kb += int(line.split()[1])
+    del kept
+    return torch.tensor(float(n_kb << 10))
+
+
+def space(trial: optuna.Trial) -> dict[str, Any]:
+    return {"lr": trial.suggest_float("lr", 1e-3, 1e-1, log=True)}
+
+
+def measured(metric: Any, data: ShardedDataset, run_dir: str, **how: Any) -> float:
+    """Measure where a search evaluates."""
+    workload = dagsel.TorchWorkload(
+        lambda config: torch.nn.Linear(64, 10),
+        torch.nn.functional.cross_entropy,
+        torch.optim.SGD,
+        batch_size=64,
+        metrics={"measured": metric},
+    )
+    run = dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        workload,
+        data,
+        space=space,
+        metric="measured",
+        flow=RandomSearch(max_epochs=1, n_trials=1),
+        run_dir=run_dir,
+        **how,
+    )
+    return run.best_value
+
+
+def test_a_large_tensor_is_not_faulted_in_again(digits: ShardedDataset, run_dir: str) -> None:
+    faults = measured(n_faults, digits, run_dir, max_cluster_workers=1)
+    assert faults < 0.25 * N_TIMES * LARGE_BYTES / PAGE  # a gap or two may be made first
+
+
+def test_nor_on_a_worker_of_somebody_elses(digits: ShardedDataset, run_dir: str) -> None:
+    """Also in the second search there, and beside threads that have run tasks before."""
+    with own_cluster(1) as cluster, Client(cluster, set_as_default=False) as client:
+        client.gather(client.map(np.ones, range(1_000_000, 1_000_008), pure=False))
+        for number in range(2):
+            faults = measured(n_faults, digits, f"{run_dir}-{number}", client=client)
+            assert faults < 0.25 * N_TIMES * LARGE_BYTES / PAGE  # a gap or two may be made first
+
+
+@pytest.mark.skipif(
+    not HUGE.exists() or "[never]" in HUGE.read_text(), reason="this kernel has no huge pages"
+)
+def test_training_has_huge_pages(digits: ShardedDataset, run_dir: str) -> None:
+    assert measured(huge_bytes, digits, run_dir, max_cluster_workers=1) > 32 << 20
+
+
+SCRIPT = """\
+import threading
+from dagsel.execution import allocator
+
+libc, told = allocator._glibc(), []
+def look():
+    told.append(allocator._is_on_main_arena(libc))
+    at_once.wait()
+at_once = threading.Barrier(3)
+others = [threading.Thread(target=look) for _ in range(2)]
+for thread in others:
+    thread.start()
+at_once.wait()
+for thread in others:  # their arenas are free now, and the next threads get them
+    thread.join()
+found = allocator._on_main_arena()
+here = allocator._is_on_main_arena(libc)
+print(here, told, found.submit(allocator._is_on_main_arena, libc).result())
+"""
+
+
+def test_a_thread_is_found_that_shares_the_main_arena() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "True [False, False] True\n", done.stderr
+
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
