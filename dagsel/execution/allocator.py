@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
-from concurrent.futures import Executor
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -30,7 +29,8 @@ _HUGE_PAGE = 2 << 20
 _KEPT_BYTES = 1 << 30
 #: A thread's heap; the top of the arena grows by as much at once.
 _HEAP_BYTES = 64 << 20
-#: For so many bytes of addresses huge pages are asked for. They take memory as they are used.
+#: For so many bytes of addresses huge pages are asked for, at most. They take memory as they are
+#: used.
 _AHEAD_BYTES = 512 << 20
 #: A block that no thread has at hand from others, as it has small ones.
 _PROBE_BYTES = 100_000
@@ -49,25 +49,26 @@ def _glibc() -> ctypes.CDLL | None:
     return libc
 
 
-def keep_freed_memory(memory_limit: int | None) -> bool:
-    """Make glibc keep freed memory for the next batch, up to 1.5 GB; return False without glibc.
+def prepare_allocator(worker: Worker) -> None:
+    """Make a worker's process keep what one batch frees for the next, and give it `EXECUTOR`.
 
     A Dask task runs in a side thread. Its malloc arena returns memory to the kernel after every
     batch and takes it again for the next, which doubles the time of training.
 
-    Large blocks leave gaps, and a process with some of 256 MB may take half as much again. So where
-    a worker has little memory, blocks of more than a 32nd of it are mapped for one batch all the
-    same.
+    The executor has one thread, which shares the main arena, where the process is the worker's
+    alone. It stays with the worker when the run has ended. Elsewhere it is the one that the worker
+    has.
     """
-    libc = _glibc()
-    if libc is None:
-        return False
-    part = _KEPT_BYTES if memory_limit is None else memory_limit // 32
-    largest = min(max(part, _HEAP_BYTES), _KEPT_BYTES)
-    options = {_M_TRIM_THRESHOLD: _KEPT_BYTES + _AHEAD_BYTES, _M_TOP_PAD: _HEAP_BYTES}
-    if libc.mallopt(_M_MMAP_THRESHOLD, largest) != 1:  # older versions refuse more than this
-        options[_M_MMAP_THRESHOLD] = _HEAP_BYTES // 2
-    return all(libc.mallopt(option, value) == 1 for option, value in options.items())
+    largest = _largest_kept(worker.memory_manager.memory_limit)
+    if libc := _glibc():
+        _keep_freed_memory(libc, largest)
+    default = worker.executors["default"]
+    if EXECUTOR not in worker.executors:
+        own = _on_main_arena() if worker.nanny is not None else None
+        worker.executors[EXECUTOR] = own or default
+    if worker.executors[EXECUTOR] is not default:
+        # Not waited for: a unit of another run may train there.
+        worker.executors[EXECUTOR].submit(_ask_for_huge_pages, min(largest, _AHEAD_BYTES))
 
 
 def give_back_memory() -> None:
@@ -81,20 +82,27 @@ def give_back_memory() -> None:
         libc.malloc_trim(0)
 
 
-def executor_to_train(worker: Worker) -> Executor:
-    """Return the executor of a worker that trains; its name for tasks is `EXECUTOR`.
+def _largest_kept(memory_limit: int | None) -> int:
+    """Return the bytes of the largest block that is not mapped for one batch alone.
 
-    In a process that is the worker's alone it has one thread, which shares the main arena. It stays
-    with the worker when the run has ended. Elsewhere it is the one that the worker has.
+    Large blocks leave gaps, and a process with some of 256 MB may take half as much again. So they
+    are a 32nd of the worker's memory at most, if that is more than a thread's heap.
+
+    Examples
+    --------
+    >>> [_largest_kept(limit) >> 20 for limit in (None, 12 << 30, 1 << 30)]
+    [1024, 384, 64]
     """
-    default = worker.executors["default"]
-    if EXECUTOR not in worker.executors:
-        own = _on_main_arena() if worker.nanny is not None else None
-        worker.executors[EXECUTOR] = own or default
-    executor = worker.executors[EXECUTOR]
-    if executor is not default:  # those that there were may have been given back
-        executor.submit(_ask_for_huge_pages)
-    return executor
+    part = _KEPT_BYTES if memory_limit is None else memory_limit // 32
+    return min(max(part, _HEAP_BYTES), _KEPT_BYTES)
+
+
+def _keep_freed_memory(libc: ctypes.CDLL, largest: int) -> None:
+    """Make glibc keep freed memory, up to 1.5 GB, but for blocks that are larger than this."""
+    if libc.mallopt(_M_MMAP_THRESHOLD, largest) != 1:  # older versions refuse more than this
+        libc.mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES // 2)
+    libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES + _AHEAD_BYTES)
+    libc.mallopt(_M_TOP_PAD, _HEAP_BYTES)
 
 
 def _on_main_arena() -> ThreadPoolExecutor | None:
@@ -123,18 +131,19 @@ def _is_on_main_arena(libc: ctypes.CDLL) -> bool:
     return not size & _IS_ELSEWHERE
 
 
-def _ask_for_huge_pages() -> None:
-    """Have what this thread's arena takes next backed by huge pages, where the kernel has them.
+def _ask_for_huge_pages(n_ahead: int) -> None:
+    """Have the next bytes of this thread's arena backed by huge pages, where the kernel has them.
 
-    Where addresses are limited (``ulimit -v``), none are taken ahead.
+    What is ahead takes blocks of any size. Where addresses are limited (``ulimit -v``), there is
+    nothing ahead.
     """
     import resource  # which Windows lacks
 
     libc, limit = _glibc(), resource.getrlimit(resource.RLIMIT_AS)[0]
     if libc is None or limit != resource.RLIM_INFINITY:
         return
-    if block := libc.malloc(_AHEAD_BYTES):
+    if block := libc.malloc(n_ahead):
         first = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-        n_bytes = (block + _AHEAD_BYTES - first) // _HUGE_PAGE * _HUGE_PAGE
+        n_bytes = (block + n_ahead - first) // _HUGE_PAGE * _HUGE_PAGE
         libc.madvise(first, n_bytes, _MADV_HUGEPAGE)
         libc.free(block)

@@ -26,10 +26,11 @@ from distributed.comm.addressing import get_address_host
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, WorkloadError
-from dagsel.execution.allocator import executor_to_train, give_back_memory, keep_freed_memory
+from dagsel.execution.allocator import give_back_memory, prepare_allocator
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.process import check_gpu_resource, gpus_seen
+from dagsel.execution.run_spec import EXECUTOR
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
 from dagsel.workloads.base import Config, Trained, Visit, Workload, never
@@ -287,7 +288,7 @@ def _make_ready(
     task: tuple[bytes, bytes], data: ShardedDataset, warmup: int, n_boundaries: int
 ) -> _Ready:
     """Load a shard and train a few batches; repeat the shard's samples if it has too few."""
-    keep_freed_memory(get_worker().memory_manager.memory_limit)  # as in a run
+    prepare_allocator(get_worker())  # as in a run
     workload, config = map(cloudpickle.loads, task)
     check_gpu_resource(get_worker().state.total_resources, gpus_seen())
     arrays = data.shard(_VISIT.shard)
@@ -312,12 +313,11 @@ def _train(
     workload: Workload, state: Any, shard: Any, config: Config, should_stop: Callable[[], bool]
 ) -> Trained:
     """Train where the units of a run train; return what came of it."""
-    worker = get_worker()
-    executor = executor_to_train(worker)
+    executors = get_worker().executors
     train = partial(workload.train, state, shard, config, visit=_VISIT, should_stop=should_stop)
-    if executor is worker.executors["default"]:  # which may have no other thread than this one
+    if executors[EXECUTOR] is executors["default"]:  # it may have no other thread than this one
         return train()
-    return executor.submit(train).result()
+    return executors[EXECUTOR].submit(train).result()
 
 
 def _time_rank(

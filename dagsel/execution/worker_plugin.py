@@ -32,7 +32,7 @@ from dagsel.codec import Json, from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.allocator import executor_to_train, give_back_memory, keep_freed_memory
+from dagsel.execution.allocator import give_back_memory, prepare_allocator
 from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
@@ -109,8 +109,7 @@ class TrainingPlugin(WorkerPlugin):
             if self.spec.hold == "disk":
                 await asyncio.to_thread(self._open, shards)
             give_back_memory()  # what an earlier run has left is not taken
-            keep_freed_memory(worker.memory_manager.memory_limit)
-            executor_to_train(worker)
+            prepare_allocator(worker)
             own_random_numbers()
             speed = await asyncio.to_thread(measure_speed)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver must hear of it

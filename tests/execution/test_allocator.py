@@ -126,4 +126,30 @@ def test_a_thread_is_found_that_shares_the_main_arena() -> None:
     assert done.stdout == "True [False, False] True\n", done.stderr
 
 
+MAPPED = """\
+import ctypes
+from dagsel.execution import allocator
+
+libc, gb = allocator._glibc(), 1 << 30
+for limit in (gb, 4 * gb, 24 * gb, None):  # what is free at the end of the arena, all may take
+    largest = allocator._largest_kept(limit)
+    allocator._keep_freed_memory(libc, largest)
+    allocator._ask_for_huge_pages(min(largest, allocator._AHEAD_BYTES))
+    told = []
+    for mb in (32, 100, 200, 800, 1_100):
+        block = libc.malloc(mb << 20)
+        told.append(ctypes.c_size_t.from_address(block - 8).value & 2 == 2)  # glibc's IS_MMAPPED
+        libc.free(block)
+    print(*map(int, told))
+"""
+
+
+def test_blocks_are_mapped_that_are_large_for_the_workers_memory() -> None:
+    """1, 4 and 24 GB and no limit; blocks of 32 to 1,100 MB."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAPPED], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["0 1 1 1 1", "0 0 1 1 1", "0 0 0 1 1", "0 0 0 0 1"]
+
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

@@ -170,6 +170,7 @@ def test_batches_are_cut_from_the_unit_on_that_ran_out_in_a_replay_too(
     assert ran_out[128][0] == second
     # The other worker may score the next epoch before it is known that this one ran out.
     scored = set(ran_out[128][1:])
+    assert len(scored) == len(ran_out[128]) - 1, "none twice"
     assert ("evaluate", 1, 0) in scored
     assert scored <= {("evaluate", epoch, 0) for epoch in (1, 2)}
     assert {trial.state for trial in trials.values()} == {"complete"}

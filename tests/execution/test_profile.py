@@ -14,7 +14,7 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Worker
 from sklearn.linear_model import SGDClassifier
 
 import dagsel
@@ -26,7 +26,9 @@ from dagsel.errors import (
     WorkloadError,
 )
 from dagsel.execution import timing as module
+from dagsel.execution.allocator import prepare_allocator
 from dagsel.execution.cluster import close
+from dagsel.execution.run_spec import EXECUTOR
 from dagsel.flow import Ask, Asked, Decision, Event, Finish, Reported, Stop, Train
 from dagsel.flows import JobQueue, Marble
 from dagsel.planning.scaling import Scaling
@@ -214,7 +216,12 @@ def test_workers_are_timed_as_those_of_a_run(
     data: ShardedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[bool] = []
-    monkeypatch.setattr(module, "keep_freed_memory", lambda limit: told.append(limit > 0))
+
+    def prepare(worker: Worker) -> None:
+        prepare_allocator(worker)
+        told.append(EXECUTOR in worker.executors)
+
+    monkeypatch.setattr(module, "prepare_allocator", prepare)
     with Client(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0",
         set_as_default=False,
