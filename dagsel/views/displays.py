@@ -28,6 +28,10 @@ _STARTING = "starting the workers"
 class Display(Protocol):
     """Shows snapshots of a search."""
 
+    @property
+    def shows_workers(self) -> bool:
+        """Whether it says what each worker does."""
+
     def start(self) -> None:
         """Show that workers are started."""
 
@@ -59,6 +63,8 @@ def choose(
 class InTerminal:
     """A table that lives in a terminal."""
 
+    shows_workers = True
+
     def __init__(self, console: Console) -> None:
         self._console = console
         self._link = _Link(console)
@@ -83,6 +89,8 @@ class InTerminal:
 
 class InNotebook:
     """A table that lives below a cell of a notebook; it needs no widgets."""
+
+    shows_workers = True
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -123,6 +131,8 @@ class _Link:
 class OneLine:
     """One line that lives in a terminal."""
 
+    shows_workers = False
+
     def __init__(self, console: Console) -> None:
         columns = (
             SpinnerColumn(),
@@ -157,6 +167,8 @@ class OneLine:
 
 class InLog:
     """Plain lines: one for each trial that has ended, some on all of them, and what came out."""
+
+    shows_workers = False
 
     def __init__(self, console: Console, ended: Collection[int]) -> None:
         self._file = console.file

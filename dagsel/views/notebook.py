@@ -62,6 +62,8 @@ class LiveView:
     a front end with subshells.
     """
 
+    shows_workers = True
+
     def __init__(self, steer: Steer | None) -> None:
         self._steer = steer
         self._widget: Any = None

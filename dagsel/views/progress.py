@@ -83,8 +83,13 @@ class SearchProgress:
             self._due = now + max(REFRESH_S, SPARING * min(before, self._cost_s))
 
     def follow(self, workers: Callable[[], tuple[WorkerNow, ...]], dashboard: str) -> None:
-        """Show from now on what the workers do, and where Dask's dashboard is."""
-        self._facts.workers, self._facts.dashboard = workers, dashboard
+        """Show from now on what the workers do, and where Dask's dashboard is.
+
+        The scheduler is asked what they do, so nobody asks it where that is not shown.
+        """
+        self._facts.dashboard = dashboard
+        if self._display is not None and self._display.shows_workers:
+            self._facts.workers = workers
 
     def _snapshot(self, record: Record) -> Snapshot:
         rate = self._rate(len(record.units), time.monotonic())

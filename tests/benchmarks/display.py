@@ -46,6 +46,8 @@ BAR = 0.01
 class Notebook:
     """What a notebook is sent."""
 
+    shows_workers = True
+
     def start(self) -> None: ...
 
     def show(self, snapshot: Snapshot) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dagsel.console import Progress
+from dagsel.dispatch.description import WorkerNow
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError
 from dagsel.flow import Asked, Reported, Stop, Train, TrialFailed
@@ -153,6 +154,8 @@ def test_a_hundredth_of_the_time_is_spent_on_it(seconds: float, held_up_s: float
     now, spent, shown = [0.0], [0.0], list[float]()
 
     class Slow:
+        shows_workers = False
+
         def start(self) -> None: ...
 
         def show(self, snapshot: Snapshot) -> None:
@@ -263,6 +266,20 @@ def test_workers_are_said_to_start_until_there_is_something_to_see(how: Progress
     with SearchProgress("accuracy", how, console=console):
         assert "starting the workers" in written(console)
         assert "epochs" not in written(console)
+
+
+@pytest.mark.parametrize(("how", "asks"), [("table", True), ("line", False), ("log", False)])
+def test_the_scheduler_is_asked_only_for_what_is_shown(how: Progress, asks: bool) -> None:
+    asked = []
+
+    def workers() -> tuple[WorkerNow, ...]:
+        asked.append(how)
+        return ()
+
+    with SearchProgress("accuracy", how, console=terminal()) as progress:
+        progress.follow(workers, "")
+        progress.update(make_record())
+        assert bool(asked) == asks
 
 
 def test_a_log_is_silent_where_a_search_could_not_begin() -> None:
