@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import threading
+from collections.abc import Callable
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -69,6 +71,18 @@ def prepare_allocator(worker: Worker) -> None:
     if worker.executors[EXECUTOR] is not default:
         # Not waited for: a unit of another run may train there.
         worker.executors[EXECUTOR].submit(_ask_for_huge_pages, min(largest, _AHEAD_BYTES))
+
+
+def begin_training(worker: Worker, train: Callable[[], None]) -> None:
+    """Begin what trains in the thread in which the worker's units do.
+
+    It gets one of its own where those of the units also serve others, who might have taken all.
+    """
+    executors = worker.executors
+    if executors[EXECUTOR] is executors["default"]:
+        threading.Thread(target=train, name="dagsel-train", daemon=True).start()
+    else:
+        executors[EXECUTOR].submit(train)
 
 
 def give_back_memory() -> None:

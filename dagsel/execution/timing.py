@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -33,8 +33,10 @@ from dagsel.execution.process import check_gpu_resource, gpus_seen
 from dagsel.execution.run_spec import EXECUTOR
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
-from dagsel.workloads.base import Config, Trained, Visit, Workload, never
+from dagsel.workloads.base import Config, Visit, Workload, never
 from dagsel.workloads.gang.gang import gang_workload, join_gang, lead_gang
+
+T = TypeVar("T")
 
 #: Seconds that a gang waits for one of its ranks.
 _TIMEOUT_S = 60.0
@@ -305,16 +307,14 @@ def _make_ready(
 def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -> _Ready:
     shard, boundaries = workload.prepare(arrays), _Boundaries(warmup + 1)
     state = workload.init(config, _VISIT.seed)
-    trained = _train(workload, state, shard, config, boundaries)
+    train = partial(workload.train, state, shard, config, visit=_VISIT, should_stop=boundaries)
+    trained = _where_units_train(train)
     return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
 
 
-def _train(
-    workload: Workload, state: Any, shard: Any, config: Config, should_stop: Callable[[], bool]
-) -> Trained:
-    """Train where the units of a run train; return what came of it."""
+def _where_units_train(train: Callable[[], T]) -> T:
+    """Call what trains in the thread in which the units of a run do."""
     executors = get_worker().executors
-    train = partial(workload.train, state, shard, config, visit=_VISIT, should_stop=should_stop)
     if executors[EXECUTOR] is executors["default"]:  # it may have no other thread than this one
         return train()
     return executors[EXECUTOR].submit(train).result()
@@ -333,14 +333,13 @@ def _time_rank(
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, boundaries = _memory(cuda), _Boundaries(n_boundaries)
     state = workload.init(config, _VISIT.seed) if member.rank == 0 else None
-    stop = boundaries if member.rank == 0 else never
+    begin = (state, ready.shard, config)
+    how = {"visit": _VISIT, "should_stop": boundaries if member.rank == 0 else never}
     if member.size == 1:
-        _train(workload, state, ready.shard, config, stop)
+        _where_units_train(partial(workload.train, *begin, **how))
     else:
         with _gang(member) as gang:
-            workload.train_gang(
-                state, ready.shard, config, visit=_VISIT, should_stop=stop, gang=gang
-            )
+            _where_units_train(partial(workload.train_gang, *begin, **how, gang=gang))
     memory = max(0, _memory(_cuda(), peak=True) - before)
     device = "the CPU" if _cuda() is None else _cuda().get_device_name()
     return _Rank(tuple(boundaries.times), ready.batch_samples, memory, device)

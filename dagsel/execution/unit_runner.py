@@ -417,10 +417,10 @@ class UnitRunner:
             **self._gang(unit, attempt),
         )
 
-    def join(self, call: JoinGang) -> None:
-        """Train in a gang that another worker leads, in a thread of its own."""
+    def join(self, call: JoinGang, begin: Callable[[Callable[[], None]], object]) -> None:
+        """Train in a gang that another worker leads, in the thread that `begin` gives it."""
         self._joined.add(call)
-        threading.Thread(target=self._join, args=(call,), name="dagsel-gang", daemon=True).start()
+        begin(partial(self._join, call))
 
     def _join(self, call: JoinGang) -> None:
         """Train in a gang that another worker leads. The leader is told what goes wrong."""

@@ -32,7 +32,7 @@ from dagsel.codec import Json, from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.allocator import give_back_memory, prepare_allocator
+from dagsel.execution.allocator import begin_training, give_back_memory, prepare_allocator
 from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
@@ -302,7 +302,7 @@ class TrainingPlugin(WorkerPlugin):
             case messages.ForgetState(unit):
                 self.units.forget(unit)
             case messages.JoinGang():
-                self.units.join(order)
+                self.units.join(order, partial(begin_training, self._worker))
             case messages.AbandonGang():
                 self.units.abandon(order)
             case messages.WorkerLost(address):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,8 @@ def test_a_rank_does_not_unpickle_what_its_leader_sends(tmp_path: Path, mark: Pa
 
     def join(port: int) -> None:
         how = base64.b64encode(cloudpickle.dumps(How({}))).decode()
-        runner.join(JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how))
+        call = JoinGang(UNIT, 1, 0, 1, 2, "127.0.0.1", port, how)
+        runner.join(call, lambda train: threading.Thread(target=train, daemon=True).start())
 
     def lead() -> None:
         about: Any = {"name": "0-1-0-1", "secret": spec.secret, "timeout_s": 20.0}

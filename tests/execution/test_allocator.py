@@ -17,9 +17,14 @@ import torch
 from distributed import Client
 
 import dagsel
+from dagsel.dispatch.events import TrialAllowed
+from dagsel.dispatch.units import Chain, Round
+from dagsel.execution.allocator import _glibc, _is_on_main_arena
 from dagsel.flows import RandomSearch
 from dagsel.storage import ShardedDataset
-from tests.execution.helpers import own_cluster
+from dagsel.testing.synthetic import SyntheticWorkload
+from dagsel.workloads.gang.gang import Gang
+from tests.execution.helpers import client_of, done, engine_for, listen, own_cluster
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
 
@@ -96,6 +101,34 @@ def test_nor_on_a_worker_of_somebody_elses(digits: ShardedDataset, run_dir: str)
 )
 def test_training_has_huge_pages(digits: ShardedDataset, run_dir: str) -> None:
     assert measured(huge_bytes, digits, run_dir, max_cluster_workers=1) > 32 << 20
+
+
+class TellsItsArena(SyntheticWorkload):
+    """Writes down which ranks of a gang train in the main arena."""
+
+    def train_gang(self, *given: Any, gang: Gang, **rest: Any) -> Any:
+        told = Path(given[2]["folder"], f"{gang.size}-{gang.rank}")
+        libc = _glibc()
+        told.write_text(str(libc is not None and _is_on_main_arena(libc)))
+        return super().train_gang(*given, gang=gang, **rest)
+
+
+def test_all_ranks_of_a_gang_train_there(
+    digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    """In a search, and where its time is measured."""
+    workload, config = TellsItsArena(n_batches=50, seconds=0.05), {"folder": str(tmp_path)}
+    with client_of(2) as client:
+        with engine_for(client, digits, workload, run_dir) as engine:
+            engine.tell(TrialAllowed(0, 2, None, 1))
+            engine.submit(Round(1, (Chain(0, range(1, 2), 4, evaluate=False),)), {0: config})
+            listen(engine, until=lambda heard: len(done(heard)) == 4)
+        in_search = {told.name: told.read_text() for told in tmp_path.glob("2-?")}
+        for told in tmp_path.glob("2-?"):
+            told.unlink()
+        dagsel.profile(workload, config, digits, client=client)
+        in_profile = {told.name: told.read_text() for told in tmp_path.glob("2-?")}
+    assert in_search == in_profile == {"2-0": "True", "2-1": "True"}
 
 
 SCRIPT = """\

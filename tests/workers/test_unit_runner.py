@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -330,7 +329,11 @@ def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Pa
         leader.train(unit, Assignment(shard=0, gang=2), {"lr": 0.5}, state, 0.25)
     (call,) = (told for told in workers.told if isinstance(told, GangGathers))
     about: Any = {"name": "0-2-0-1", "secret": workers.spec.secret, "timeout_s": 20.0}
-    join = partial(JoinGang, unit, 1, 0, 1, 2, "127.0.0.1", how=call.how)
-    with lead_gang("127.0.0.1", size=2, gather=lambda port: member.join(join(port=port)), **about):
+
+    def gather(port: int) -> None:
+        call_member = JoinGang(unit, 1, 0, 1, 2, "127.0.0.1", port, call.how)
+        member.join(call_member, lambda train: threading.Thread(target=train, daemon=True).start())
+
+    with lead_gang("127.0.0.1", size=2, gather=gather, **about):
         wait_until(member.is_idle, "the rank to end")
     assert workers.workload.told == [({"lr": 0.5}, 0.25)]
