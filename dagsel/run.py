@@ -100,7 +100,8 @@ def optimize(
     study
         An Optuna study, with one direction or several. This process alone writes its trials to it.
     workload
-        What to train: a `TorchWorkload`, a `SklearnWorkload` or your own.
+        What to train: a `TorchWorkload`, one of the others (`HFWorkload`, `LightningWorkload`,
+        `FlaxWorkload`, `KerasWorkload`, `SklearnWorkload`) or your own.
     data
         A data set that `ShardedDataset.write` wrote, or its URL. Or a pair ``(x, y)`` of arrays,
         tensors, or a data frame and a series: they are written as a data set into ``run_dir``, a
@@ -127,9 +128,10 @@ def optimize(
         Seeds initial weights, the order of batches, and random draws of configurations. With None
         a seed is drawn; ``run.json`` has it.
     deadline
-        When the search ends with what it has: seconds, or a text such as ``"10 min"``; None for the
-        flow's own deadline, if it has one. No unit starts that is expected to end later. Trials
-        that train at the deadline stop at their next batch and are pruned.
+        When the search ends with what it has: seconds, a text such as ``"10 min"``, or a
+        `timedelta`; None for the flow's own deadline, if it has one. No unit starts that is
+        expected to end later. Trials that train at the deadline stop at their next batch and are
+        pruned, but for the best one, which is complete.
     budget
         What all workers together may cost: worker-seconds, ``"30 worker-minutes"``, or money such
         as ``"12.50 USD"``; None for the flow's own budget, if it has one. A worker costs from its
@@ -250,7 +252,9 @@ def _takes(what: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T
     """Give a function the parameters of another one."""
 
     def decorate(call: Callable[..., T]) -> Callable[P, T]:
-        call.__signature__ = inspect.signature(what)  # type: ignore[attr-defined]
+        returns = inspect.signature(call).return_annotation
+        taken = inspect.signature(what).replace(return_annotation=returns)
+        call.__signature__ = taken  # type: ignore[attr-defined]
         return cast("Callable[P, T]", call)
 
     return decorate

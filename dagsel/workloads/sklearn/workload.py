@@ -58,7 +58,8 @@ class SklearnWorkload(PoolsMetrics):
         configuration that makes one.
     metrics
         Functions of prediction and target by name; each returns the mean over the samples. A
-        function may have a ``direction``. Names of `dagsel.metrics` will do.
+        function may have a ``direction``. Names of `dagsel.metrics` will do. By default
+        ``"score"``, the estimator's own, and of a classifier ``"accuracy"`` too.
     classes
         The classes of a classifier. By default those of the first shard that a trial visits.
     batch_size
