@@ -88,14 +88,43 @@ def accuracy(output: Any, target: Any) -> Any:
     target
         Classes, shape ``(n, ...)``.
 
+    Raises
+    ------
+    ValueError
+        If the output holds neither, or the target no classes: their shapes would make numbers that
+        mean nothing.
+
     Examples
     --------
     >>> import numpy as np
     >>> float(accuracy(np.array([[0.1, 0.9], [0.8, 0.2]]), np.array([1, 1])))
     0.5
     """
-    predicted = output.argmax(1) if output.ndim > target.ndim else output
-    return _mean(predicted == target)
+    return _mean(_classes(output, target) == target)
+
+
+def _classes(output: Any, target: Any) -> Any:
+    """Return the classes that an output says, of the shape of the target."""
+    scores, classes = tuple(output.shape), tuple(target.shape)
+    shapes = f"accuracy: the output has shape {scores} and the target {classes}"
+    if len(scores) == len(classes) + 1 and scores[:1] + scores[2:] == classes:
+        if scores[1] == 1:
+            raise ValueError(
+                f"{shapes}: of one score a sample the largest says nothing; take binary_accuracy "
+                "for a logit of two classes, or let the model return a score for each class"
+            )
+        return output.argmax(1)
+    if scores != classes:
+        raise ValueError(
+            f"{shapes}: give the number of each sample's class as the target, without an axis for "
+            "scores, as in y[:, 0] or y.argmax(1)"
+        )
+    if hasattr(output, "is_floating_point") and output.is_floating_point():
+        raise ValueError(
+            f"{shapes}: so the output is no score for each class; take binary_accuracy for logits "
+            "of two classes, or give class numbers as targets in place of one-hot rows"
+        )
+    return output
 
 
 @_directed("maximize")

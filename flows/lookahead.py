@@ -348,7 +348,10 @@ class Lookahead(BudgetedFlow):
     def _n_again(self, left: Remainder) -> int:
         """Return how many trials to draw where there is none that is worth training."""
         state = self.state
-        fits = left.epoch_s < min(left.seconds, left.worker_seconds)
+        if state.epoch_s is None:  # the first ones failed before an epoch was over
+            fits = state.n_asked < MOST_LIVE
+        else:
+            fits = left.epoch_s < min(left.seconds, left.worker_seconds)
         return self._n_first(left) if fits and not state.exhausted else 0
 
     def _choose(self, known: list[int], left: Remainder) -> tuple[int, list[int]]:

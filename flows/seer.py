@@ -10,7 +10,7 @@ from dagsel.flows.budgeted import check_staged
 from dagsel.flows.stages import StagedSearch
 from dagsel.planning.brackets import Brackets, SeerMode, StagePlan, seer_plan, solve_brackets
 from dagsel.planning.budget import to_seconds
-from dagsel.planning.capacity import Limits
+from dagsel.planning.capacity import Limits, PlannedStage
 from dagsel.planning.nodes import nodes_for
 
 
@@ -121,6 +121,16 @@ class SEER(StagedSearch):
     def is_ranked(self, bracket: int) -> bool:
         """Return True: all trials are ranked after each stage."""
         return True
+
+    def ranked_in(self, bracket: int, later: PlannedStage) -> int:
+        """Return the bracket itself; if none of it can go on, the one with the most workers.
+
+        So its best trial is not lost because there were too few of it.
+        """
+        go_on = [it for it, n_trials in enumerate(later.n_trials) if n_trials]
+        if bracket in go_on or not go_on:
+            return bracket
+        return max(go_on, key=self.now.workers.__getitem__)
 
     def assign(self, survivors: list[int]) -> dict[int, int]:
         """Return the brackets with the most workers for the best of all trials."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import sys
 from abc import abstractmethod
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dagsel.errors import TooLittleTimeError
@@ -44,6 +46,7 @@ class StagedTrial:
     bracket: int
     gang: int = 0  # workers that it was given
     epochs: int = 0
+    epochs_before: int = 0  # those when the stage began
     trained: float = 0.0  # epochs, with a part of one, when it paused last
     n_given: int = 0
     loss: float = math.inf
@@ -69,6 +72,7 @@ class StagedState:
     awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
     pausing: set[int] = field(default_factory=set)
     n_pausing: int = 0  # trials of the last pause
+    n_replaced: int = 0  # trials that failed in the first stage, and for which others were drawn
     paused_at: float | None = None  # when the last pause began
     is_halfway: bool = False  # that pause is in the middle of the last stage, to be timed
     pause_s: float = 0.0  # how long a pause and its evaluation took, at most
@@ -93,7 +97,8 @@ class StagedSearch(BudgetedFlow):
     something is slower than planned, the stage is shorter, but its end does not move. A search of
     one stage pauses halfway to see how long a pause takes. A trial that has reached `max_epochs` is
     complete; it stays in the rankings. If it is that before the plan is made once more, one of the
-    others is drawn in its place.
+    others is drawn in its place; likewise for one that fails, as often as the first stage has
+    trials.
     """
 
     state: StagedState = field(default_factory=StagedState, init=False, repr=False, compare=False)
@@ -159,6 +164,10 @@ class StagedSearch(BudgetedFlow):
         """Return how many trials of a bracket go on to the next stage."""
         return later.n_trials[bracket]
 
+    def ranked_in(self, bracket: int, later: PlannedStage) -> int:
+        """Return the bracket among whose trials those of this one are ranked."""
+        return bracket
+
     def assign(self, survivors: list[int]) -> dict[int, int]:
         """Return in which bracket each survivor goes on; the best comes first."""
         return {trial: self.state.trials[trial].bracket for trial in survivors}
@@ -180,10 +189,26 @@ class StagedSearch(BudgetedFlow):
         return next(iter(self.now.stages[self.state.stage + 1 :]), None)
 
     def places(self) -> list[int]:
-        """Return the bracket of each place of the stage, those with the most workers first."""
-        workers, n_trials = self.now.workers, self.stage.n_trials
-        order = sorted(range(len(workers)), key=lambda bracket: -workers[bracket])
+        """Return the bracket of each place of the stage, those with the most workers first.
+
+        A bracket that ends sooner than others, as it has few trials, comes after these: the best
+        trials shall be there at the end.
+        """
+        workers, n_trials, stages = self.now.workers, self.stage.n_trials, self.now.stages
+        n_stages = [
+            sum(it.n_trials[bracket] > 0 for it in stages) for bracket in range(len(workers))
+        ]
+        order = sorted(range(len(workers)), key=lambda it: (-n_stages[it], -workers[it]))
         return [bracket for bracket in order for _ in range(n_trials[bracket])]
+
+    def _free_places(self) -> list[int]:
+        taken = Counter(one.bracket for one in self.state.trials.values())
+        free = list[int]()
+        for bracket in self.places():
+            taken[bracket] -= 1
+            if taken[bracket] < 0:
+                free.append(bracket)
+        return free
 
     def start(self, context: Context) -> list[Decision]:
         """Ask for the workers and the trials of the first stage."""
@@ -221,8 +246,7 @@ class StagedSearch(BudgetedFlow):
             case Asked(trials):
                 if state.awaited:
                     state.awaited.pop(0)
-                places = self.places()[len(state.trials) :]
-                drawn = zip(trials, places, strict=False)
+                drawn = zip(trials, self._free_places(), strict=False)
                 state.trials |= {trial: StagedTrial(bracket) for trial, bracket in drawn}
                 if not state.trials:
                     return self._finish("no trial can be drawn")
@@ -237,7 +261,7 @@ class StagedSearch(BudgetedFlow):
                 return self._note_pause(event)
             case TrialFailed(trial) if trial in state.trials:
                 del state.trials[trial]
-                return self._go_on_without(trial)
+                return self._draw_for_failed() or self._go_on_without(trial)
             case WorkersChanged(n_workers):
                 # Lost workers are asked for again: they cost nothing since, so the plan can pay.
                 is_lost = n_workers < min(state.n_workers, state.n_wanted)
@@ -289,12 +313,32 @@ class StagedSearch(BudgetedFlow):
         n_workers = max(1, self.state.n_workers)
         least = min(self.now.workers[0], n_workers)
         free = max(0, n_workers - least * len(training))
+        turns = self._whose_turn(training)
         decisions: list[Decision] = []
         for trial, one in training.items():
             more = min(free, self.now.workers[one.bracket] - least)
             free -= more
-            decisions += self._train_on(trial, least + more)
+            if trial in turns:
+                decisions += self._train_on(trial, least + more)
         return decisions
+
+    def _whose_turn(self, training: dict[int, StagedTrial]) -> Collection[int]:
+        """Return the trials that may be given epochs now.
+
+        Where there are more than workers they take turns: who has trained most in this stage waits
+        for the others, unless a worker would be idle.
+        """
+        n_workers = max(1, self.state.n_workers)
+        if len(training) <= n_workers:
+            return training
+        n_trained = {trial: one.epochs - one.epochs_before for trial, one in training.items()}
+        least = min(n_trained.values())
+        turns = {trial for trial, n in n_trained.items() if n < least + EPOCHS_AHEAD}
+        busy = {t for t, one in training.items() if one.n_given > one.epochs and not one.is_paused}
+        n_idle = n_workers - len(turns | busy)
+        if n_idle > 0:
+            turns |= {*sorted(training.keys() - turns, key=n_trained.__getitem__)[:n_idle]}
+        return turns
 
     def _train_on(self, trial: int, gang: int) -> list[Decision]:
         one = self.state.trials[trial]
@@ -314,7 +358,8 @@ class StagedSearch(BudgetedFlow):
         if event.epoch == self.max_epochs:
             end = self._complete(event.trial)
             return [end, *(self._draw_another() or self._go_on_without(event.trial))]
-        return self._train_on(event.trial, one.gang)
+        takes_turns = len(self.state.trials) > self.state.n_workers and not self.state.pausing
+        return self._train() if takes_turns else self._train_on(event.trial, one.gang)
 
     def _complete(self, trial: int) -> Stop:
         one = self.state.trials[trial]
@@ -341,6 +386,19 @@ class StagedSearch(BudgetedFlow):
             return []
         return [*self._train(), self._ask(1)]
 
+    def _draw_for_failed(self) -> list[Decision]:
+        """Draw a trial in place of one that has failed before it is known how many there are.
+
+        Also where no other is left. Else its workers are released.
+        """
+        state = self.state
+        is_first = state.measures_at is not None or not (self._training() or state.awaited)
+        may_be = not state.stage and not state.pausing and is_first
+        if not may_be or state.n_replaced >= sum(self.stage.n_trials):
+            return []
+        state.n_replaced += 1
+        return [*self._train(), self._ask(1)]
+
     # ---- its end
 
     def _pause(self) -> list[Decision]:
@@ -351,7 +409,8 @@ class StagedSearch(BudgetedFlow):
         state.paused_at = state.seconds
         measures = state.measures_at is not None
         ranked = {trial for trial, one in training.items() if self.is_ranked(one.bracket)}
-        state.pausing = set(training) if measures else ranked
+        rests = {trial for trial, one in training.items() if one.is_paused}  # since it was scored
+        state.pausing = (set(training) if measures else ranked) - rests
         state.n_pausing = len(state.pausing)
         pauses: list[Decision] = [Pause(trial, evaluate=True) for trial in sorted(state.pausing)]
         return pauses or self._rank()
@@ -378,9 +437,10 @@ class StagedSearch(BudgetedFlow):
         ranked = sorted(state.trials, key=lambda trial: (state.trials[trial].loss, trial))
         decisions: list[Decision] = []
         survivors = set[int]()
+        ranked_in = {trial: self.ranked_in(state.trials[trial].bracket, later) for trial in ranked}
         for bracket in range(len(later.n_trials)):
             n = self.n_kept(bracket, later)
-            members = [trial for trial in ranked if state.trials[trial].bracket == bracket]
+            members = [trial for trial in ranked if ranked_in[trial] == bracket]
             survivors |= {*members[:n]}
             place = f"is not among the best {min(n, len(members))} of {len(members)}"
             for trial in members[n:]:
@@ -394,7 +454,8 @@ class StagedSearch(BudgetedFlow):
         order.sort(key=lambda trial: state.trials[trial].is_done)
         state.trials = {trial: state.trials[trial] for trial in order}
         for trial, bracket in self.assign(order).items():
-            state.trials[trial].bracket = bracket
+            one = state.trials[trial]
+            one.bracket, one.epochs_before = bracket, one.epochs
         if not self._training():
             return [*decisions, *self._finish("no trial is left to train")]
         return [*decisions, *self._release(), *self._train(), Wake(self._end())]

@@ -86,3 +86,19 @@ def test_directions() -> None:
 def test_importing_is_cheap(module: str) -> None:
     code = f"import sys, {module}; assert not {{'torch', 'sklearn'}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("output", "target", "cure"),
+    [
+        ((6, 1), (6,), "binary_accuracy"),
+        ((6, 1), (6, 1), "binary_accuracy"),
+        ((6,), (6,), "binary_accuracy"),
+        ((6, 3), (6, 3), "one-hot"),
+        ((6, 3), (6, 1), "without an axis"),
+        ((6,), (6, 1), "without an axis"),
+    ],
+)
+def test_accuracy_refuses_what_would_mean_nothing(output: Any, target: Any, cure: str) -> None:
+    with pytest.raises(ValueError, match=cure):
+        metrics.accuracy(torch.zeros(output), torch.zeros(target))

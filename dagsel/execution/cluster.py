@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import os
 import re
 import threading
@@ -219,12 +220,22 @@ def check_cluster(client: Any = None, cluster: Any = None, *, starts: bool = Tru
     if client is None and cluster in (None, "cuda"):
         if starts:
             check_main_guard()
+            _check_no_daemon()
         return
     if client is not None and cluster == "cuda":
         raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
     for name, value in (("client", client), ("cluster", cluster)):
         if value is not None:
             _check_open(name, value)
+
+
+def _check_no_daemon() -> None:
+    if multiprocessing.current_process().daemon:
+        raise ClusterError(
+            "this process is a daemon, as those of multiprocessing.Pool and of Dask's workers are, "
+            "and may start no workers: take a concurrent.futures.ProcessPoolExecutor, or give a "
+            "client"
+        )
 
 
 def warm_up(client: Any, cluster: Any) -> None:

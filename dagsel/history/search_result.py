@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import NoCompletedTrialError, SearchError
 from dagsel.history import tables
+from dagsel.history.live import params_now
 from dagsel.history.makespans import makespans
 from dagsel.history.plan_report import PlanReport
 from dagsel.history.plots import Plots
@@ -111,8 +112,11 @@ class Result:
 
     @property
     def best_params(self) -> Mapping[str, Any]:
-        """Parameters of the best trial."""
-        return self.record.trials[self.best.trial].params
+        """Parameters of the best trial, with those that a search has changed, as `PBT` does.
+
+        The study keeps those that were drawn first.
+        """
+        return params_now(self.record, self.record.trials[self.best.trial])
 
     @property
     def best_value(self) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import dagsel
 from dagsel.errors import SearchError
 from dagsel.flow import (
     Ask,
@@ -24,6 +25,7 @@ from dagsel.flow import (
     save_state,
 )
 from dagsel.flows import PBT, Range
+from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.testing import FlowSuite
 from dagsel.testing.world import Tape, World
 
@@ -276,3 +278,20 @@ def test_a_range_has_ends_in_order(ends: Any) -> None:
         Range(*ends)
     with pytest.raises(SearchError, match="logarithm"):
         Range(0.0, 1.0, log=True)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_best_parameters_are_those_that_the_best_member_trains_with(seed: int) -> None:
+    """All of them: a member that goes on from another one has its parameters, but for the rate."""
+    run = dagsel.simulate(
+        PBT(max_epochs=6, n_trials=6, mutations={"lr": [0.001, 0.01, 0.1]}),
+        PowerLaw(asymptote=lambda config: config["lr"] + config["width"], epoch_s=1.0),
+        SimulatedCluster(n_workers=2, n_shards=1),
+        space=lambda trial: {
+            "lr": trial.suggest_float("lr", 1e-3, 1e-1),
+            "width": trial.suggest_int("width", 1, 99),
+        },
+        seed=seed,
+    )
+    assert any(trial.adoptions for trial in run.record.trials.values())
+    assert run.best_params == run.record.trials[run.best.trial].config

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dagsel
 from dagsel.errors import SearchError, TooLittleTimeError
 from dagsel.flow import (
     Ask,
@@ -32,8 +33,10 @@ from dagsel.flow import (
 )
 from dagsel.flows import HyperSched, Lookahead
 from dagsel.flows.baselines import ElasticGrid, ElasticHyperband
+from dagsel.flows.budgeted import EPOCHS_AHEAD
 from dagsel.flows.seer import SEER
 from dagsel.planning.capacity import ClusterCapacity, Plan
+from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.testing import FlowSuite
 
 
@@ -449,3 +452,48 @@ def test_a_search_of_one_stage_ends_at_its_pause_if_that_leaves_no_time_for_anot
         (wake,) = of(Wake, decisions[-1:])
         assert wake.seconds == pytest.approx(min(9.99, 10.0 - (until - 5.0)))
         assert set(gangs(decisions)) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("n_shards", [1, 4])
+@pytest.mark.parametrize("epoch_s", [0.02, 0.08])
+def test_on_a_small_cluster_all_trials_take_turns_and_the_best_is_there_at_the_end(
+    n_shards: int, epoch_s: float
+) -> None:
+    """A trial of a smaller `q` is better after each epoch."""
+    run = dagsel.simulate(
+        SEER(deadline="20 s", budget="40 worker-seconds"),
+        PowerLaw(asymptote=lambda config: config["q"], rate=1.0, epoch_s=epoch_s),
+        SimulatedCluster(n_workers=2, n_shards=n_shards, max_workers=2),
+        space=lambda trial: {"q": trial.suggest_float("q", 0.0, 1.0)},
+    )
+    trials = run.trials()
+    measured = trials["trial"].isin([0, 1])  # what an epoch takes
+    ended = trials[trials["reason"].str.startswith("stage 1") & ~measured]
+    last = trials.loc[trials["param_q"].idxmin()]
+    assert len(trials) > 4
+    assert ended["epochs"].max() - ended["epochs"].min() <= 2 * EPOCHS_AHEAD
+    assert trials["epochs"].min() > 0
+    assert last["epochs"] == trials["epochs"].max()
+
+
+@pytest.mark.parametrize("flow", [SEER(20, 40), Lookahead(20, 40)])
+def test_others_are_drawn_for_the_first_trials_if_all_of_them_fail(flow: SEER | Lookahead) -> None:
+    flow = flow.fresh()
+    (first,) = (it.n for it in flow.start(Context(n_workers=2)) if isinstance(it, Ask))
+    flow.handle(Asked(tuple(range(first))))
+    decisions = [it for number in range(first) for it in flow.handle(TrialFailed(number, "NaN"))]
+    assert any(isinstance(it, Ask) for it in decisions)
+    assert not any(isinstance(it, Finish) for it in decisions)
+
+
+def test_they_are_not_drawn_without_end() -> None:
+    flow, n_asked, decisions = SEER(20, 40), 0, list[Decision]()
+    decisions += flow.start(Context(n_workers=2))
+    while asks := [it for it in decisions if isinstance(it, Ask)]:
+        numbers = range(n_asked, n_asked := n_asked + sum(it.n for it in asks))
+        decisions = []
+        for it, begin in zip(asks, range(numbers.start, numbers.stop), strict=False):
+            decisions += flow.handle(Asked(tuple(range(begin, begin + it.n))))
+        decisions += [it for trial in numbers for it in flow.handle(TrialFailed(trial, "NaN"))]
+    assert n_asked < 100
+    assert isinstance(decisions[-1], Finish)

@@ -349,6 +349,17 @@ def test_a_live_trial_trains_and_scores_as_one_that_is_built(
     assert workload._live.n_used >= N_UNITS - 2
 
 
+@pytest.mark.parametrize("plain", [torch.zeros(4), np.zeros(4), np.zeros(0)], ids=str)
+def test_a_module_may_hold_tensors_and_arrays_that_are_no_buffers(plain: Any) -> None:
+    def model(config: Any) -> nn.Module:
+        module = Net(config)
+        module.mean = plain
+        return module
+
+    workload = make(model, adam)
+    assert chain(workload) == chain(workload, fresh=True)
+
+
 @pytest.mark.parametrize("options", [{"channels_last": True}, {"precision": "bf16"}], ids=str)
 def test_with_options_that_change_the_module(options: dict[str, Any]) -> None:
     def model(config: Any) -> nn.Module:

@@ -411,7 +411,14 @@ def generator(module):
     module[0].weight.data.normal_(generator=torch.Generator())
 
 
-@pytest.mark.parametrize("twist", [reads, lists, draws, derives, replaces, orthogonal, generator])
+def asserts(module):
+    spread = float(module[0].weight.std())
+    assert 0 < spread < 1, f"the weights spread by {spread}"
+
+
+@pytest.mark.parametrize(
+    "twist", [reads, lists, draws, derives, replaces, orthogonal, generator, asserts]
+)
 def test_a_build_without_random_numbers_is_refused_where_it_is_not_proved(twist):
     from dagsel.workloads.torch.build import build_unfilled
 

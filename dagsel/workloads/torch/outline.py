@@ -91,7 +91,7 @@ class _Reading:
     def _attribute(self, name: str, value: Any) -> Any:
         if name == "training":  # is set anew in each unit
             return None
-        if value or type(value) not in CONTAINERS:  # most are empty
+        if type(value) not in CONTAINERS or value:  # most are empty
             children = name in ("_parameters", "_buffers", "_modules")
             return name, self._children(value) if children else self.value(value)
         return name, type(value)
