@@ -6,7 +6,6 @@ import math
 import sys
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dagsel.errors import TooLittleTimeError
@@ -31,56 +30,13 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.budgeted import EPOCHS_AHEAD, LAST_PAUSE, BudgetedFlow, end_all
+from dagsel.flows.staged import StagedState, StagedTrial, whose_turn
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
 
 #: Share of the time after which a search first pauses if it is to measure what an epoch takes. So
 #: its first scores come well within a quarter of the deadline.
 FIRST_PAUSE = 1 / 16
-
-
-@dataclass(slots=True)
-class StagedTrial:
-    """A trial of a search in stages."""
-
-    bracket: int
-    gang: int = 0  # workers that it was given
-    epochs: int = 0
-    epochs_before: int = 0  # those when the stage began
-    trained: float = 0.0  # epochs, with a part of one, when it paused last
-    n_given: int = 0
-    loss: float = math.inf
-    has_value: bool = False  # it was scored, after an epoch or at a pause
-    is_paused: bool = True
-    is_done: bool = False  # trained to its last epoch, and stopped
-
-
-@dataclass(slots=True)
-class StagedState:
-    """The state of a search in stages; trials that come first are the first to get workers."""
-
-    context: Context = field(default_factory=lambda: Context(n_workers=1))
-    n_workers: int = 0  # that are there
-    n_wanted: int = 0  # that were asked for
-    plan: Plan | None = None  # what is done
-    stage: int = 0
-    measures_at: float | None = None  # when to pause to measure what an epoch takes
-    # Epochs that were trained in the first pause, and when it was over: what workers do for the
-    # first time takes longer, and is not counted.
-    since: tuple[float, float] | None = None
-    trials: dict[int, StagedTrial] = field(default_factory=dict)
-    awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
-    pausing: set[int] = field(default_factory=set)
-    n_pausing: int = 0  # trials of the last pause
-    n_replaced: int = 0  # trials that failed in the first stage, and for which others were drawn
-    paused_at: float | None = None  # when the last pause began
-    is_halfway: bool = False  # that pause is in the middle of the last stage, to be timed
-    pause_s: float = 0.0  # how long a pause and its evaluation took, at most
-    trial_s: float = 0.0  # the same for one trial on one worker
-    seconds: float = 0.0
-    n_billed: int = 0  # the most that were asked for since then
-    spent: float = 0.0  # worker-seconds that were asked for so far
-    finished: bool = False
 
 
 @dataclass
@@ -313,7 +269,7 @@ class StagedSearch(BudgetedFlow):
         n_workers = max(1, self.state.n_workers)
         least = min(self.now.workers[0], n_workers)
         free = max(0, n_workers - least * len(training))
-        turns = self._whose_turn(training)
+        turns = whose_turn(training, n_workers)
         decisions: list[Decision] = []
         for trial, one in training.items():
             more = min(free, self.now.workers[one.bracket] - least)
@@ -321,24 +277,6 @@ class StagedSearch(BudgetedFlow):
             if trial in turns:
                 decisions += self._train_on(trial, least + more)
         return decisions
-
-    def _whose_turn(self, training: dict[int, StagedTrial]) -> Collection[int]:
-        """Return the trials that may be given epochs now.
-
-        Where there are more than workers they take turns: who has trained most in this stage waits
-        for the others, unless a worker would be idle.
-        """
-        n_workers = max(1, self.state.n_workers)
-        if len(training) <= n_workers:
-            return training
-        n_trained = {trial: one.epochs - one.epochs_before for trial, one in training.items()}
-        least = min(n_trained.values())
-        turns = {trial for trial, n in n_trained.items() if n < least + EPOCHS_AHEAD}
-        busy = {t for t, one in training.items() if one.n_given > one.epochs and not one.is_paused}
-        n_idle = n_workers - len(turns | busy)
-        if n_idle > 0:
-            turns |= {*sorted(training.keys() - turns, key=n_trained.__getitem__)[:n_idle]}
-        return turns
 
     def _train_on(self, trial: int, gang: int) -> list[Decision]:
         one = self.state.trials[trial]

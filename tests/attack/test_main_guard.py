@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagsel.errors import ClusterError
+from dagsel.execution.cluster import check_cluster
 from dagsel.execution.main_guard import is_guarded
 
 #: A search as a user writes it.
@@ -250,3 +253,16 @@ def test_a_guard_makes_the_difference(before: list[str], call: str, after: list[
 @given(st.text(), st.integers(-3, 9))
 def test_a_text_that_is_no_python_is_not_refused(source: str, line: int) -> None:
     assert is_guarded(source, [line]) in (True, False)
+
+
+def _told() -> str:
+    try:
+        check_cluster()
+    except ClusterError as error:
+        return str(error)
+    return ""
+
+
+def test_a_process_of_a_pool_starts_no_workers() -> None:
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert "ProcessPoolExecutor" in pool.apply(_told)

@@ -1,0 +1,79 @@
+"""The trials of a search in stages, and whose turn it is where they are more than the workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from dagsel.flow import Context
+from dagsel.flows.budgeted import EPOCHS_AHEAD
+from dagsel.planning.capacity import Plan
+
+
+@dataclass(slots=True)
+class StagedTrial:
+    """A trial of a search in stages."""
+
+    bracket: int
+    gang: int = 0  # workers that it was given
+    epochs: int = 0
+    epochs_before: int = 0  # those when the stage began
+    trained: float = 0.0  # epochs, with a part of one, when it paused last
+    n_given: int = 0
+    loss: float = math.inf
+    has_value: bool = False  # it was scored, after an epoch or at a pause
+    is_paused: bool = True
+    is_done: bool = False  # trained to its last epoch, and stopped
+
+
+@dataclass(slots=True)
+class StagedState:
+    """The state of a search in stages; trials that come first are the first to get workers."""
+
+    context: Context = field(default_factory=lambda: Context(n_workers=1))
+    n_workers: int = 0  # that are there
+    n_wanted: int = 0  # that were asked for
+    plan: Plan | None = None  # what is done
+    stage: int = 0
+    measures_at: float | None = None  # when to pause to measure what an epoch takes
+    # Epochs that were trained in the first pause, and when it was over: what workers do for the
+    # first time takes longer, and is not counted.
+    since: tuple[float, float] | None = None
+    trials: dict[int, StagedTrial] = field(default_factory=dict)
+    awaited: list[int] = field(default_factory=list)  # of each `Ask` without an answer, how many
+    pausing: set[int] = field(default_factory=set)
+    n_pausing: int = 0  # trials of the last pause
+    n_replaced: int = 0  # trials that failed in the first stage, and for which others were drawn
+    paused_at: float | None = None  # when the last pause began
+    is_halfway: bool = False  # that pause is in the middle of the last stage, to be timed
+    pause_s: float = 0.0  # how long a pause and its evaluation took, at most
+    trial_s: float = 0.0  # the same for one trial on one worker
+    seconds: float = 0.0
+    n_billed: int = 0  # the most that were asked for since then
+    spent: float = 0.0  # worker-seconds that were asked for so far
+    finished: bool = False
+
+
+def whose_turn(training: Mapping[int, StagedTrial], n_workers: int) -> Collection[int]:
+    """Return the trials that may be given epochs now.
+
+    Where there are more than workers they take turns: who has trained most in this stage waits for
+    the others, unless a worker would be idle.
+
+    Examples
+    --------
+    >>> trials = {0: StagedTrial(0, epochs=5, is_paused=False), 1: StagedTrial(0), 2: StagedTrial(0)}
+    >>> sorted(whose_turn(trials, 2)), sorted(whose_turn(trials, 3))
+    ([1, 2], [0, 1, 2])
+    """
+    if len(training) <= n_workers:
+        return training
+    n_trained = {trial: one.epochs - one.epochs_before for trial, one in training.items()}
+    least = min(n_trained.values())
+    turns = {trial for trial, n in n_trained.items() if n < least + EPOCHS_AHEAD}
+    busy = {t for t, one in training.items() if one.n_given > one.epochs and not one.is_paused}
+    n_idle = n_workers - len(turns | busy)
+    if n_idle > 0:
+        turns |= {*sorted(training.keys() - turns, key=n_trained.__getitem__)[:n_idle]}
+    return turns
