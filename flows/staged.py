@@ -63,7 +63,7 @@ def whose_turn(training: Mapping[int, StagedTrial], n_workers: int) -> Collectio
 
     Examples
     --------
-    >>> trials = {0: StagedTrial(0, epochs=5, is_paused=False), 1: StagedTrial(0), 2: StagedTrial(0)}
+    >>> trials = {0: StagedTrial(0, epochs=5), 1: StagedTrial(0), 2: StagedTrial(0)}
     >>> sorted(whose_turn(trials, 2)), sorted(whose_turn(trials, 3))
     ([1, 2], [0, 1, 2])
     """
