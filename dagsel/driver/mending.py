@@ -4,6 +4,10 @@ A trial does not fail at once if a stored state cannot be read: it goes on from 
 a unit that has run out of memory is tried once more, alone, with half the samples at once. That is
 written to the journal before it is sent, with epoch and position: a resumed or repeated run cuts
 its batches from the same unit on.
+
+Evaluations that run cannot be stopped. If one is to be done in another way, and Dask gives it to
+the worker where it still runs in the old way, that worker goes on with it. So what comes of the old
+way, a result or an error, does not count, and the evaluation is sent again.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from dagsel.driver.rounds import Rounds
 from dagsel.driver.trial_limits import TrialLimits
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
-from dagsel.messages import BestLost, Entry, PartFound, StatesFound, TrialReport
+from dagsel.messages import BestLost, Entry, PartFound, StatesFound, TrialReport, UnitRecord
 from dagsel.workloads.memory import why_it_fails
 from dagsel.workloads.raised import RanOut
 
@@ -67,15 +71,26 @@ class Mending:
             return report
         told = as_noted(raised.ran_out)
         before = trial.had_run_out(told.unit)
-        if before is None and told.unit.kind != "check":
-            self.note(told)
-            self.write()
-            self.stored.drop_part(told.unit)
-            self._go_on(trial)
-            return None
+        if told.unit.kind != "check":
+            if told.halved is not None and told.halved < trial.n_halvings(told.unit):
+                self._go_on(trial)
+                return None
+            if before is None:
+                self.note(told)
+                self.write()
+                self.stored.drop_part(told.unit)
+                self._go_on(trial)
+                return None
         reason = why_it_fails(before, raised.ran_out)
         raised = replace(raised, message=reason)
         return replace(report, reason=raised.reason, raised=raised)
+
+    def ask_again(self, done: UnitRecord) -> None:
+        """Have an evaluation done again of which a result came that does not count."""
+        trial = self.record.trials[done.unit.trial]
+        is_awaited = trial.is_live and done.unit.epoch > len(trial.epochs)
+        if is_awaited and not trial.counts(done):
+            self._go_on(trial)
 
     def _go_on(self, trial: TrialRecord) -> None:
         self.engine.stop(trial.number)

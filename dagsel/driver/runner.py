@@ -424,6 +424,7 @@ class Runner:
         if unit.kind == "check":
             self._put(self._limits.checked(done))
             return
+        self._mending.ask_again(done)
         self._report_if_complete(trial)
         end = (trial.number, *self._stored.end_of(trial))
         if self._rounds.repairs(unit.trial) and unit == Unit("train", *end):

@@ -97,7 +97,7 @@ class Raising:
             with suppress(Exception):  # the user's own function of the configuration
                 at_once = workload.at_once(config, unit.kind)
         limit, peak = memory_numbers(self._memory_limit)
-        return RanOut(unit, self._worker, said(error), limit, peak, at_once)
+        return RanOut(unit, self._worker, said(error), limit, peak, at_once, halvings)
 
 
 def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:

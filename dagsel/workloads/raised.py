@@ -103,6 +103,7 @@ class RanOut:
     limit: int | None = None  # bytes that there are; None if it is not known
     peak: int | None = None  # that were taken at most
     at_once: int | None = None  # samples that were computed at once; None if they cannot be fewer
+    halved: int | None = None  # how often they were halved; None if it is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ class Listening(HandEngine):
         self.chains += round_.chains
 
 
-def out_of_memory(unit: Unit) -> TrialReport:
-    told = RanOut(unit, "w", "MemoryError", at_once=8)
+def out_of_memory(unit: Unit, halved: int | None = None) -> TrialReport:
+    told = RanOut(unit, "w", "MemoryError", at_once=8, halved=halved)
     error = Raised("OutOfMemoryError", "memory ran out", "model.py:3", ran_out=told)
     return TrialReport(unit.trial, error.reason, raised=error)
 
@@ -104,7 +104,7 @@ def test_what_was_scored_in_another_way_does_not_count_however_late_it_comes() -
 
     def look(engine: HandEngine) -> list[Message]:
         late.append(len(engine.all_told("release")))
-        return [replace(scored, halved=1, metrics={"loss": 0.25})]
+        return [trained, replace(scored, halved=1, metrics={"loss": 0.25})]  # was sent once more
 
     done = run(again, old, look)
     assert late == [0, 0], "the old score has ended the epoch"
@@ -120,6 +120,36 @@ def test_the_trial_fails_the_second_time_and_for_a_check_at_once(units: list[Uni
     assert ("the second time, alone in its worker" in trial.reason) == (len(units) == 2)
     assert trial.reason.startswith("OutOfMemoryError: memory ran out in ")
     assert "the error was MemoryError" in trial.reason
+
+
+def test_an_evaluation_that_still_ran_as_before_says_nothing_of_the_second_attempt() -> None:
+    """Be it of this epoch or of a later one; the second attempt itself does."""
+    trained, scored = epoch_of(0, 1, 0.5)
+    assert isinstance(scored, UnitRecord)
+    first = [trained, out_of_memory(SCORE, 0)]
+    later = SCORE._replace(epoch=2)
+    done = run(
+        lambda engine: first,
+        lambda engine: [out_of_memory(SCORE, 0)],
+        lambda engine: [out_of_memory(later, 0)],
+        lambda engine: [trained, replace(scored, halved=1)],
+    )
+    trial = done.record.trials[0]
+    assert [told.unit for told in trial.ran_out] == [SCORE]
+    assert len(trial.epochs) == 1
+    done = run(lambda engine: first, lambda engine: [out_of_memory(SCORE, 1)])
+    assert done.record.trials[0].state == "failed"
+
+
+def test_a_result_of_the_old_way_has_the_evaluation_sent_again() -> None:
+    trained, scored = epoch_of(0, 1, 0.5)
+    assert isinstance(scored, UnitRecord)
+    done = run(
+        lambda engine: [trained, out_of_memory(SCORE, 0)],
+        lambda engine: [trained, scored],
+        lambda engine: [trained, replace(scored, halved=1)],
+    )
+    assert [chain.ran_out for chain in chains(done)] == [(), (SCORE,), (SCORE,)]
 
 
 def test_a_search_whose_trials_all_run_out_ends_with_the_numbers() -> None:
