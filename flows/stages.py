@@ -30,7 +30,7 @@ from dagsel.flow import (
     WorkersChanged,
 )
 from dagsel.flows.budgeted import EPOCHS_AHEAD, LAST_PAUSE, BudgetedFlow, end_all
-from dagsel.flows.staged import StagedState, StagedTrial, whose_turn
+from dagsel.flows.staged_state import StagedState, StagedTrial, whose_turn
 from dagsel.planning.brackets import StagePlan
 from dagsel.planning.capacity import Limits, Plan, PlannedStage, dated
 
@@ -296,8 +296,9 @@ class StagedSearch(BudgetedFlow):
         if event.epoch == self.max_epochs:
             end = self._complete(event.trial)
             return [end, *(self._draw_another() or self._go_on_without(event.trial))]
-        takes_turns = len(self.state.trials) > self.state.n_workers and not self.state.pausing
-        return self._train() if takes_turns else self._train_on(event.trial, one.gang)
+        if len(self.state.trials) > self.state.n_workers and not self.state.pausing:
+            return self._train()  # perhaps it is another one's turn
+        return self._train_on(event.trial, one.gang)
 
     def _complete(self, trial: int) -> Stop:
         one = self.state.trials[trial]

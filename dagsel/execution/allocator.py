@@ -12,6 +12,7 @@ import functools
 import platform
 import threading
 from collections.abc import Callable
+from concurrent.futures import Executor
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
@@ -64,25 +65,30 @@ def prepare_allocator(worker: Worker) -> None:
     largest = _largest_kept(worker.memory_manager.memory_limit)
     if libc := _glibc():
         _keep_freed_memory(libc, largest)
-    default = worker.executors["default"]
     if EXECUTOR not in worker.executors:
-        own = _on_main_arena() if worker.nanny is not None else None
-        worker.executors[EXECUTOR] = own or default
-    if worker.executors[EXECUTOR] is not default:
+        found = _on_main_arena() if worker.nanny is not None else None
+        worker.executors[EXECUTOR] = found or worker.executors["default"]
+    if (own := own_executor(worker)) is not None:
         # Not waited for: a unit of another run may train there.
-        worker.executors[EXECUTOR].submit(_ask_for_huge_pages, min(largest, _AHEAD_BYTES))
+        own.submit(_ask_for_huge_pages, min(largest, _AHEAD_BYTES))
+
+
+def own_executor(worker: Worker) -> Executor | None:
+    """Return the executor in which units train alone; None where other tasks share it."""
+    found = worker.executors[EXECUTOR]
+    return None if found is worker.executors["default"] else found
 
 
 def begin_training(worker: Worker, train: Callable[[], None]) -> None:
-    """Begin what trains in the thread in which the worker's units do.
+    """Begin what trains where the worker's units do.
 
-    It gets one of its own where those of the units also serve others, who might have taken all.
+    Where these share the threads of other tasks, all of which may be taken, it gets another one.
     """
-    executors = worker.executors
-    if executors[EXECUTOR] is executors["default"]:
+    own = own_executor(worker)
+    if own is None:
         threading.Thread(target=train, name="dagsel-train", daemon=True).start()
     else:
-        executors[EXECUTOR].submit(train)
+        own.submit(train)
 
 
 def give_back_memory() -> None:

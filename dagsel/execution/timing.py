@@ -26,11 +26,10 @@ from distributed.comm.addressing import get_address_host
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, WorkloadError
-from dagsel.execution.allocator import give_back_memory, prepare_allocator
+from dagsel.execution.allocator import give_back_memory, own_executor, prepare_allocator
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.process import check_gpu_resource, gpus_seen
-from dagsel.execution.run_spec import EXECUTOR
 from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
 from dagsel.workloads.base import Config, Visit, Workload, never
@@ -314,10 +313,8 @@ def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -
 
 def _where_units_train(train: Callable[[], T]) -> T:
     """Call what trains in the thread in which the units of a run do."""
-    executors = get_worker().executors
-    if executors[EXECUTOR] is executors["default"]:  # it may have no other thread than this one
-        return train()
-    return executors[EXECUTOR].submit(train).result()
+    own = own_executor(get_worker())
+    return train() if own is None else own.submit(train).result()  # it may have this thread alone
 
 
 def _time_rank(

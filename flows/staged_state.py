@@ -1,4 +1,4 @@
-"""The trials of a search in stages, and whose turn it is where they are more than the workers."""
+"""The state of a search in stages, and whose turn it is where trials are more than workers."""
 
 from __future__ import annotations
 
