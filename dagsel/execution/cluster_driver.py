@@ -51,7 +51,8 @@ class ClusterDriver(ABC):
 
     def __init__(self, client: Client, cluster: Any) -> None:
         self.client, self.cluster = client, cluster
-        # Called in the thread: after each `fill`, and with the workers after each `close_workers`.
+        # Called in the thread: after each `fill` and each `close_workers`, before that with the
+        # workers that were closed.
         self.on_grown: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Collection[str]], None] = lambda workers: None
         self.taken: set[str] = set()  # names of workers that went at notice and do not come back
@@ -86,7 +87,7 @@ class ClusterDriver(ABC):
 
     @property
     def wanted_of(self) -> Mapping[str, int]:
-        """The same by pool."""
+        """The same by pool, without those that were leaving when `fill` was called last."""
         return {"": self.wanted}
 
     def pool_of(self, name: str) -> str:
@@ -224,6 +225,7 @@ class ClusterDriver(ABC):
         finally:
             self.closing.difference_update(workers)
             self.on_closed(workers)
+            self.on_grown()
 
     def _trouble(self, reason: str) -> None:
         with self._changed:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, LocalCluster, SchedulerPlugin, Status
@@ -83,6 +84,7 @@ class _ByName(ClusterDriver):
     def __init__(self, client: Client, cluster: Any) -> None:
         super().__init__(client, cluster)
         self._jobs = jobs_of(cluster)
+        self._leaving: frozenset[str] = frozenset()  # names of workers
 
     @property
     def node_size(self) -> int:
@@ -114,6 +116,18 @@ class _ByName(ClusterDriver):
     def wanted(self) -> int:
         return sum(len(members) for members in self._specs().values())
 
+    @property
+    def wanted_of(self) -> Mapping[str, int]:
+        found: Counter[str] = Counter()
+        for name, members in self._specs().items():
+            if not members <= self._leaving:
+                found[self.pool_of_spec(name)] += len(members)
+        return found
+
+    def pool_of_spec(self, name: Any) -> str:
+        """Return the pool of a specification's workers."""
+        return ""
+
     def node_of(self, name: str) -> str:
         """Return the name of the job that a worker is part of, or the worker's own."""
         specs = dict(self.cluster.worker_spec)
@@ -126,6 +140,7 @@ class _ByName(ClusterDriver):
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Ask for workers until so many are there or on their way; give up what is too many."""
+        self._note_leaving(besides)
         self._forget_closed()
         n_workers += len(_workers(self.client).keys() & set(besides))
         surplus = self.wanted - n_workers
@@ -133,6 +148,10 @@ class _ByName(ClusterDriver):
             self._give_up(surplus)
         else:
             self._start_more(-(surplus // self.node_size))
+
+    def _note_leaving(self, workers: Collection[str]) -> None:
+        there = _workers(self.client)
+        self._leaving = frozenset(there[worker] for worker in workers if worker in there)
 
     def _start_more(self, n_specs: int) -> None:
         try:
@@ -218,6 +237,7 @@ class _ByNumber(ClusterDriver):
     """A cluster that only takes a number of workers, and replaces those that go."""
 
     _n: int | None = None
+    _leaving: Collection[str] = ()  # addresses
 
     @property
     def why_not(self) -> str:
@@ -238,9 +258,14 @@ class _ByNumber(ClusterDriver):
             self._n = len(_workers(self.client)) if gateway is None else gateway[1]
         return self._n
 
+    @property
+    def wanted_of(self) -> Mapping[str, int]:
+        return {"": self.wanted - len(_workers(self.client).keys() & {*self._leaving})}
+
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Ask the cluster for so many workers, never for fewer than are there."""
         there = _workers(self.client)
+        self._leaving = frozenset(besides)
         n_workers += len(there.keys() & {*besides})
         if n_workers >= len(there):
             self._scale(n_workers)

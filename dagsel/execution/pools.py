@@ -7,7 +7,6 @@ the cluster but that: the specification of a pool's worker is the cluster's own 
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -106,7 +105,6 @@ class _ByPool(_ByName):
         self.pools = tuple(pools)
         self.prices = {pool.name: pool.cost.per_hour for pool in pools}
         self._now = now
-        self._leaving: frozenset[str] = frozenset()  # names of workers
         self._machines: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self._missing_since: dict[Any, float] = {}
         self._has_come: set[Any] = set()
@@ -125,37 +123,22 @@ class _ByPool(_ByName):
             return super().limit
         return WorkerLimit(most, f"workers= has pools for {most}")
 
-    @property
-    def wanted_of(self) -> Mapping[str, int]:
-        found: Counter[str] = Counter()
-        for name, members in self._specs().items():
-            if not members <= self._leaving:
-                found[self._pool(name)] += len(members)
-        return found
-
     def pool_of(self, name: str) -> str:
         specs = self._specs().items()
-        return self._pool(next((spec for spec, members in specs if name in members), name))
+        return self.pool_of_spec(next((spec for spec, members in specs if name in members), name))
 
     def node_of(self, name: str) -> str:
         # It has come, and may be taken back before anybody looks again.
         self._has_come |= {spec for spec, members in self._specs().items() if name in members}
         return super().node_of(name)
 
-    def _pool(self, spec: Any) -> str:
-        return pool_of(str(spec), self.pools)
+    def pool_of_spec(self, name: Any) -> str:
+        return pool_of(str(name), self.pools)
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
-        there = {worker: str(about["name"]) for worker, about in workers_of(self.client).items()}
-        self._leaving = frozenset(there[worker] for worker in besides if worker in there)
-        self._watch({*there.values()})
+        self._note_leaving(besides)
+        self._watch({str(about["name"]) for about in workers_of(self.client).values()})
         super().fill(n_workers, besides)
-
-    def close_workers(self, workers: Collection[str]) -> None:
-        try:
-            super().close_workers(workers)
-        finally:
-            self.on_grown()  # they are not asked for any more
 
     def _start_more(self, n_specs: int) -> None:
         starts = self._share_out(n_specs)
@@ -172,13 +155,9 @@ class _ByPool(_ByName):
 
     def _share_out(self, n_specs: int, *, but: Collection[str] = ()) -> dict[str, int]:
         """Return how many to start in which pool, in none of `but`."""
-        there = Counter(
-            self._pool(name)
-            for name, members in self._specs().items()
-            if not members <= self._leaving
-        )
         pools = [pool for pool in self.pools if pool.name not in but]
-        return share_out(pools, n_specs, there=there, node_size=self.node_size, short=self._short)
+        there, size = self.wanted_of, self.node_size
+        return share_out(pools, n_specs, there=there, node_size=size, short=self._short)
 
     @property
     def _short(self) -> list[str]:
@@ -214,13 +193,13 @@ class _ByPool(_ByName):
 
     def _newest(self) -> list[tuple[Any, set[str]]]:
         """Return the specifications in the order in which they are given up: the dearest first."""
-        return sorted(super()._newest(), key=lambda spec: -self.prices[self._pool(spec[0])])
+        return sorted(super()._newest(), key=lambda spec: -self.prices[self.pool_of_spec(spec[0])])
 
     def _watch(self, there: set[str]) -> None:
         """Note which pools do not deliver, and do not wait any longer for what others may have."""
         late: list[Any] = []
         for spec, members in self._specs().items():
-            pool = self._pool(spec)
+            pool = self.pool_of_spec(spec)
             if members & there:
                 self._has_come.add(spec)
                 self._missing_since.pop(spec, None)

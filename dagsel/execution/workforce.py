@@ -102,10 +102,12 @@ class Workforce:
         def change(bill: Bill, at: float) -> Bill:
             left = bill.leave(worker, at=at)
             n_gone = len(bill.nodes) - len(left.nodes)
-            if self._n_wanted is not None or bill.prices or not n_gone:
+            if bill.prices or not n_gone:
                 return left
-            # Nobody here asks for another one.
-            return left.ask(max(0, left.asked - n_gone) * left.node_size, at=at)
+            # Nobody here asks for another one in its place, unless so many are wanted.
+            n_left = max(0, left.asked - n_gone) * left.node_size
+            n_asked = min(left.asked * left.node_size, max(n_left, self._n_wanted or 0))
+            return left.ask(n_asked, at=at)
 
         if self.driver is None or worker not in self.driver.closing:  # else: until it has closed
             self._write(change)
@@ -250,9 +252,9 @@ class Workforce:
         if self._n_before is None:
             self._n_before = driver.wanted
 
-        def on_grown() -> None:  # a cluster may have taken fewer
-            n_taken = min(n_workers, driver.wanted)
-            taken = driver.wanted_of if driver.pools else {"": n_taken}
+        def on_grown() -> None:
+            # A cluster may have taken fewer, or have kept some that start just now.
+            taken = driver.wanted_of
             self._write(lambda bill, at: bill.ask(taken, at=at))
             if driver.most is not None:
                 self._learn(most=driver.most)

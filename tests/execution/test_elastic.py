@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
@@ -16,6 +17,7 @@ from dagsel.errors import ClusterError
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.elastic import _ByName, elastic_for
+from dagsel.execution.workforce import Workforce
 from dagsel.messages import Note
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -382,6 +384,24 @@ def test_workers_that_the_cluster_refuses_are_not_billed(
             ):
                 heard += engine.messages(timeout_s=0.1)
             assert engine.bill.n_billed == 2
+
+
+def test_a_worker_that_starts_as_it_is_given_up_is_billed_until_it_is_closed() -> None:
+    with cluster_of(2) as (_, client):
+        driver = elastic_for(client)
+        workforce = Workforce(driver, driver.capacity(), time.monotonic)
+        workforce.begin({}, time.monotonic())
+        names = {worker: str(about["name"]) for worker, about in workers_of(client).items()}
+        (first, its_name), (late, late_name) = names.items()
+        workforce.join(first, its_name)
+        workforce.want(1)
+        driver.close()
+        assert workforce.bill.n_billed == 2  # the other one is there, and cannot run units yet
+        workforce.join(late, late_name)
+        workforce.drain(late, retire=True)
+        workforce.retire(late)
+        driver.close()
+        assert workforce.bill.n_billed == 1
 
 
 def test_workers_that_were_there_before_the_run_are_there_after_it(
