@@ -180,23 +180,44 @@ def retry_while_full(
 
     `write` writes all or nothing; `where` is what it writes to, for the warning.
     """
+    return retry_while(
+        lambda error: error.errno in (errno.ENOSPC, errno.EDQUOT),
+        write,
+        lambda error: (
+            f"no room for {where} ({error}); waiting up to {patience_s:g} s for some: delete "
+            "something there"
+        ),
+        f"there is room again for {where}",
+        patience_s=patience_s,
+        sleep=sleep,
+    )
+
+
+def retry_while(
+    passes: Callable[[OSError], bool],
+    call: Callable[[], T],
+    waits: Callable[[OSError], str],
+    goes_on: str,
+    *,
+    patience_s: float,
+    sleep: Callable[[float], object],
+) -> T:
+    """Call; after an error that `passes`, warn and call again until `patience_s` is over.
+
+    `waits` returns the warning; `goes_on` is said when it goes on.
+    """
     waited_s, pause_s = 0.0, _FIRST_PAUSE_S
     while True:
         try:
-            result = write()
+            result = call()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or waited_s >= patience_s:
+            if not passes(error) or waited_s >= patience_s:
                 raise
             if not waited_s:
-                _logger.warning(
-                    "no room for %s (%s); waiting up to %g s for some: delete something there",
-                    where,
-                    error,
-                    patience_s,
-                )
+                _logger.warning("%s", waits(error))
         else:
             if waited_s:
-                _logger.warning("there is room again for %s, after %.1f s", where, waited_s)
+                _logger.warning("%s, after %.1f s", goes_on, waited_s)
             return result
         sleep(pause_s)
         waited_s += pause_s

@@ -1,9 +1,9 @@
 """A folder at any fsspec URL, and the few operations that this package needs of a file system.
 
-It promises four things: URLs and errors show no credentials; a file that `replace`, `copy` or
+It promises five things: URLs and errors show no credentials; a file that `replace`, `copy` or
 `create` writes is there as a whole or not at all, on local disks and object stores; listings are
-never old; nothing inside the folder is written or deleted through a symbolic link. The folder
-itself may be one.
+never old; nothing inside the folder is written or deleted through a symbolic link (the folder
+itself may be one); a store that has answered before is waited for while nobody answers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import Any, BinaryIO, TypeAlias, TypeVar, cast
 from urllib.parse import unquote
 
 import fsspec
@@ -25,10 +25,13 @@ from fsspec.implementations.local import LocalFileSystem
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError, LinkError
 from dagsel.storage import disk
+from dagsel.storage.disk import PATIENCE_S
+from dagsel.storage.reach import read_error, retry_while_away
 from dagsel.storage.urls import hide, secrets_in, without_credentials
 
 Url: TypeAlias = "str | os.PathLike[str]"
 Bytes: TypeAlias = "bytes | bytearray | memoryview"
+T = TypeVar("T")
 
 _S3_USER = re.compile(r"(s3a?://)([^/@:]*):([^@]*)@")
 _FLAT = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "memory"}
@@ -54,6 +57,8 @@ class Folder:
         *,
         error: type[Exception] = DatasetInputError,
         depth: int = 0,
+        is_known: bool = False,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         text: Any = os.fspath(url) if hasattr(url, "__fspath__") else url
         if not isinstance(text, str) or not text.strip():
@@ -63,6 +68,8 @@ class Folder:
             raise error(f"storage_options must be a dict of options by name, got {shown(options)}")
         self._url, self._options = _options_from_url(text, dict(options))
         self._depth = depth  # how far below the folder that a user has named
+        self._is_known = is_known  # it has answered before
+        self._patience_s = patience_s  # how long to wait for it then
         protocol = fsspec.core.split_protocol(self._url)[0]
         if "::" not in self._url and protocol is not None:
             try:
@@ -109,8 +116,16 @@ class Folder:
     def child(self, key: str) -> Folder:
         """Return a folder inside this one, with the same options."""
         return Folder(
-            _inside(self._url, key), self._options, depth=self._depth + key.count("/") + 1
+            _inside(self._url, key),
+            self._options,
+            depth=self._depth + key.count("/") + 1,
+            is_known=self._is_known,
+            patience_s=self._patience_s,
         )
+
+    def impatient(self) -> Folder:
+        """Return the same folder for those who ask again by themselves."""
+        return Folder(self._url, self._options, depth=self._depth, patience_s=0.0)
 
     def own(self, key: str, *, whole: bool = True) -> Path:
         """Return the local path of a key that is to be written or deleted.
@@ -135,8 +150,7 @@ class Folder:
         try:
             if self.is_local:
                 return Path(self.path(key)).read_bytes()
-            with self._discreet():
-                return cast("bytes", self.fs.cat_file(self.path(key)))
+            return cast("bytes", self._ask(lambda: self.fs.cat_file(self.path(key))))
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
 
@@ -147,8 +161,7 @@ class Folder:
         paths = [self.path(key) for key in keys]
         if not paths:
             return []
-        with self._discreet():
-            found = self.fs.cat(paths)
+        found = self._ask(lambda: self.fs.cat(paths))
         # Asked for one object, `cat` may give its bytes alone.
         return [found] if isinstance(found, bytes) else [found[path] for path in paths]
 
@@ -157,18 +170,22 @@ class Folder:
         if self.is_local:
             file = Path(self.path(key)).open("rb")  # noqa: SIM115  # the caller closes it
             return file, os.fstat(file.fileno()).st_size
-        with self._discreet():
-            data = self.fs.cat_file(self.path(key))
+        data = self._ask(lambda: self.fs.cat_file(self.path(key)))
         return BytesIO(data), len(data)
 
     def open_write(self, key: str) -> contextlib.AbstractContextManager[BinaryIO]:
         """Open an object to write it in pieces, with little of it in memory."""
         path = str(self.own(key, whole=False)) if self.is_local else self.path(key)
         self._make_parent(path)
-        return cast(
-            "contextlib.AbstractContextManager[BinaryIO]",
-            self.fs.open(path, "wb", block_size=_PART_BYTES),
-        )
+        return Path(path).open("wb") if self.is_local else self._uploading(path)
+
+    @contextlib.contextmanager
+    def _uploading(self, path: str) -> Iterator[BinaryIO]:
+        file = self._ask(lambda: self.fs.open(path, "wb", block_size=_PART_BYTES))
+        try:
+            yield cast("BinaryIO", _Upload(file, self._ask_once))
+        finally:
+            self._ask_once(file.close)
 
     def replace(self, key: str, data: bytes | memoryview, *, sync: bool = False) -> None:
         """Write an object; readers see the old one or the new one, whole.
@@ -178,21 +195,20 @@ class Folder:
         if self.is_local:
             disk.replace(self.own(key), data, sync=sync)
         else:
-            path = self.path(key)
-            with self._discreet():
-                self._make_parent(path)
-                self.fs.pipe_file(path, bytes(data))
+            path, whole = self.path(key), bytes(data)
+            self._make_parent(path)
+            self._ask(lambda: self.fs.pipe_file(path, whole))
 
     def copy(self, key: str, to: str) -> None:
         """Copy an object, inside the store if the store can; a link is not followed."""
         if self.is_local:
             disk.copy(self.own(key, whole=False), self.own(to))
         else:
-            with self._discreet():
-                try:
-                    self.fs.cp_file(self.path(key), self.path(to))
-                except NotImplementedError:
-                    self.fs.pipe_file(self.path(to), self.fs.cat_file(self.path(key)))
+            source, goal = self.path(key), self.path(to)
+            try:
+                self._ask(lambda: self.fs.cp_file(source, goal))
+            except NotImplementedError:
+                self._ask(lambda: self.fs.pipe_file(goal, self.fs.cat_file(source)))
 
     def create(self, key: str, data: bytes, *, sync: bool = False) -> bool:
         """Write an object if there is none; return whether the given one is there now.
@@ -203,20 +219,19 @@ class Folder:
         if self.is_local:
             return disk.create(self.own(key), data, sync=sync)
         path = self.path(key)
-        with self._discreet():
-            self._make_parent(path)
-            try:
-                self.fs.pipe_file(path, data, mode="create")
-            except FileExistsError:
-                # Perhaps by the first try of a request that was sent again.
-                return self.read(key) == data
-            except (NotImplementedError, OSError) as error:
-                # Some speak S3 but not this word of it.
-                if isinstance(error, OSError) and error.errno != errno.ENOSYS:
-                    raise
-                if self.read(key) is not None:
-                    return False
-                self.fs.pipe_file(path, data)
+        self._make_parent(path)
+        try:
+            self._ask(lambda: self.fs.pipe_file(path, data, mode="create"))
+        except FileExistsError:
+            # Perhaps by the first try of a request that was sent again.
+            return self.read(key) == data
+        except (NotImplementedError, OSError) as error:
+            # Some speak S3 but not this word of it.
+            if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+                raise
+            if self.read(key) is not None:
+                return False
+            self._ask(lambda: self.fs.pipe_file(path, data))
         return True
 
     def append(self, key: str, data: bytes, *, at: int) -> None:
@@ -237,13 +252,14 @@ class Folder:
             with contextlib.suppress(IsADirectoryError):
                 self.own(key).unlink(missing_ok=True)
         else:
-            with contextlib.suppress(FileNotFoundError), self._discreet():
-                self.fs.rm_file(self.path(key))
+            with contextlib.suppress(FileNotFoundError):
+                self._ask(lambda: self.fs.rm_file(self.path(key)))
 
     def _make_parent(self, path: str) -> None:
         # Object stores have no folders; s3fs would create a missing bucket instead.
         if not _FLAT & self.protocols:
-            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            parent = path.rpartition("/")[0]
+            self._ask(lambda: self.fs.makedirs(parent, exist_ok=True))
 
     def make(self) -> None:
         """Make a local folder if it is not there."""
@@ -258,8 +274,7 @@ class Folder:
         path = self.path(key)
         self.fs.invalidate_cache(path)
         try:
-            with self._discreet():
-                found = self.fs.ls(path, detail=True)
+            found = self._ask(lambda: self.fs.ls(path, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         # Object stores may list an empty marker object: the folder itself.
@@ -281,8 +296,8 @@ class Folder:
         objects, folders = self._below(root)
         ours = [inner for inner in objects if own.fullmatch(inner)]
         if ours and not self.is_local and not set("*?[") & set(root):  # no patterns for fsspec
-            with contextlib.suppress(FileNotFoundError), self._discreet():
-                self.fs.rm([f"{root}/{inner}" for inner in ours])  # in few requests
+            with contextlib.suppress(FileNotFoundError):  # in few requests
+                self._ask(lambda: self.fs.rm([f"{root}/{inner}" for inner in ours]))
         else:
             for inner in ours:
                 self.remove_file(f"{key}/{inner}")
@@ -300,7 +315,7 @@ class Folder:
         found: dict[str, bool] = {}  # path: whether it is a folder
         if not self.is_local:
             self.fs.invalidate_cache(root)
-            below = self.fs.find(root, withdirs=True, detail=True)
+            below = self._ask(lambda: self.fs.find(root, withdirs=True, detail=True))
             found = {path: about["type"] == "directory" for path, about in below.items()}
         elif not Path(root).is_symlink():
             for place, folders, names in os.walk(root):  # does not follow links
@@ -324,20 +339,34 @@ class Folder:
     def _secrets(self) -> set[str]:
         return {*_strings(self._options), *secrets_in(self._url)}
 
-    @contextlib.contextmanager
-    def _discreet(self) -> Iterator[None]:
+    def _ask(self, call: Callable[[], T]) -> T:
+        """Ask the file system; wait while one that is known does not answer."""
+        if self.is_local:
+            return self._ask_once(call)
         try:
-            yield
+            patience_s = self._patience_s if self._is_known else 0.0
+            answer = retry_while_away(lambda: self._ask_once(call), self.url, patience_s=patience_s)
+        except (FileNotFoundError, FileExistsError):
+            self._is_known = True
+            raise
+        self._is_known = True
+        return answer
+
+    def _ask_once(self, call: Callable[[], T]) -> T:
+        """Ask the file system; its errors become those of Python, without credentials."""
+        try:
+            return call()
+        except NotImplementedError:
+            raise
         except Exception as error:
-            text = self.hide(str(error))
-            if text == str(error):
+            found = read_error(error, self.url, self.hide)
+            if found is error:
                 raise
-            if isinstance(error, FileNotFoundError):
-                raise FileNotFoundError(text) from None
-            raise OSError(f"{type(error).__name__}: {text}") from None
+            raise found from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        make = partial(Folder, depth=self._depth) if self._depth else Folder
+        # It is sent to workers by a process that has reached it.
+        make = partial(Folder, depth=self._depth, is_known=True, patience_s=self._patience_s)
         return make, (self._url, self._options)
 
     def __eq__(self, other: object) -> bool:
@@ -351,6 +380,16 @@ class Folder:
 
     def __repr__(self) -> str:
         return f"Folder({self.url!r})"
+
+
+class _Upload:
+    """A file of a store that is written in pieces, with the errors of Python."""
+
+    def __init__(self, file: Any, ask: Callable[[Callable[[], int]], int]) -> None:
+        self._file, self._ask = file, ask
+
+    def write(self, data: Bytes) -> int:
+        return self._ask(lambda: self._file.write(data))
 
 
 def _inside(root: str, key: str) -> str:

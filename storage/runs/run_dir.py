@@ -85,7 +85,7 @@ class RunDir:
         self._folder = url
         self.states = CheckpointStore(url.child("states"))
         self.journal = Journal(url)
-        self.control = Control(url)
+        self.control = Control(url.impatient())
 
     @property
     def url(self) -> str:
@@ -234,7 +234,7 @@ class RunDir:
         dagsel.errors.RunDirLockedError: memory://locked-run is in use by the driver of run 3f9a...
         """
         self.states.check_links()
-        return acquire(self._folder, run, stale_after_s=stale_after_s, beat_s=beat_s)
+        return acquire(self._folder.impatient(), run, stale_after_s=stale_after_s, beat_s=beat_s)
 
     @property
     def driver(self) -> Holder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 from distributed import Client
+from moto.server import ThreadedMotoServer
 
 import dagsel
 from dagsel.execution.cluster import local_cluster
@@ -87,3 +89,64 @@ def test_it_is_interrupted_resumed_moved_and_replayed(
     assert len(rounds) >= 2  # one in each session
     assert (rounds.makespan >= rounds.bound).all()
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+
+
+class StartsAgain(logging.Handler):
+    """Starts a server as soon as somebody says that it is waited for."""
+
+    def __init__(self, host: str, port: int) -> None:
+        super().__init__()
+        self.server = ThreadedMotoServer(ip_address=host, port=port, verbose=False)
+        self.n_said = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "cannot be reached" in record.getMessage() and "; waiting" in record.getMessage():
+            self.n_said += 1
+            if self.n_said == 1:
+                self.server.start()
+
+
+def test_an_outage_of_the_store_costs_no_trial(
+    optimize: Optimize, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    first.start()
+    host, port = first.get_host_and_port()
+    for name, text in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",
+    }.items():
+        monkeypatch.setenv(name, text)
+    store = fsspec.get_filesystem_class("s3")
+    store.clear_instance_cache()
+    store().mkdir("outage")
+    data = ShardedDataset.write("s3://outage/data.zarr", {"x": np.arange(80)}, n_shards=4)
+    still_there, starts = [first], StartsAgain(host, port)
+
+    def end_it(*_: Any) -> None:
+        if still_there:
+            still_there.pop().stop()
+
+    logging.getLogger("dagsel").addHandler(starts)
+    try:
+        run = optimize(
+            FLOW,
+            workload=SyntheticWorkload(seconds=0.05, value=value),
+            space=space,
+            data=data,
+            run_dir="s3://outage/run",
+            callbacks=[end_it],  # after the first trial
+        )
+        found = run.best_model()
+    finally:
+        logging.getLogger("dagsel").removeHandler(starts)
+        store.clear_instance_cache()
+        starts.server.stop()
+    assert starts.n_said >= 1
+    assert run.failures == []
+    assert len(run.record.trials) == FLOW.n_trials
+    assert all(len(trial.epochs) == FLOW.max_epochs for trial in run.record.trials.values())
+    assert found is not None
