@@ -1,5 +1,6 @@
 """A trial that was just trained here is not built again, and ends as one that is: bit for bit."""
 
+import copy
 import gc
 import pickle
 import random
@@ -14,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedules
 
+from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.torch import live
@@ -502,3 +504,45 @@ def test_few_are_kept_and_none_travels(monkeypatch: pytest.MonkeyPatch) -> None:
     workload._live._kept.clear()
     assert train(2) == 0
     gc.collect()
+
+
+BODY = nn.Linear(4, 3)
+FROZEN = nn.Linear(4, 4).requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda config: BODY, id="all of it"),
+        pytest.param(lambda config: nn.Sequential(nn.Linear(4, 4), BODY), id="a part"),
+        pytest.param(lambda config: of_the_same_numbers(), id="its numbers"),
+    ],
+)
+def test_what_was_made_outside_the_function_is_not_trained_by_all_trials(model: Any) -> None:
+    workload = make(model=model)
+    with pytest.raises(WorkloadError, match="weight' each time, so trials would train each"):
+        workload.validate({})
+    workload = make(model=model)
+    workload.init({}, 0)
+    with pytest.raises(WorkloadError, match="weight' each time, so trials would train each"):
+        workload.init({}, 1)
+
+
+def of_the_same_numbers() -> nn.Module:
+    layer = nn.Linear(4, 3)
+    layer.weight = nn.Parameter(BODY.weight.data)
+    return layer
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda config: copy.deepcopy(BODY), id="copied"),
+        pytest.param(lambda config: nn.Sequential(FROZEN, nn.Linear(4, 3)), id="frozen"),
+    ],
+)
+def test_a_copy_or_what_is_frozen_may_be_made_outside(model: Any) -> None:
+    workload = make(model=model)
+    for seed in range(2):
+        workload.validate({})
+        workload.init({}, seed)

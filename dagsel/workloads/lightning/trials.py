@@ -116,6 +116,7 @@ class MakesLightningTrials:
         trainer.hook("setup", "fit")
         trainer.hook("configure_model")
         check_parameters(module)
+        self._live.check_own(module)
         if any(parameter.device != device for parameter in module.parameters()):
             module.to(device)
         trainer.configure_optimizers()

@@ -179,7 +179,8 @@ class LightningWorkload(MakesLightningTrials, GivesModules, Reconfigures):
         self.accumulate_grad_batches, self.precision = accumulate_grad_batches, precision
         self.max_epochs, self.shard_sizes = max_epochs, _sizes(shard_sizes)
         self.device_memory = device_memory
-        self._live, self._has_tried = LiveTrials(), False
+        self._live = LiveTrials()
+        self._has_tried = self._has_made_two = False
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -213,6 +214,9 @@ which epoch of a trial is its last; do it with run.best_model()
             loop = travel.packed(trial.trainer)
             check(trial.module, trial.optimizer, trial.schedule, more={"loop": loop})
             trial.close()
+            if not self._has_made_two:
+                self._new(config, 0, _CPU).close()  # which must have parameters of its own
+                self._has_made_two = True
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set.

@@ -21,8 +21,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import LRScheduler
 
+from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.random_streams import write_streams
 from dagsel.workloads.torch.frozen import Frozen
@@ -87,6 +89,7 @@ class LiveTrials:
     def __init__(self) -> None:
         self._kept: list[_Kept] = []  # the last one that was used at the end
         self._outlines = Outlines()
+        self._made: dict[int, StorageWeakRef] = {}  # storages of parameters that train
         self.n_used = 0
 
     def __reduce__(self) -> Any:
@@ -96,6 +99,24 @@ class LiveTrials:
     def clear(self) -> None:
         """Keep none."""
         self._kept.clear()
+
+    def check_own(self, module: torch.nn.Module) -> None:
+        """Raise a `WorkloadError` if a module that was just made trains what another one has."""
+        self._made = {key: made for key, made in self._made.items() if not made.expired()}  # type: ignore[no-untyped-call]
+        new = {}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad or parameter.layout != torch.strided:
+                continue
+            storage = parameter.untyped_storage()
+            if storage._cdata in self._made:
+                raise WorkloadError(
+                    f"the model function gives the same parameter {name!r} each time, so trials "
+                    "would train each other's: make it inside the function, or copy there what "
+                    "was made outside (copy.deepcopy); freeze what is not to train "
+                    "(requires_grad_(False))"
+                )
+            new[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        self._made |= new
 
     def built(self, trial: BuiltTrial, about: Any) -> None:
         """Take note of a trial that was built, before anything trains it.

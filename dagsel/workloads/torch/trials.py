@@ -115,6 +115,7 @@ class MakesTrials(FollowsMetrics):
         self._casting.learn(check_module(module))
         if self._leaves_out:
             own_what_trains(module, base)
+        self._live.check_own(module)
         return module
 
     @property

@@ -271,7 +271,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self.fused, self.cuda_graphs = fused, cuda_graphs
         self.device_memory, self.max_batch, self._memory = device_memory, max_batch, memory
         self._casting = Casting(loss)
-        self._live = LiveTrials()
+        self._live, self._has_made_two = LiveTrials(), False
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -307,6 +307,10 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
             check(module, optimizer, schedule, without=self._frozen(module).left_out())
+            del module, optimizer, schedule
+            if not self._has_made_two:
+                self._build(config, seed=0, large=True)  # which must have parameters of its own
+                self._has_made_two = True
 
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
