@@ -14,6 +14,7 @@ from dagsel.driver.protocols import States
 from dagsel.driver.scoring import Scores
 from dagsel.errors import CheckpointCorruptError, CheckpointError, RunDirError
 from dagsel.flow import DECISIONS, Flow, load_state
+from dagsel.flow.events import as_heard
 from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import Entry, FlowState, StoredState, Turn
@@ -354,12 +355,13 @@ def catch_up(flow: Flow, entries: Sequence[Entry], url: str) -> None:
     RunDirError
         If the flow decides otherwise than the journal says.
     """
+    infeasible = {t for entry in entries if isinstance(entry, Turn) for t in entry.infeasible}
     for entry in entries[_after_snapshot(flow, entries) :]:
         match entry:
             case Turn(context=context) if context is not None:
                 decisions = flow.start(context)
             case Turn(event) if event is not None:
-                decisions = flow.handle(event)
+                decisions = flow.handle(as_heard(event, infeasible.__contains__))
             case _:
                 continue
         now, then = (list(map(DECISIONS.encode, d)) for d in (decisions, entry.decisions))

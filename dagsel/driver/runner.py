@@ -53,6 +53,7 @@ from dagsel.flow import (
     WorkersChanged,
     save_state,
 )
+from dagsel.flow.events import as_heard
 from dagsel.history.record import Record
 from dagsel.history.tariff import Tariff
 from dagsel.history.trial import TrialRecord
@@ -220,7 +221,7 @@ class Runner:
                 event = turn.event
                 if event is None or self._is_stale(event):
                     continue
-                decisions = self.flow.handle(event)
+                decisions = self.flow.handle(as_heard(event, self._is_infeasible))
                 self._take(turn, decisions)
                 self._troubles.warn_of(event)
                 match event:
@@ -245,6 +246,9 @@ class Runner:
         if isinstance(verdict, TooLittleTime):
             raise TooLittleTimeError(verdict.text)
         raise AllTrialsFailedError(verdict.text) from self._troubles.cause
+
+    def _is_infeasible(self, trial: int) -> bool:
+        return not self.record.trials[trial].is_feasible
 
     def _is_stale(self, event: Event) -> bool:
         match event:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, get_args
 
 from dagsel.codec import Tagged
@@ -193,3 +194,25 @@ Event: TypeAlias = (
 )
 
 EVENTS: Tagged[Event] = Tagged(*get_args(Event))
+
+
+def as_heard(event: Event, is_infeasible: Callable[[int], bool]) -> Event:
+    """Return an event as a flow hears it: a trial that breaks a constraint is worth nothing.
+
+    Parameters
+    ----------
+    event
+        What has happened.
+    is_infeasible
+        Whether the trial of a number breaks a constraint. Its values become NaN, so that it ranks
+        behind all others.
+
+    Examples
+    --------
+    >>> as_heard(Reported(3, 1, 0.91, {"accuracy": 0.91}, seconds=12.5), {3}.__contains__).value
+    nan
+    """
+    match event:
+        case Reported(trial) | Paused(trial) if event.value is not None and is_infeasible(trial):
+            return replace(event, value=math.nan, metrics=dict.fromkeys(event.metrics, math.nan))
+    return event

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from traceback import walk_tb
 from typing import Any, TypeAlias
@@ -18,6 +20,7 @@ from optuna.pruners import (
 )
 from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
 
 from dagsel.errors import SearchError
 from dagsel.flow import Direction, Goal
@@ -87,6 +90,20 @@ def _changed_parameter(error: ValueError) -> str | None:
         return None
     names = [f.f_locals.get("name") for f in frames if f.f_code.co_name == "_suggest"]
     return str(names[-1]) if names else None
+
+
+def is_infeasible(trial: FrozenTrial, sampler: BaseSampler) -> bool:
+    """Whether a trial that was drawn breaks a constraint, of its space or of the study's sampler.
+
+    A sampler's ``constraints_func`` is asked now; one that looks at what is not there yet decides
+    nothing.
+    """
+    values = [*trial.constraints.values()]
+    of_sampler = getattr(sampler, "_constraints_func", None)
+    if of_sampler is not None:
+        with suppress(Exception):
+            values += of_sampler(copy.copy(trial))
+    return any(value > 0.0 for value in values)
 
 
 def directions_of(study: optuna.Study) -> tuple[Direction, ...]:

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from dagsel.checks import short_traceback
 from dagsel.errors import SearchError
 from dagsel.flow import Add, Ask, Direction, Sampling, Traits
-from dagsel.study.checks import Space, check_pruner, configure, directions_of, probe
+from dagsel.study.checks import Space, check_pruner, configure, directions_of, is_infeasible, probe
 from dagsel.study.draws import Draws, choose
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
@@ -309,8 +309,8 @@ class StudyDriver:
         return labelled(trial.params, trial.distributions)
 
     def is_infeasible(self, number: int) -> bool:
-        """Whether a live trial breaks a constraint that its space has set on it."""
-        return any(value > 0.0 for value in self._live[number].constraints.values())
+        """Whether a live trial breaks a constraint."""
+        return is_infeasible(self._live[number], self.study.sampler)
 
     def report(self, number: int, epoch: int, *values: float) -> None:
         """Report a live trial's value after an epoch; a value reported before is replaced.

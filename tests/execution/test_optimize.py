@@ -28,7 +28,7 @@ from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import local_cluster
 from dagsel.execution.run_spec import CHANNEL
-from dagsel.flows import Grid, RandomSearch
+from dagsel.flows import Grid, RandomSearch, SuccessiveHalving
 from dagsel.messages import ORDERS, ForgetState
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -389,6 +389,53 @@ def test_constraints_rank_as_optuna_ranks_them(
     assert list(run.leaderboard()["feasible"]) == sorted(run.leaderboard()["feasible"])[::-1]
     again = dagsel.resume(run_dir, client, workload=workload, space=constrained, study=study)
     assert again.best == run.best
+
+
+@pytest.mark.filterwarnings("ignore:.*constraints_func.*:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*constraints_func.*:optuna.exceptions.ExperimentalWarning")
+def test_constraints_of_a_sampler_rank_as_optuna_ranks_them(optimize: Optimize) -> None:
+    sampler = optuna.samplers.TPESampler(
+        seed=0, constraints_func=lambda trial: (trial.params["x"] - 0.5,)
+    )
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    workload = SyntheticWorkload(value=lambda config, epoch: config["x"])
+    flow = RandomSearch(max_epochs=1, n_trials=8)
+    run = optimize(
+        workload, flow=flow, metric="value", study=study,
+        space=lambda trial: {"x": trial.suggest_float("x", 0.0, 1.0)},
+    )  # fmt: skip
+    assert {trial.is_feasible for trial in run.record.trials.values()} == {True, False}
+    assert run.best_value == study.best_value <= 0.5
+    assert run.best.trial == study.best_trial.number
+
+
+def test_a_trial_that_breaks_a_constraint_takes_no_place_in_a_rung(
+    optimize: Optimize, study: optuna.Study, client: Client, run_dir: str
+) -> None:
+    def constrained(trial: optuna.Trial) -> dict[str, Any]:
+        x = trial.suggest_float("x", 0.0, 1.0)
+        trial.set_constraint("small", x - 0.5)
+        return {"x": x}
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    workload = SyntheticWorkload(value=lambda config, epoch: config["x"])
+    flow = SuccessiveHalving(max_epochs=4, n_trials=8, reduction_factor=2)
+    with pytest.raises(KeyboardInterrupt):
+        optimize(
+            workload, flow=flow, metric="value", space=constrained, run_dir=run_dir,
+            callbacks=[interrupt],
+        )  # fmt: skip
+    # What the flow heard is put to it once more, and it must decide as it did.
+    run = dagsel.resume(run_dir, client, workload=workload, space=constrained, study=study)
+    trained: dict[bool, list[int]] = {True: [], False: []}
+    for trial in run.record.trials.values():
+        trained[trial.is_feasible].append(len(trial.epochs))
+    assert all(trained.values())
+    assert max(trained[True]) == 4
+    assert min(trained[True]) >= max(trained[False])
+    assert run.best_value == study.best_value <= 0.5
 
 
 def stop_at_once(study: optuna.Study, trial: Any) -> None:
