@@ -1,6 +1,7 @@
 """TorchWorkload against plain PyTorch, bit for bit."""
 
 import copy
+import functools
 import itertools
 import math
 import random
@@ -611,3 +612,26 @@ class TestOwnLoop(TestTorchWorkload):
             Net, F.cross_entropy, lion, batch_size=5, train_fn=own_loop,
             lr_scheduler=SCHEDULES["one-cycle"], lr_scheduler_interval="step",
         )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [F.mse_loss, functools.partial(F.huber_loss, delta=2.0), nn.L1Loss()],
+    ids=["function", "partial", "module"],
+)
+def test_a_loss_that_would_compare_each_with_each_is_refused(loss: Any) -> None:
+    arrays = {"x": np.ones((6, 3), "float32"), "y": np.arange(6, dtype="float32")}
+    layer = nn.Linear(3, 1)
+    models: dict[str, Any] = {
+        "(n, 1)": lambda config: copy.deepcopy(layer),
+        "(n,)": lambda config: nn.Sequential(copy.deepcopy(layer), nn.Flatten(0)),
+    }
+    found = {}
+    for shape, model in models.items():
+        workload = TorchWorkload(model, loss, torch.optim.SGD, batch_size=3)
+        shard, state = workload.prepare(arrays), workload.init({"lr": 0.1}, 0)
+        train = functools.partial(workload.train, state, shard, {"lr": 0.1})
+        found[shape] = functools.partial(train, visit=Visit(0, 0, 1, 0))
+    with pytest.raises(WorkloadError, match=r"outputs \(3, 1\) and targets \(3,\) .*squeeze"):
+        found["(n, 1)"]()
+    assert found["(n,)"]().n_samples == 6

@@ -12,8 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.errors import WorkloadError
 from dagsel.workloads.batches import ShardPass, sizes_of, weighted_means
 from dagsel.workloads.pooled import Pool
+
+_F: Any = torch.nn.functional
+#: Losses that bear outputs and targets of different shapes.
+_ELEMENTWISE = (_F.mse_loss, _F.l1_loss, _F.smooth_l1_loss, _F.huber_loss)
+_ELEMENTWISE_LOSSES = (
+    torch.nn.MSELoss, torch.nn.L1Loss, torch.nn.SmoothL1Loss, torch.nn.HuberLoss,
+)  # fmt: skip
 
 MakeBatch = Callable[[torch.Tensor], tuple[Any, Any]]
 
@@ -100,6 +108,37 @@ def apply(model: Callable[..., Any], inputs: Any) -> Any:
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
 
 
+def check_shapes(loss: Any, output: Any, targets: Any) -> None:
+    """Raise a `WorkloadError` if a loss would compare each output with each target.
+
+    PyTorch warns of it, on the worker: a model with outputs ``(n, 1)`` learns the mean of targets
+    ``(n,)``.
+
+    Examples
+    --------
+    >>> check_shapes(torch.nn.functional.mse_loss, torch.zeros(8, 1), torch.zeros(8))
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: mse_loss of outputs (8, 1) and targets (8,) would compare each \
+output with each target: let the model return its output without the last axis, output.squeeze(-1)
+    """
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if not any(loss is it for it in _ELEMENTWISE) and not isinstance(loss, _ELEMENTWISE_LOSSES):
+        return
+    shapes = [tuple(getattr(it, "shape", ())) for it in (output, targets)]
+    if shapes[0] == shapes[1]:
+        return
+    cure = "make them alike"
+    if shapes[0] == (*shapes[1], 1):
+        cure = "let the model return its output without the last axis, output.squeeze(-1)"
+    name = getattr(loss, "__name__", type(loss).__name__)
+    raise WorkloadError(
+        f"{name} of outputs {shapes[0]} and targets {shapes[1]} would compare each output with "
+        f"each target: {cure}"
+    )
+
+
 def standard_loop(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
@@ -111,10 +150,14 @@ def standard_loop(
         return closure_loop(
             optimizer, batches, functools.partial(_accumulate, model, loss_of=loss_of)
         )
-    zero_grad, step, log = optimizer.zero_grad, optimizer.step, batches.log
+    zero_grad, step, log, is_first = optimizer.zero_grad, optimizer.step, batches.log, True
     for inputs, targets in batches:
         zero_grad(set_to_none=True)
-        loss = loss_of(apply(model, inputs), targets)
+        output = apply(model, inputs)
+        if is_first:
+            check_shapes(loss_of, output, targets)
+            is_first = False
+        loss = loss_of(output, targets)
         loss.backward()  # type: ignore[no-untyped-call]
         step()
         log(loss)
