@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
 from functools import partial
-from types import CodeType
+from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, Protocol, runtime_checkable
 
 from dagsel.metrics import OverSet
@@ -16,12 +20,15 @@ _LEARNT = {
     "_asked", "_casting", "_has_made_two", "_has_tried", "_live", "_memory", "_packs", "_programs",
     "_unfilled",
 }  # fmt: skip
+#: A user's class in the escaped text of a description.
+_CLASS = re.compile(r"([^\s'\"{(\[,]+)\\ \\\(class\\ [0-9a-f]{8}\\\)")
 
 
 def describe(workload: Any) -> dict[str, str]:
     """Describe each part of a workload; equal parts give equal text in every process.
 
-    Functions are told apart by their names and their code, not by what they close over.
+    Functions and a user's classes are told apart by their names and their code, wherever they
+    stand, and not by what they call or close over; classes of libraries by their modules.
 
     Examples
     --------
@@ -32,7 +39,7 @@ def describe(workload: Any) -> dict[str, str]:
     kind = type(workload)
     known = sorted(vars(workload).items())
     parts = {name: _text(part) for name, part in known if name not in _LEARNT}
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", **parts}
+    return {"class": _text(kind), **parts}
 
 
 def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
@@ -48,8 +55,16 @@ def differences(then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return [
         f"{name!r} was {then.get(name, 'missing')} and is {now.get(name, 'missing')}"
         for name in sorted((then.keys() | now.keys()) - _LEARNT)
-        if then.get(name, "None") != now.get(name, "None")
+        if not _is_same(then.get(name, "None"), now.get(name, "None"))
     ]
+
+
+def _is_same(then: str, now: str) -> bool:
+    """Whether a text is that of now, or what an earlier dagsel had: a class was its module's."""
+    if then == now:
+        return True
+    before = _CLASS.sub(r"(?:[\\w.]+\\.)?\1", re.escape(now))
+    return re.fullmatch(before, then) is not None
 
 
 @runtime_checkable
@@ -73,6 +88,8 @@ def _text(part: Any) -> str:
         return f"{part.__qualname__} (code {_digest(code)})"
     if isinstance(part, type) or callable(part):
         owner = part if hasattr(part, "__qualname__") else type(part)
+        if isinstance(owner, type) and _is_users(owner):
+            return f"{owner.__qualname__} (class {_digest(*_codes(owner))})"
         return f"{owner.__module__}.{owner.__qualname__}"
     if isinstance(part, Mapping):
         return str({str(key): _text(value) for key, value in part.items()})
@@ -83,9 +100,28 @@ def _text(part: Any) -> str:
     return f"a {type(part).__module__}.{type(part).__qualname__}"
 
 
-def _digest(code: CodeType) -> str:
+def _is_users(kind: type) -> bool:
+    """Whether a class is of a user's file, and of no library."""
+    module = kind.__module__
+    if module.partition(".")[0] in {"dagsel", *sys.stdlib_module_names}:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    is_installed = bool(file and {"site-packages", "dist-packages"} & {*Path(file).parts})
+    return module == "__main__" or not is_installed
+
+
+def _codes(kind: type) -> Iterator[CodeType]:
+    """Yield the code of the methods of a user's class, and of its bases that are a user's."""
+    for base in filter(_is_users, kind.__mro__):
+        for _, member in sorted(vars(base).items()):
+            function = getattr(member, "__func__", getattr(member, "fget", member))
+            if isinstance(function, FunctionType):
+                yield inspect.unwrap(function).__code__
+
+
+def _digest(*codes: CodeType) -> str:
     digest = hashlib.blake2b(digest_size=4)
-    waiting = [code]
+    waiting = [*codes]
     while waiting:
         here = waiting.pop()
         digest.update(here.co_code)

@@ -82,6 +82,41 @@ def test_a_part_that_changed_is_named(then: Any, now: Any) -> None:
     assert text == f"'part' was {first['part']} and is {second['part']}"
 
 
+FILE = """
+class Body:
+    def forward(self, x): return x + {number}
+
+class Net(Body):
+    size = property(lambda self: 3)
+    @classmethod
+    def made(cls): return cls()
+"""
+
+
+def of_file(name: str, number: int = 1) -> dict[str, str]:
+    names: dict[str, Any] = {"__name__": name}
+    exec(FILE.format(number=number), names)
+    net = names["Net"]
+    return describe(SimpleNamespace(model=net, several={"a": [net]}, loss=torch.nn.MSELoss))
+
+
+def test_a_class_of_a_script_is_the_same_in_another_file() -> None:
+    begun = of_file("__main__")
+    assert differences(begun, of_file("models")) == []
+    assert [text.split()[0] for text in differences(begun, of_file("__main__", number=2))] == [
+        "'model'", "'several'"
+    ]  # fmt: skip
+    assert begun["loss"] == "torch.nn.modules.loss.MSELoss"
+
+
+def test_a_class_is_what_it_was_to_a_dagsel_that_knew_its_module_alone() -> None:
+    now = of_file("models")
+    then = {**now, "model": "__main__.Net", "several": "{'a': \"['my.models.Net']\"}"}
+    assert differences(then, now) == []
+    assert len(differences({**then, "model": "__main__.Other"}, now)) == 1
+    assert len(differences({**now, "model": "Net (class 01234567)"}, now)) == 1
+
+
 def test_a_part_that_one_lacks_is_missing() -> None:
     assert differences({"a": "1"}, {"b": "2"}) == [
         "'a' was 1 and is missing", "'b' was missing and is 2"
