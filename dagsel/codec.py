@@ -76,14 +76,25 @@ def to_json(value: Any) -> Json:
 
 
 def plain_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a configuration has a form in JSON by itself.
+    """Return what of a configuration has a form in JSON by itself, lists and dicts of such too.
 
     Examples
     --------
-    >>> plain_part({"lr": 0.1, "activation": abs})
-    {'lr': 0.1}
+    >>> plain_part({"lr": 0.1, "sizes": [64, 32], "activation": abs, "both": [abs, 1]})
+    {'lr': 0.1, 'sizes': [64, 32]}
     """
-    return {k: v for k, v in config.items() if v is None or isinstance(v, bool | int | float | str)}
+    return {name: value for name, value in config.items() if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    match value:
+        case None | bool() | int() | float() | str():
+            return True
+        case list() | tuple():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(isinstance(k, str) and _is_plain(v) for k, v in value.items())
+    return False
 
 
 def _is_left_out(field: Field[Any], value: Any) -> bool:

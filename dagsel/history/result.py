@@ -382,7 +382,8 @@ class Run(Result):
             epochs = {epoch.epoch: dict(epoch.metrics) for epoch in trial.epochs}
             told = {"metric": self.metric, "value": best.value, "epoch": best.epoch}
             told |= {"trial": best.trial, "metrics": epochs.get(best.epoch, {})}
-            config = {**trial.params, **plain_part(trial.config)}
+            labels = {name: trial.params[name] for name in trial.config if name in trial.params}
+            config = labels | plain_part(trial.config)
             files = workload.export(self._model(best), config, about)
             if classes:
                 files["classes.json"] = json.dumps(classes, indent=1).encode()

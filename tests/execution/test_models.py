@@ -142,6 +142,27 @@ def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path:
     assert not (Path(url) / "classes.json").exists()
 
 
+def test_an_exported_configuration_is_what_the_model_was_made_of(
+    search: Optimize, tmp_path: Path
+) -> None:
+    activations = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        width = trial.suggest_int("log2_width", 3, 5)
+        activation = trial.suggest_categorical("activation", [*activations])
+        of_optimizer = {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+        return {
+            "sizes": [64, 2**width, 10], "optimizer": of_optimizer, "lr": of_optimizer["lr"],
+            "activation": activations[activation],
+        }  # fmt: skip
+
+    run = search(RandomSearch(max_epochs=1, n_trials=1), space=space)
+    (url,) = run.export(tmp_path / "models")
+    config = dict(run.record.trials[0].config)
+    config["activation"] = run.best_params["activation"]
+    assert json.loads((Path(url) / "config.json").read_text()) == config
+
+
 def test_an_export_replaces_what_an_export_has_written_and_nothing_else(
     search: Optimize, tmp_path: Path
 ) -> None:
