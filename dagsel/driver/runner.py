@@ -331,6 +331,9 @@ class Runner:
     def _ask(self, ask: Ask | Add) -> None:
         configs, exhausted = self.study.draw(ask)
         self._configs |= configs
+        is_short = isinstance(ask, Ask) and ask.sampling != "grid" and len(configs) < ask.n
+        if exhausted and is_short:
+            self._note(Note(self.study.why_no_more()))
         params = {trial: self.study.params(trial) for trial in configs}
         infeasible = tuple(filter(self.study.is_infeasible, configs))
         asked = Asked(tuple(configs), exhausted, tuple(map(plain_part, configs.values())))

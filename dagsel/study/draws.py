@@ -68,6 +68,17 @@ class Draws:
         except SearchError:  # another branch of the space is continuous
             return self._draw(self._random)
 
+    def why_no_more(self) -> str:
+        """Say why no further trial can be drawn."""
+        others = len(self.had_before - self.had)
+        told = f"the space has no further points: this run has drawn {len(self.had)}"
+        if not others:
+            return told
+        return (
+            f"{told}, and {others} are in the study already, which are not drawn again: take a new "
+            "study to train them once more"
+        )
+
     def _was_had(self, trial: optuna.Trial) -> bool:
         drawn = point(trial.params)
         return drawn in self.had or drawn in self.had_before

@@ -155,15 +155,12 @@ class StudyDriver:
             return self.add(decision.params), False
         return self.ask(decision.n, decision.sampling)
 
-    def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
-        """Draw trials; those that the user has enqueued come first.
+    def why_no_more(self) -> str:
+        """Say why no further trial can be drawn."""
+        return self._draws.why_no_more()
 
-        Parameters
-        ----------
-        n
-            How many.
-        sampling
-            How they are drawn.
+    def ask(self, n: int, sampling: Sampling) -> tuple[dict[int, dict[str, Any]], bool]:
+        """Draw so many trials in a way; those that the user has enqueued come first.
 
         Returns
         -------

@@ -372,6 +372,27 @@ def test_callbacks_get_what_optuna_gives_them(optimize: Optimize, study: optuna.
     assert sorted(heard) == [("test", n, "COMPLETE") for n in range(3)]
 
 
+def test_a_space_without_further_points_is_told_of(
+    optimize: Optimize, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {"x": trial.suggest_categorical("x", [1, 2, 3])}
+
+    given: dict[str, Any] = {"workload": SyntheticWorkload(), "metric": "value", "space": space}
+    flow = RandomSearch(max_epochs=1, n_trials=5)
+    run = optimize(flow=flow, run_dir=tmp_path / "first", **given)
+    assert len(run.record.trials) == 3
+    assert caplog.messages[-1].endswith("has no further points: this run has drawn 3")
+    run = optimize(flow=flow, run_dir=tmp_path / "second", **given)
+    assert not run.record.trials
+    assert "drawn 0, and 3 are in the study already" in caplog.messages[-1]
+    assert run.record.notes == caplog.messages[-1:]
+    caplog.clear()
+    run = optimize(flow=Grid(max_epochs=1), run_dir=tmp_path / "third", **given)
+    assert len(run.record.trials) == 3
+    assert caplog.messages == []
+
+
 def test_constraints_rank_as_optuna_ranks_them(
     optimize: Optimize, study: optuna.Study, client: Client, run_dir: str
 ) -> None:
