@@ -28,7 +28,7 @@ def parts_of(
         )
     workload = settings.as_begun(workload)
     if data is None:
-        data = open_data(settings.data, folder.url)
+        data = open_data(settings.data, settings.data_digest, folder)
     settings.check_data(data.digest, data.url)
     return workload, space, data
 

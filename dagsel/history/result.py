@@ -212,7 +212,8 @@ class Run(Result):
     @property
     def data(self) -> ShardedDataset:
         """The data set that was trained on; its `classes` say what numbers of text stand for."""
-        return open_data(self.run_dir.about()["data"], self.run_dir.url)
+        about = self.run_dir.about()
+        return open_data(about["data"], about.get("data_digest", ""), self.run_dir)
 
     def refit(
         self,

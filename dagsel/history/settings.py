@@ -7,6 +7,7 @@ Descriptions of the workload are kept, so that a resume with another one is noti
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from typing import Any, Literal, get_type_hints
@@ -15,11 +16,11 @@ import dagsel.flows
 import dagsel.flows.baselines
 from dagsel.arguments import check_flow
 from dagsel.codec import LATER, Json, from_json, to_json
-from dagsel.errors import RunDirError, SearchError
+from dagsel.errors import DatasetError, RunDirError, SearchError
 from dagsel.flow import Direction, Flow, Goal, Keep
 from dagsel.planning.small_population import Policy
 from dagsel.steering import SetLimits
-from dagsel.storage import ShardedDataset
+from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.urls import KNOWN_HOSTS, hosts_in, unknown_hosts, without_credentials
 from dagsel.workloads.base import HasNewDefaults, Workload
 from dagsel.workloads.describe import describe, differences
@@ -255,12 +256,21 @@ def _config_part(part: Any) -> Json:
     return to_json(part)
 
 
-def open_data(url: str, run_url: str) -> ShardedDataset:
-    """Open the data set that a run names; raise a `RunDirError` if nobody else names its host."""
-    unknown = unknown_hosts(hosts_in(url), run_url)
+def open_data(url: str, digest: str, folder: RunDir) -> ShardedDataset:
+    """Open the data set that a run names; raise a `RunDirError` if nobody else names its host.
+
+    What the run has written itself lies in its folder, wherever that has been moved to.
+    """
+    own = folder.data.url
+    if url.endswith("/data") and url != own:
+        with suppress(DatasetError, OSError):
+            found = ShardedDataset.open(own)
+            if found.digest == digest:
+                return found
+    unknown = unknown_hosts(hosts_in(url), folder.url)
     if unknown:
         raise RunDirError(
-            f"{run_url}/run.json names the data set {without_credentials(url)}, and nobody else "
+            f"{folder.url}/run.json names the data set {without_credentials(url)}, and nobody else "
             "names that place; if it is yours, give data= with that URL, or set "
             f"{KNOWN_HOSTS}={' '.join(unknown)!r}"
         )

@@ -17,7 +17,7 @@ import torch
 from distributed import Client
 
 import dagsel
-from dagsel.errors import SearchError, WorkloadError
+from dagsel.errors import DatasetError, SearchError, WorkloadError
 from dagsel.flows import ASHA, RandomSearch
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
@@ -140,6 +140,24 @@ def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path:
     shutil.rmtree(run.data.url)
     (url,) = run.export(tmp_path / "others")
     assert not (Path(url) / "classes.json").exists()
+
+
+def test_a_run_that_is_moved_has_its_own_data_still(search: Optimize, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    labels = np.array(["even", "odd"])[np.arange(64) % 2]
+    begun = tmp_path / "begun"
+    run = search(RandomSearch(max_epochs=1, n_trials=1), data=(x, labels), run_dir=begun)
+    digest = run.data.digest
+    begun.rename(tmp_path / "moved")
+    moved = dagsel.load(tmp_path / "moved", workload=workload())
+    assert (moved.data.digest, moved.data.url) == (digest, str(tmp_path / "moved" / "data"))
+    (url,) = moved.export(tmp_path / "models")
+    assert json.loads((Path(url) / "classes.json").read_text()) == {"y": ["even", "odd"]}
+    # Another data set in its place is not taken for it.
+    shutil.rmtree(moved.data.url)
+    ShardedDataset.write(tmp_path / "moved" / "data", {"x": x[:8]}, n_shards=1)
+    with pytest.raises(DatasetError, match="begun/data"):
+        assert moved.data
 
 
 def test_an_exported_configuration_is_what_the_model_was_made_of(
