@@ -133,7 +133,9 @@ class DaskEngine:
         found = workers_of(self.client)
         names = {worker: str(about["name"]) for worker, about in found.items()}
         self._workforce.begin(names, self.began)
-        if not found:  # a flow begins once there is one
+        # A flow begins once there is a worker; who adapts starts none while there is nothing to do.
+        awaits = None if found else self.client.submit(int, pure=False)
+        if not found:
             self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)
@@ -146,6 +148,8 @@ class DaskEngine:
                 f"{type(error).__name__}: {error}"
             ) from error
         self._wait_for_workers()
+        if awaits is not None:
+            awaits.release()
         for worker in names.keys() - self._workers_there():  # gone before the plugin could tell
             self._workforce.miss(worker)
         most = self.capacity.most_in_nodes

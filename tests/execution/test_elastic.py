@@ -386,6 +386,15 @@ def test_workers_that_the_cluster_refuses_are_not_billed(
             assert engine.bill.n_billed == 2
 
 
+def test_a_cluster_that_adapts_from_no_worker_starts_one(
+    digits: ShardedDataset, run_dir: str
+) -> None:
+    with cluster_of(0) as (cluster, client):
+        cluster.adapt(minimum=0, maximum=1, interval="20ms")
+        with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
+            assert len(engine.workers) == 1
+
+
 def test_a_worker_that_starts_as_it_is_given_up_is_billed_until_it_is_closed() -> None:
     with cluster_of(2) as (_, client):
         driver = elastic_for(client)
