@@ -111,7 +111,8 @@ def standing(run: Run, driver: str = "") -> Answer:
     record, folder = run.record, run.run_dir
     facts = Facts.read(Settings.from_json(folder.about(), folder.url))
     snapshot = Snapshot.of(record, run.metric, _units_per_second(record), facts)
-    state = "running" if driver else "ended" if record.finished else "interrupted"
+    is_over = record.finished and not record.interrupted
+    state = "running" if driver else "ended" if is_over else "interrupted"
     told = {
         "running": f"is driven by {driver}",
         "ended": "has ended",

@@ -108,8 +108,9 @@ def test_ctrl_c_is_130_and_the_run_goes_on(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Ctrl-C: the search ends at the next batch" in err
-    assert json.loads(out)["state"] == "ended"
+    assert json.loads(out)["state"] == "interrupted"
     assert json.loads(out)["epochs"] < 120
+    assert "--resume" in call("status", "run", cwd=tmp_path).stdout
     words = ("run", "search.py", "--resume", "run", "--workers", "1")
     assert asked(*words, cwd=tmp_path)["epochs"] == 120
 
