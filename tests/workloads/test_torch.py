@@ -20,6 +20,7 @@ from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import TorchWorkload, Visit
+from dagsel.workloads.abilities import DataOutline
 from tests.fused import fused
 
 SEED, TRIAL, N_EPOCHS, N_SHARDS = 3, 2, 3, 4
@@ -635,3 +636,25 @@ def test_a_loss_that_would_compare_each_with_each_is_refused(loss: Any) -> None:
     with pytest.raises(WorkloadError, match=r"outputs \(3, 1\) and targets \(3,\) .*squeeze"):
         found["(n, 1)"]()
     assert found["(n,)"]().n_samples == 6
+
+
+def test_arrays_that_nothing_uses_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    of_x: Any = (np.dtype("float32"), (6,))
+    arrays: dict[str, Any] = {
+        "x": of_x, "more": of_x, "rest": of_x, "y": (np.dtype("int64"), ()),
+    }  # fmt: skip
+    for data, given in [
+        (DataOutline((20,), arrays), {"input_fn": lambda batch, config: (batch["x"], batch["y"])}),
+        (DataOutline((20,), {"x": of_x, "y": arrays["y"]}), {}),
+    ]:
+        make_workload(**given).validate_data({}, data)
+    assert caplog.messages == []
+    workload = make_workload()
+    for _ in range(2):
+        workload.validate_data({}, DataOutline((20,), arrays))
+    (told,) = caplog.messages
+    assert "'x', the target is 'y', and nothing uses 'more' and 'rest'" in told
+
+
+def make_workload(**given: Any) -> TorchWorkload:
+    return TorchWorkload(Net, F.cross_entropy, torch.optim.SGD, batch_size=5, **given)

@@ -44,6 +44,11 @@ class Making:
     augment: Augment | None = None
     bucket_by: str | None = None
 
+    @property
+    def uses_all(self) -> bool:
+        """Whether all arrays are given away; else the first and the last one are used."""
+        return self.input_fn is not None or self.collate is not None
+
     def check(self, data: DataOutline) -> None:
         """Raise a `WorkloadError` if batches of a data set cannot become tensors."""
         ragged, names = [name for name in data.arrays if name in data.ragged], list(data.arrays)

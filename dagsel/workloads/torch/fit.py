@@ -70,11 +70,21 @@ class Casting:
         names = self._names({name: dtype for name, (dtype, _) in data.arrays.items()})
         return dict.fromkeys(names, np.dtype(np.float32))
 
-    def say(self, data: DataOutline) -> None:
-        """Log once which arrays of a data set are cast."""
-        names = self.dtypes(data)
-        if names and not self._has_said:
-            self._has_said = True
+    def say(self, data: DataOutline, *, all_used: bool = False) -> None:
+        """Log once which arrays of a data set are cast, and which no batch has, unless all do."""
+        if self._has_said:
+            return
+        self._has_said = True
+        names, arrays = self.dtypes(data), [*map(repr, data.arrays)]
+        if arrays[1:-1] and not all_used:
+            logger.warning(
+                "the model gets %s, the target is %s, and nothing uses %s: give input_fn= to use "
+                "more, or write the data set without them",
+                arrays[0],
+                arrays[-1],
+                " and ".join(arrays[1:-1]),
+            )
+        if names:
             logger.warning(
                 "workers cast to the model's float32 what is float64: %s; write the data set with "
                 ".astype('float32') to halve what it takes",

@@ -317,7 +317,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         check_dtypes(data)
         self._making.check(data)
         if self.input_fn is None:
-            self._casting.say(data)
+            self._casting.say(data, all_used=self._making.uses_all)
         if self.drop_last:
             check_batches(self._batch_size(config), data)
 
