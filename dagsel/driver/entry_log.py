@@ -15,12 +15,7 @@ logger = logging.getLogger("dagsel.driver")
 
 
 def log_entry(entry: Entry) -> None:
-    """Log an entry of the journal: trials that end, workers and commands; visits to debug.
-
-    Notes are warnings: they are for whoever waits for the search.
-    """
-    if isinstance(entry, Note):
-        logger.warning("%s", entry.text)
+    """Log an entry of the journal: trials that end, workers and commands; visits to debug."""
     if not logger.isEnabledFor(logging.INFO):
         return
     match entry:
@@ -36,6 +31,8 @@ def log_entry(entry: Entry) -> None:
             logger.debug("%s of trial %d, epoch %d: shard %d on %s in %s", *told)
         case SessionBegun(_, seconds):
             logger.info("the search %s", f"goes on after {span(seconds)}" if seconds else "begins")
+        case Note(text):
+            logger.info("%s", text)
         case RanOut(unit):
             what = "trial %d goes on with half the samples at once: %s"
             logger.info(what, unit.trial, text_of(entry))

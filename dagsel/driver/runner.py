@@ -9,6 +9,7 @@ Time and cost are in `clock`, the allowances of trials in `trial_limits`, states
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,8 @@ from dagsel.workloads.raised import raised
 
 #: After so many turns, and half as many as before, the journal gets the flow's state for a resume.
 TURNS_PER_SNAPSHOT = 500
+
+logger = logging.getLogger("dagsel")
 
 
 @dataclass(slots=True)
@@ -269,6 +272,10 @@ class Runner:
             self._note(FlowState(save_state(self.flow)))
             self._n_kept = self._n_turns
 
+    def _warn(self, text: str) -> None:
+        logger.warning("%s", text)
+        self._note(Note(text))
+
     def _note(self, entry: Entry) -> None:
         # A flow's own values are taken in as a resumed run reads them.
         if isinstance(entry, Turn) and not ENTRIES.is_read_back(entry):
@@ -333,7 +340,7 @@ class Runner:
         self._configs |= configs
         is_short = isinstance(ask, Ask) and ask.sampling != "grid" and len(configs) < ask.n
         if exhausted and is_short:
-            self._note(Note(self.study.why_no_more()))
+            self._warn(self.study.why_no_more())
         params = {trial: self.study.params(trial) for trial in configs}
         infeasible = tuple(filter(self.study.is_infeasible, configs))
         asked = Asked(tuple(configs), exhausted, tuple(map(plain_part, configs.values())))
@@ -420,7 +427,7 @@ class Runner:
             case ShardLoaded() | Note():
                 self._note(message)
             case WorkerRefused(_, reason) | RestartWorker(_, reason):
-                self._note(Note(reason))
+                self._warn(reason)
             case FailRun(reason):
                 raise ClusterError(reason)
 

@@ -429,8 +429,9 @@ class DaskEngine:
         handed over what only they hold.
         """
         why_not = self._workforce.want(n_workers)
-        if why_not:
-            self._messages.put([Note(why_not)])
+        if why_not and why_not not in self._troubles:
+            self._troubles.add(why_not)
+            self._warn(why_not)
         self._shrink()
 
     def workers_now(self) -> tuple[WorkerNow, ...]:
@@ -465,11 +466,13 @@ class DaskEngine:
         self._workforce.settle()
         self._workforce.ask_again()
         if missing := self._workforce.missing():
+            logger.warning("%s", missing)
             yield Note(missing)
         try:
             for trouble in self.driver.troubles() if self.driver is not None else ():
                 if trouble not in self._troubles:
                     self._troubles.add(trouble)
+                    logger.warning("%s", trouble)
                     yield Note(trouble)
             yield from self._read(timeout_s=min(timeout_s, self.poll_s))
             while True:
