@@ -329,7 +329,7 @@ class Folder:
         """Remove a folder, or the folder itself, if it is empty and the file system has folders."""
         with contextlib.suppress(OSError, NotImplementedError):
             if not self.names(key):
-                self.fs.rmdir(self.path(key))
+                self._ask_once(lambda: self.fs.rmdir(self.path(key)))
 
     def hide(self, text: str) -> str:
         """Remove the credentials of this folder's URL and options from a text."""

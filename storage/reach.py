@@ -40,15 +40,14 @@ _NO_KEYS = {
     "google.auth.exceptions.RefreshError",
     "azure.core.exceptions.ClientAuthenticationError",
 }
+#: S3's "slow down" is EBUSY and its "internal error" EREMOTEIO, which is not everywhere.
 _AWAY_NUMBERS = {
-    errno.EBUSY,  # "slow down" of S3
-    errno.EREMOTEIO,  # "internal error"
-    errno.ETIMEDOUT,
-    errno.ENETUNREACH,
-    errno.ENETDOWN,
-    errno.EHOSTUNREACH,
-    errno.EHOSTDOWN,
-}
+    getattr(errno, name)
+    for name in (
+        "EBUSY", "EREMOTEIO", "ETIMEDOUT", "ENETUNREACH", "ENETDOWN", "EHOSTUNREACH", "EHOSTDOWN",
+    )
+    if hasattr(errno, name)
+}  # fmt: skip
 _AWAY_STATUS = {429, 500, 502, 503, 504}
 
 

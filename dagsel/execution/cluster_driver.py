@@ -53,7 +53,7 @@ class ClusterDriver(ABC):
         self.client, self.cluster = client, cluster
         # Called in the thread: after each `fill` and each `close_workers`, before that with the
         # workers that were closed.
-        self.on_grown: Callable[[], None] = lambda: None
+        self.on_scaled: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Collection[str]], None] = lambda workers: None
         self.taken: set[str] = set()  # names of workers that went at notice and do not come back
         self.closing: set[str] = set()  # workers that are to be closed, and have not been
@@ -214,7 +214,7 @@ class ClusterDriver(ABC):
                         try:
                             self.fill(n_workers, besides)
                         finally:
-                            self.on_grown()
+                            self.on_scaled()
             except Exception as error:  # a search goes on with the workers it has
                 logger.debug("scaling the cluster", exc_info=True)
                 self._trouble(f"{type(error).__name__}: {error}")
@@ -225,7 +225,7 @@ class ClusterDriver(ABC):
         finally:
             self.closing.difference_update(workers)
             self.on_closed(workers)
-            self.on_grown()
+            self.on_scaled()
 
     def _trouble(self, reason: str) -> None:
         with self._changed:

@@ -237,7 +237,7 @@ class _ByNumber(ClusterDriver):
     """A cluster that only takes a number of workers, and replaces those that go."""
 
     _n: int | None = None
-    _leaving: Collection[str] = ()  # addresses
+    _leaving: frozenset[str] = frozenset()  # addresses
 
     @property
     def why_not(self) -> str:
@@ -260,7 +260,7 @@ class _ByNumber(ClusterDriver):
 
     @property
     def wanted_of(self) -> Mapping[str, int]:
-        return {"": self.wanted - len(_workers(self.client).keys() & {*self._leaving})}
+        return {"": self.wanted - len(_workers(self.client).keys() & self._leaving)}
 
     def fill(self, n_workers: int, besides: Collection[str]) -> None:
         """Ask the cluster for so many workers, never for fewer than are there."""

@@ -134,8 +134,9 @@ class DaskEngine:
         names = {worker: str(about["name"]) for worker, about in found.items()}
         self._workforce.begin(names, self.began)
         # A flow begins once there is a worker; who adapts starts none while there is nothing to do.
-        awaits = None if found else self.client.submit(int, pure=False)
+        awaits = None
         if not found:
+            awaits = self.client.submit(int, pure=False)
             self._workforce.ask_again()
         self.client.subscribe_topic(report_topic(run), self._hear)
         check_versions(self.client)

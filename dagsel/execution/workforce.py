@@ -252,7 +252,7 @@ class Workforce:
         if self._n_before is None:
             self._n_before = driver.wanted
 
-        def on_grown() -> None:
+        def on_scaled() -> None:
             # A cluster may have taken fewer, or have kept some that start just now.
             taken = driver.wanted_of
             self._write(lambda bill, at: bill.ask(taken, at=at))
@@ -262,7 +262,7 @@ class Workforce:
         self._expect(n_workers - len(self.staying))
         if not driver.pools:  # which of them is asked is known once it is
             self._write(lambda bill, at: bill.ask(max(n_workers, bill.asked), at=at))
-        driver.on_grown = on_grown
+        driver.on_scaled = on_scaled
         driver.grow(n_workers, besides=self.leaving)
 
     def _expect(self, n_workers: int) -> None:

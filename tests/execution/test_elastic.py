@@ -363,7 +363,7 @@ def test_a_cluster_grows_as_far_as_it_can() -> None:
     with cluster_of(1, kind=TwoDevices) as (_, client):
         with driving(client) as driver:
             told: list[int] = []
-            driver.on_grown = lambda: told.append(driver.wanted)
+            driver.on_scaled = lambda: told.append(driver.wanted)
             driver.grow(3)
         assert told == [2]
         client.wait_for_workers(2, timeout=TIMEOUT_S)
