@@ -1,4 +1,4 @@
-"""Names of arguments: those of Optuna's that a search does not take, and those that it needs."""
+"""Names of arguments: those that a search does not take, such as Optuna's, and those it needs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from dagsel.errors import SearchError
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Arguments of Optuna's that `dagsel.optimize` does not take, and what to write instead.
+#: Arguments that `dagsel.optimize` does not take, Optuna's and others', and what to write instead.
 _ELSEWHERE = {
+    **dict.fromkeys(
+        ("groups", "n_shards", "split", "stratify", "validation"),
+        'write data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, ...), which takes it',
+    ),
+    **dict.fromkeys(
+        ("batch_size", "loss", "metrics", "model", "optimizer", "precision", "train_fn"),
+        "write workload=dagsel.TorchWorkload(...), which takes it",
+    ),
     "catch": "a trial that fails does not end the run; leave it out, and see run.failures",
     "direction": "write study=optuna.create_study(direction=...)",
     "directions": "write study=optuna.create_study(directions=...)",
@@ -53,7 +61,7 @@ def missing(given: Collection[str]) -> str:
 
 
 def named_arguments(call: Callable[P, T]) -> Callable[P, T]:
-    """Say what to write instead of an argument of Optuna's, and of one that is missing."""
+    """Say what to write instead of an argument that belongs elsewhere, and for a missing one."""
     signature = inspect.signature(call)
 
     @short_traceback

@@ -24,6 +24,7 @@ from dagsel.flow import Direction, Flow, Goal, Keep, Traits
 from dagsel.planning.budget import Budget, budget_for, to_seconds
 from dagsel.planning.pools import Workers, check_workers
 from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage.datasets.inputs.read import is_dataset
 from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.shard_cache import Hold
 from dagsel.storage.shared_folder import folder_here
@@ -273,12 +274,17 @@ def _data(data: Any) -> ShardedDataset:
 
 
 def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
-    if isinstance(data, tuple) and len(data) == 2:
+    are_datasets = isinstance(data, tuple | list) and data and all(map(is_dataset, data))
+    if isinstance(data, tuple) and len(data) == 2 and not are_datasets:
         return ArrayPair.read(*data)
     if isinstance(data, ShardedDataset | str | os.PathLike):
         return _data(data)
     if isinstance(data, Mapping):
         write = 'data=ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
+    elif are_datasets:
+        write = 'data=ShardedDataset.write("data.zarr", train, validation=test, n_shards=8)'
+    elif is_dataset(getattr(data, "dataset", None)) and not is_dataset(data):
+        write = 'data=ShardedDataset.write("data.zarr", loader.dataset, n_shards=8)'
     elif hasattr(data, "iloc"):
         write = 'data=(frame.drop(columns="target"), frame["target"])'
     elif isinstance(tensors := getattr(data, "tensors", None), tuple) and len(tensors) == 2:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
     a = f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
     shape = getattr(value, "shape", None)
     if isinstance(shape, tuple) and shape:
-        return f"{a} of shape {shape}"
+        return f"{a} of shape {tuple(shape)}"
     text = repr(value)
     is_told = len(text) <= _LONGEST and "\n" not in text and " object at 0x" not in text
     return text if is_told else a
@@ -156,3 +156,24 @@ def takes(function: Any, n: int) -> bool:
     except ValueError:  # a function in C that has no signature
         pass
     return True
+
+
+def takes_in_another_order(function: Any, names: Sequence[str]) -> bool:
+    """Whether parameters by position are called as these, and are not where these are.
+
+    Examples
+    --------
+    >>> takes_in_another_order(lambda target, output: 0, ["output", "target"])
+    True
+    >>> takes_in_another_order(lambda y, output, target=0: 0, ["output", "target"])
+    True
+    >>> takes_in_another_order(lambda config: 0, ["batch", "config"])
+    True
+    >>> takes_in_another_order(lambda prediction, target: 0, ["output", "target"])
+    False
+    """
+    try:
+        given = list(inspect.signature(function).parameters)[: len(names)]
+    except (TypeError, ValueError):
+        return False
+    return any(own != name and own in names for own, name in zip(given, names, strict=False))

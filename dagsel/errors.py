@@ -21,7 +21,7 @@
     │   └── TooLittleTimeError    not one epoch ends within deadline and budget
     ├── WorkloadError             (ValueError) the workload cannot do what is asked
     │   ├── WorkloadTransportError   a part of it cannot be sent to a worker
-    │   └── AllTrialsFailedError  all trials failed in one way before any had trained
+    │   └── AllTrialsFailedError  all trials failed in one way before any was scored
     ├── TrainingError             a unit's training went wrong
     │   ├── DivergedError         a loss or a metric became NaN: the trial is at fault
     │   ├── NothingTrainedError   a unit consumed no sample of its shard
@@ -140,7 +140,7 @@ class WorkloadTransportError(WorkloadError):
 
 
 class AllTrialsFailedError(WorkloadError):
-    """All trials failed in one way before any had trained.
+    """All trials failed in one way before any was scored.
 
     Its cause is the first trial's error.
     """

@@ -387,7 +387,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class FailedAlike:
-    """The run has ended: its trials failed in one way before any had trained."""
+    """The run has ended: its trials failed in one way before any was scored."""
 
     text: str  # the error, with the user's own frames and the cure
 

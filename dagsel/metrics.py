@@ -451,7 +451,10 @@ def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     scores, classes = _numpy(output).astype(np.float64), _numpy(target)
     scores = scores.reshape(len(scores), -1)
     if classes.size != len(scores):
-        raise ValueError(f"output has {len(scores)} samples and target shape {classes.shape}")
+        raise ValueError(
+            f"the target has shape {classes.shape}, and this metric takes one class for each of "
+            f"{len(scores)} samples; of several labels a sample take binary_accuracy"
+        )
     return scores, classes.reshape(-1)
 
 

@@ -108,7 +108,8 @@ def optimize(
         fifth of the samples for validation, in shards of at most 16 MB.
     space
         Optuna's define-by-run function: suggests parameters on a trial and returns the
-        configuration as a dict.
+        configuration as a dict. A choice may be a class, a function or a tuple: the configuration
+        has it itself; a study that is stored, tables and `Run.best_params` have its name.
     flow
         The search procedure, from `dagsel.flows` or your own.
     metric
@@ -212,7 +213,7 @@ def optimize(
         deadline and budget: `TooLittleTimeError` once a first unit has shown it.
     WorkloadError
         If the workload cannot be trained with the space's configurations or on the data set, or
-        cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any has trained.
+        cannot be sent. `AllTrialsFailedError` if all trials fail in one way before any was scored.
     DatasetError
         If the data set cannot be read.
     RunDirError
@@ -389,7 +390,13 @@ def _prepared(
     metric, direction = goals[0].metric, goals[0].direction
     driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
     grid = flow.traits.sampling == "grid"
-    driver.validate(grid=grid, check=checks(workload, dataset.manifest, goals[0]))
+    fits = checks(workload, dataset.manifest, goals[0])
+
+    def check(config: Any) -> None:
+        flow.check_config(config)
+        fits(config)
+
+    driver.validate(grid=grid, check=check)
     assert driver.sampler_seed is not None
     assert driver.n_before is not None
     assert driver.first_step is not None

@@ -68,9 +68,9 @@ from dagsel.workloads.base import (
     PoolsScores,
     Reconfigurable,
     Workload,
-    checks,
 )
 from dagsel.workloads.gang.gang import GangWorkload, gang_workload
+from dagsel.workloads.unread import saying_checks
 
 if TYPE_CHECKING:
     from dagsel.execution.cluster import Client
@@ -318,7 +318,7 @@ class Session:
             settings.metric,
             seed=settings.seed,
             about=self.folder.digest(),
-            check=checks(self.workload, self.data.manifest, self._followed),
+            check=saying_checks(self.workload, self.data.manifest, self._followed),
             follows=self._follows_metric,
             foreseen=self.foreseen,
             needs=MemoryNeeds(self.workload, self.data),
@@ -485,9 +485,9 @@ def tidy(record: Record, folder: RunDir) -> None:
         logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
         by_reason: dict[str, list[str]] = {}
         for failed in record.failures:
-            by_reason.setdefault(" ".join(failed.reason.split()), []).append(str(failed.number))
-        for reason, numbers in by_reason.items():
-            logger.warning("trial %s failed: %s", ", ".join(numbers), reason)
+            by_reason.setdefault(failed.why, []).append(str(failed.number))
+        for why, numbers in by_reason.items():
+            logger.warning("trial %s failed: %s", ", ".join(numbers), why)
 
 
 def _warn_of_copies(replicas: int | Literal["auto"], most_workers: int | None) -> None:

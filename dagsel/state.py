@@ -242,9 +242,15 @@ class State:
         return object.__sizeof__(self) + self.nbytes
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle with the buffer out of band: it hops as one frame without a copy."""
+        """Pickle with the buffer out of band: it hops as one frame without a copy.
+
+        The frame is that of an array: on one of a memoryview that is in a cycle of references,
+        Python's garbage collector ends with a segmentation fault before 3.12.7, and in every 3.11
+        (python/cpython#77894).
+        """
         if protocol >= 5:
-            return State, (PickleBuffer(self.buffer),)
+            frame: Any = np.frombuffer(self.buffer, np.uint8)
+            return State, (PickleBuffer(frame),)
         return State, (self.buffer.tobytes(),)
 
     def __eq__(self, other: object) -> bool:

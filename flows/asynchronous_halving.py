@@ -26,6 +26,7 @@ from dagsel.flow import (
 )
 from dagsel.flows.drawing import Drawing, n_places, stop_all
 from dagsel.flows.rungs import prune_at, rung_epochs
+from dagsel.flows.wrapper import EndedWell
 
 Result: TypeAlias = tuple[float, int]  # loss and trial: sorted, it is the rank in a rung
 
@@ -122,6 +123,7 @@ class AsynchronousHalving(Flow):
                 judged = self._reached(event, state.training.pop(trial))
             case TrialFailed(trial):
                 self._forget(trial)
+                state.n_complete += isinstance(event, EndedWell)
             case WorkersChanged(n_workers):
                 state.n_places = n_places(self.n_concurrent, n_workers)
             case DeadlineReached():

@@ -22,7 +22,7 @@ from dagsel.flow import (
     TrialFailed,
 )
 from dagsel.flows.drawing import check_counts
-from dagsel.flows.wrapper import Wrapper
+from dagsel.flows.wrapper import EndedWell, Wrapper
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class EarlyStopping(Wrapper):
     """End a trial of another search when it has not improved for some epochs.
 
     The trial is complete: with ``keep="best"``, the default of `dagsel.optimize`, it has the value
-    and the model of its best epoch, and can win. The inner search goes on without it, as if it had
-    failed. A trial that takes over another trial's state (`PBT`) begins to count anew.
+    and the model of its best epoch, and can win. The inner search goes on without it. A trial that
+    takes over another trial's state (`PBT`) begins to count anew.
 
     `patience` and `min_delta` mean what they mean to the callback of that name in Keras.
 
@@ -131,8 +131,7 @@ class EarlyStopping(Wrapper):
         epochs = "1 epoch" if self.patience == 1 else f"{self.patience} epochs"
         stop = Stop(number, f"no better for {epochs}", "complete")
         del self.own.trials[number]
-        # To the inner search it is a trial that trains no more.
-        return [*left, stop, *self._follow(self.flow.handle(TrialFailed(number, stop.reason)))]
+        return [*left, stop, *self._follow(self.flow.handle(EndedWell(number, stop.reason)))]
 
     def _follow(self, decisions: list[Decision]) -> list[Decision]:
         """Note which trials have ended, or have another state."""

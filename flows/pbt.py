@@ -235,7 +235,7 @@ class PBT(Flow):
             case Asked(trials, _, configs):
                 for index, trial in enumerate(trials):
                     config = configs[index] if index < len(configs) else {}
-                    state.configs[trial] = self._mutable(trial, config)
+                    state.configs[trial] = self._mutable(config)
                 return self._next_generation()
             case Reported(trial, epoch, value) if trial in state.training and epoch == state.epoch:
                 state.training.discard(trial)
@@ -310,17 +310,21 @@ class PBT(Flow):
                 explored[key] = values[min(max(place, 0), len(values) - 1)]
         return explored
 
-    def _mutable(self, trial: int, config: Mapping[str, Any]) -> dict[str, Any]:
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise a `SearchError` if a configuration lacks what is to be mutated."""
+        self._mutable(config)
+
+    def _mutable(self, config: Mapping[str, Any]) -> dict[str, Any]:
         for key, values in self.mutations.items():
             if key not in config:
                 raise SearchError(
-                    f"mutations names {key!r}, which the configuration of trial {trial} lacks; it "
-                    f"has {', '.join(config) or 'nothing that can be recorded'}"
+                    f"mutations names {key!r}, which a configuration lacks; it has "
+                    f"{', '.join(config) or 'nothing that can be recorded'}"
                 )
             if isinstance(values, Range) and not is_number(config[key]):
                 raise SearchError(
-                    f"mutations gives {key!r} a range, but it is {config[key]!r} in trial {trial}; "
-                    "give it a list of choices"
+                    f"mutations gives {key!r} a range, but it is {config[key]!r} in a "
+                    "configuration; give it a list of choices"
                 )
         return {key: config[key] for key in self.mutations}
 

@@ -428,7 +428,7 @@ class StagedSearch(BudgetedFlow):
         ranked = sorted(trials, key=lambda trial: (trials[trial].loss, trial))
         places = dict(zip(ranked, self.places(), strict=False))
         stops = [
-            Stop(trial, "there is no time for so many trials")
+            Stop(trial, "the plan has no place for it, now that an epoch is timed")
             for trial in ranked[len(places) :]
             if not trials[trial].is_done
         ]

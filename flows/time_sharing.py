@@ -244,9 +244,8 @@ class TimeSharing(Flow):
         if quantum_s is None:
             return
         trial.was_short = paused.losses.n == 1 and took_s > quantum_s
-        # The first time it may have been something else than the batch: a shard was loaded.
-        is_sure = was_short or took_s > 2 * quantum_s
-        if trial.was_short and is_sure and not self.state.has_warned:
+        # Once may be something else than the batch: a shard was loaded, the machine was busy.
+        if trial.was_short and was_short and not self.state.has_warned:
             self.state.has_warned = True
             warnings.warn(
                 f"a batch of trial {paused.trial} took {took_s:.3g} s, longer than the "

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache
 from typing import Any, Self
 
 from dagsel.errors import SearchError
-from dagsel.flow import Context, Decision, Event, Flow, Traits
+from dagsel.flow import Context, Decision, Event, Flow, Traits, TrialFailed
 from dagsel.planning.capacity import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class EndedWell(TrialFailed):
+    """A trial that a flow has ended well: to the flow inside, one that trains no more.
+
+    A flow that does not tell them apart takes it as one that has failed.
+    """
 
 
 @dataclass
@@ -55,6 +64,10 @@ class Wrapper(Flow):
     def traits(self) -> Traits:
         """All that the inner flow says of itself."""
         return self.flow.traits
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Check what the inner flow checks."""
+        self.flow.check_config(config)
 
     def workers_to_begin(self, context: Context) -> int | None:
         """Return what the inner flow wants."""

@@ -8,9 +8,10 @@ torch nor Dask.
 
 from __future__ import annotations
 
-from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
+from dagsel.storage.datasets.dataset import ShardedDataset
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
+from dagsel.storage.datasets.manifest import ShardSize
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.storage.datasets.sources import Batches
 from dagsel.storage.runs.checkpoints import CheckpointStore

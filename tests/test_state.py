@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import subprocess
 import sys
 from collections import Counter, OrderedDict, deque
 from typing import Any
@@ -90,6 +91,32 @@ def test_states_are_pickled_out_of_band_and_read_by_safetensors(named):
     for name, array in named.items():
         assert others[name].numpy().tobytes() == array.tobytes()
         assert tuple(others[name].shape) == array.shape
+
+
+IN_A_CYCLE = """
+import gc, pickle
+from dagsel.state import State
+
+def frames_of(state):
+    frames = []
+    head = pickle.dumps(state, protocol=5, buffer_callback=frames.append)
+    return [pickle.loads(head, buffers=frames), frames]
+
+for _ in range(3):
+    state = State.pack({}, {"n": 1})
+    first, second = frames_of(state), frames_of(frames_of(state)[0])
+    first.append(second)
+    second += [state, first]
+    del state, first, second
+    gc.collect()
+"""
+
+
+def test_a_cycle_of_references_with_a_pickled_state_is_collected():
+    """Python to 3.12.6 ended with a segmentation fault, in whatever was collecting."""
+    program = [sys.executable, "-X", "faulthandler", "-c", IN_A_CYCLE]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_bfloat16_is_read_by_safetensors_and_from_it():

@@ -101,6 +101,7 @@ def _about(data: ShardedDataset) -> dict[str, Any]:
             for name, spec in data.schema.items()
         },
         "classes": data.classes,
+        "columns": data.columns,
     }
 
 

@@ -131,8 +131,8 @@ def without_interruptions(entries: Sequence[Entry], *, goes_on: bool) -> list[En
     end: int | None = None  # where the last end by Ctrl-C stands
     for entry in [*entries, *([None] if goes_on else [])]:
         if end is not None and (entry is None or isinstance(entry, SessionBegun)):
-            if any(isinstance(later, SessionEnded) for later in kept[end:]):
-                kept[end:] = [later for later in kept[end:] if isinstance(later, SessionEnded)]
+            # None, if a second Ctrl-C was faster than the end.
+            kept[end:] = [later for later in kept[end:] if isinstance(later, SessionEnded)]
             end = None
         match entry:
             case Turn(Commanded(FinishSearch(resumable=True))):

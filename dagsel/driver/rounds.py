@@ -1,6 +1,7 @@
 """Which epochs are sent when: rounds of what trials are to train.
 
-Epochs are sent as they are decided, all of a decision as one chain. But training that follows the
+Epochs are sent as they are decided, all of a decision as one chain; of a million that nobody will
+ever train, a thousand at a time. But training that follows the
 metric of the search begins an epoch with that of the one before. So such a trial's epochs are sent
 one by one, each when the one before it was reported; the journal has the metric, so a later session
 sends the same.
@@ -19,6 +20,9 @@ from dagsel.history.record import Record
 from dagsel.history.trial import TrialRecord
 from dagsel.messages import Entry, RoundSent
 
+#: Epochs of a trial that are sent at once; the next ones follow when half of them are reported.
+MOST_EPOCHS = 1_000
+
 
 @dataclass(slots=True)
 class Rounds:
@@ -33,7 +37,8 @@ class Rounds:
     foreseen: Sequence[float] | None = None
     # Bytes that a unit takes, as far as it is known, if its samples are halved so often.
     needs: Callable[[Any, int], int | None] = lambda config, halvings: None
-    _sent: dict[int, int] = field(default_factory=dict)  # by trial that follows: its last epoch
+    # By trial that is not sent whole: its last epoch that is.
+    _sent: dict[int, int] = field(default_factory=dict)
     _follow: dict[int, tuple[object, bool]] = field(default_factory=dict)  # by trial, for a config
     # By trial: what its units take, with a configuration and so many halvings.
     _needs: dict[int, tuple[object, int, int | None]] = field(default_factory=dict)
@@ -42,19 +47,33 @@ class Rounds:
 
     def more(self, trial: TrialRecord, n_epochs: int) -> Continuation:
         """Return what can be sent of the epochs that were just decided, and of earlier ones."""
-        if self._waits(trial):
+        if self._waits(trial) or trial.number in self._sent:
             return self.due(trial)
         last = trial.n_decided
-        return Continuation(trial.number, range(last - n_epochs + 1, last + 1))
+        epochs = range(last - n_epochs + 1, last + 1)
+        return Continuation(trial.number, self._first(trial.number, epochs))
 
     def due(self, trial: TrialRecord) -> Continuation:
-        """Return the epoch of a trial that has waited for what was just reported, if it has."""
+        """Return the epochs of a trial that have waited for what was just reported, if any."""
         n_reported, following = len(trial.epochs), range(0)
         has_more = trial.is_live and trial.n_decided > n_reported
-        if has_more and self._waits(trial) and self._sent.get(trial.number, 0) <= n_reported:
-            following = range(n_reported + 1, n_reported + 2)
-            self._sent[trial.number] = n_reported + 1
+        if has_more and self._waits(trial):
+            if self._sent.get(trial.number, 0) <= n_reported:
+                following = range(n_reported + 1, n_reported + 2)
+                self._sent[trial.number] = n_reported + 1
+        elif has_more and trial.number in self._sent:
+            sent = self._sent[trial.number]
+            if sent - n_reported <= MOST_EPOCHS // 2:
+                following = range(sent + 1, trial.n_decided + 1)[:MOST_EPOCHS]
+                self._sent[trial.number] = sent + len(following)
         return Continuation(trial.number, following)
+
+    def _first(self, trial: int, epochs: range) -> range:
+        """Return the first epochs of those that may be sent; the others wait."""
+        if len(epochs) > MOST_EPOCHS or trial in self._sent:
+            epochs = epochs[:MOST_EPOCHS]
+            self._sent[trial] = epochs[-1]
+        return epochs
 
     def anew(self, plan: Continuation) -> Continuation:
         """Return what can be sent of a plan for a trial of which nothing is under way."""
@@ -62,8 +81,10 @@ class Rounds:
         self._repairs.pop(plan.trial, None)
         if trial.is_paused and plan.epochs:  # its last state is damaged, and made anew
             self._repairs[plan.trial] = []
-        if not plan.epochs or not self._waits(trial):
+        if not plan.epochs:
             return plan
+        if not self._waits(trial):
+            return replace(plan, epochs=self._first(plan.trial, plan.epochs))
         # Of what begins after the epoch that follows the reported ones the metric is not known.
         ready = range(plan.epochs.start, min(plan.epochs.stop, len(trial.epochs) + 2))
         self._sent[plan.trial] = ready[-1]

@@ -158,7 +158,7 @@ class Runner:
         SearchError
             If the flow decides what cannot be done.
         AllTrialsFailedError
-            If all trials fail in one way before any has trained.
+            If all trials fail in one way before any was scored.
         TooLittleTimeError
             If not one epoch can end within deadline and budget.
         """
@@ -459,7 +459,7 @@ class Runner:
             return
         score = self._stored.scores.of(tally, f"epoch {epoch}", trial.number, epoch)
         if score.why_not:
-            self._fail(trial.number, score.why_not)
+            self._put(Turn(TrialFailed(trial.number, score.why_not), (), raised=score.raised))
             return
         values = self.record.values(score.value, score.metrics)
         self.study.report(trial.number, epoch, *values)
@@ -491,7 +491,7 @@ class Runner:
         if fails is None:
             return
         report = fails
-        if report.raised is not None and not self.record.has_trained:
+        if report.raised is not None and not self.record.has_scored:
             self._troubles.fails(self.engine.raised(trial.number))
         failed = TrialFailed(trial.number, report.reason)
         self._put(Turn(failed, (), traceback=report.traceback, raised=report.raised))

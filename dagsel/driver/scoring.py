@@ -17,6 +17,7 @@ from dagsel.errors import CheckpointError
 from dagsel.history.tally import EpochTally
 from dagsel.history.trial import TrialRecord
 from dagsel.storage.runs.checkpoints import Scoring
+from dagsel.workloads.raised import Raised, raised
 
 logger = logging.getLogger("dagsel")
 
@@ -30,6 +31,7 @@ class Score(NamedTuple):
     value: float  # the metric that the search is about, of several the first one
     metrics: dict[str, float]
     why_not: str = ""  # why the trial fails by it; empty if it does not
+    raised: Raised | None = None  # what a metric has raised, if it is that
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Scores:
                 metrics |= self.pool(kept)
             except Exception as error:  # noqa: BLE001 - a metric of the user's may raise anything
                 reason = f"{type(error).__name__}: {error} (in a metric of {where})"
-                return Score(math.nan, metrics, reason)
+                return Score(math.nan, metrics, reason, raised(error))
         for name in self.metrics:
             if name not in metrics:
                 known = ", ".join(metrics)

@@ -153,7 +153,7 @@ class TrialLimits:
         score = self.scores.of(tally, where, unit.trial, unit.epoch, kind="check")
         self.scores.drop(unit.trial, unit.epoch, "check")
         if score.why_not:
-            return Turn(TrialFailed(unit.trial, score.why_not), ())
+            return Turn(TrialFailed(unit.trial, score.why_not), (), raised=score.raised)
         return self._paused(trial, score.value, score.metrics)
 
     def is_outdated(self, event: Paused) -> bool:

@@ -1,4 +1,4 @@
-"""What is wrong with trials: all fail in one way before any has trained, or a result is odd."""
+"""What is wrong with trials: all fail in one way before any was scored, or a result is odd."""
 
 from __future__ import annotations
 
@@ -26,15 +26,17 @@ logger = logging.getLogger("dagsel")
 class Troubles:
     """Watches how a run's trials fail, and what is odd about those that do not.
 
-    A run ends if all trials that have begun fail alike and no training unit has ended. Only errors
-    of the workload count, told apart by class and by the innermost line of the user's code. A trial
-    that is still to begin does not count against the verdict; one that trains does. Configurations
-    that are refused before they are sent end only a search of which there is nothing else.
+    A run ends if its first trials fail alike and none was scored. Only errors of the workload
+    count, told apart by class and by the innermost line of the user's code. A trial that has begun
+    before enough have failed counts against the verdict while it trains; a later one does not, as
+    there is always one. Configurations that are refused before they are sent end only a search of
+    which there is nothing else.
     """
 
     record: Record  # what has happened
     cause: BaseException | None = None  # the first error itself, if it is here
-    _begun: set[int] = field(default_factory=set)  # trials that have begun to train
+    # Trials that have begun to train, until one was scored or enough have failed.
+    _begun: set[int] = field(default_factory=set)
     _warned: set[int] = field(default_factory=set)  # trials whose warning is logged
     _paused_by_user: list[TrialRecord] = field(default_factory=list)  # that may still rest
     _told_to_rest: str = ""  # those of which was said that nothing else is left
@@ -47,7 +49,8 @@ class Troubles:
 
     def begins(self, trial: int) -> None:
         """Take in that a trial begins to train."""
-        self._begun.add(trial)
+        if not self.record.has_scored and len(self.record.failures) < ENOUGH:
+            self._begun.add(trial)
 
     def warn_of_rest(self) -> None:
         """Log that the search waits for the user alone, once for the trials that they paused."""
@@ -83,7 +86,7 @@ class Troubles:
     def verdict(self) -> FailedAlike | None:
         """What ends the run; None if it goes on, or has ended otherwise."""
         record = self.record
-        if record.has_trained or record.failed_alike:
+        if record.has_scored or record.failed_alike:
             return None
         failed = record.failures
         first = failed[0].raised if failed else None
@@ -108,7 +111,7 @@ def say(failed: list[TrialRecord]) -> str:
     >>> frame = '  File "train.py", line 3, in loss'
     >>> error = Raised("ValueError", "no", "train.py:3 loss", frame)
     >>> print(say([TrialRecord(0, {}, {}, raised=error)]))
-    all trials that have begun (1) failed alike, before any has trained:
+    all trials that have ended (1) failed alike, before any was scored:
       File "train.py", line 3, in loss
     ValueError: no
     """
@@ -125,5 +128,5 @@ def say(failed: list[TrialRecord]) -> str:
             lines += [f"    {text}"] if text else []
     told = "\n".join([*lines, last])
     return (
-        f"all trials that have begun ({len(failed)}) failed alike, before any has trained:\n{told}"
+        f"all trials that have ended ({len(failed)}) failed alike, before any was scored:\n{told}"
     )

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from types import TracebackType
 from typing import Any
 
@@ -40,9 +39,10 @@ from dagsel.execution.cluster_driver import ClusterDriver
 from dagsel.execution.compatibility import check_versions
 from dagsel.execution.connection import Connection
 from dagsel.execution.graph import chains_graph, check_graph
+from dagsel.execution.outbox import CHECK, Outbox
 from dagsel.execution.run_spec import RunSpec, command_topic, plugin_name, report_topic
 from dagsel.execution.scheduler_plugin import DispatchPlugin
-from dagsel.execution.slices import Slices
+from dagsel.execution.slices import Slices, begun_first
 from dagsel.execution.standstill import Standstill
 from dagsel.execution.worker_plugin import TrainingPlugin, load_shard
 from dagsel.execution.workforce import Workforce
@@ -92,8 +92,7 @@ class DaskEngine:
     _threads: set[int] = field(default_factory=set)
     # What came in, by what was heard at once; nothing where somebody else wakes the driver.
     _messages: queue.SimpleQueue[Sequence[Message]] = field(default_factory=queue.SimpleQueue)
-    _futures: dict[int, dict[int, list[Future[Any]]]] = field(default_factory=dict)  # by epoch
-    _checks: dict[int, list[Future[Any]]] = field(default_factory=dict)
+    _outbox: Outbox = field(init=False)
     _configs: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # by trial
     _slices: Slices = field(default_factory=Slices)
     _loads: dict[tuple[str, int], Future[Any]] = field(default_factory=dict)
@@ -103,6 +102,7 @@ class DaskEngine:
 
     def __post_init__(self) -> None:
         self._connection = Connection.of(self.client)
+        self._outbox = Outbox(self._connection, self.spec.run, self.wake)
         self._workforce = Workforce(self.driver, self.known, self.now, self.n_first)
         self._standstill = Standstill(self.worker_timeout_s)
 
@@ -175,6 +175,8 @@ class DaskEngine:
                 if left_s <= 0:
                     break
                 registered &= self._workers_there()
+                if not registered:  # they were lost before they could join
+                    self._workforce.ask_again()
                 continue
             for message in heard:
                 match message:
@@ -205,8 +207,7 @@ class DaskEngine:
 
     def _stop(self) -> None:
         run = self.spec.run
-        self._futures.clear()
-        self._checks.clear()
+        self._outbox.clear()
         self._loads.clear()
         if not self._connection.is_there:  # each of these would wait for it
             if self.driver is not None:
@@ -214,7 +215,8 @@ class DaskEngine:
             self._end_bill()
             return
         for leave in (
-            partial(self.tell, EndRun()),
+            # The one command that is waited for: no task is left that a worker cannot run.
+            partial(self._connection.log, command_topic(run), COMMANDS.encode(EndRun())),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
@@ -356,53 +358,38 @@ class DaskEngine:
         """Send a round, the far ends of its chains later; the run's earlier rounds go on."""
         self.tell(RoundAdded(round_))
         self._configs.update(configs)
-        self._send(self._slices.first(round_.chains))
+        for part in begun_first(self._slices.first(round_.chains), self.n_workers):
+            self._send(part)
+            self._outbox.flush()
 
     def _send(self, chains: Sequence[Chain]) -> None:
         """Send tasks of which the dispatcher knows."""
         if not chains:
             return
-        graph, wanted = chains_graph(self.spec.run, chains, self._configs)
-        keys = [key for keys in wanted.values() for key in keys]
-        futures = dict(zip(keys, self.client.get(graph, keys, sync=False), strict=True))
-        for trial, trial_keys in wanted.items():
-            by_epoch = self._futures.setdefault(trial, {})
-            for key in trial_keys:
-                by_epoch.setdefault(key[2], []).append(futures[key])
+        self._outbox.send(*chains_graph(self.spec.run, chains, self._configs))
 
     def stop(self, trial: int) -> None:
         """Stop a trial: its waiting units are forgotten, its running one ends at its next batch."""
         self.tell(TrialStopped(trial))
-        for futures in self._futures.pop(trial, {}).values():
-            self._give_up(futures)
-        self._give_up(self._checks.pop(trial, []))
+        self._outbox.give_up(trial)
         self._configs.pop(trial, None)
         self._slices.forget(trial)
 
-    def _give_up(self, futures: list[Future[Any]]) -> None:
-        """Wait for results no more."""
-        loop = self.client.loop
-        if futures and loop is not None:  # in its own thread, which each would wake up else
-            loop.add_callback(futures.clear)
-
     def raised(self, trial: int) -> BaseException | None:
         """Return the error of a trial that has failed, without the frames of other processes."""
-        for future in chain.from_iterable(self._futures.get(trial, {}).values()):
-            if future.status == "error":
-                error: BaseException = future.exception()
-                return error.with_traceback(None)
-        return None
+        error = self._outbox.raised(trial)
+        return None if error is None else error.with_traceback(None)
 
     def release(self, trial: int, epoch: int) -> None:
         """Have the cluster forget an epoch's results; else it makes them again if they are lost."""
-        self._give_up(self._futures.get(trial, {}).pop(epoch, []))
+        self._outbox.give_up(trial, epoch)
 
     def tell(self, command: Command) -> None:
-        """Tell the dispatcher something."""
+        """Tell the dispatcher something, by the next time that `messages` looks."""
         if isinstance(command, TrialAllowed | TrialHeld):
             # Nobody waits for its score any more, and the state that is scored may be deleted.
-            self._give_up(self._checks.pop(command.trial, []))
-        self._connection.log(command_topic(self.spec.run), COMMANDS.encode(command))
+            self._outbox.give_up(command.trial, CHECK)
+        self._outbox.tell(command)
 
     def check(
         self,
@@ -417,7 +404,7 @@ class DaskEngine:
         self.tell(CheckAdded(trial, number))
         units = [Unit("check", trial, number, shard) for shard in range(self.spec.data.n_shards)]
         graph, keys = check_graph(self.spec.run, units, place, configs[trial], halvings)
-        self._checks[trial] = list(self.client.get(graph, keys, sync=False))
+        self._outbox.send(graph, {trial: {CHECK: keys}})
 
     def limit(self, at: float) -> None:
         """Begin no unit that is expected to end after this moment."""
@@ -486,7 +473,15 @@ class DaskEngine:
         self._messages.put([])
 
     def _read(self, *, timeout_s: float = 0.0) -> Sequence[Message]:
-        heard = self._messages.get(timeout_s > 0, timeout_s)
+        until = time.monotonic() + timeout_s
+        while True:
+            patience_s, left_s = self._outbox.flush(), until - time.monotonic()
+            try:
+                heard = self._messages.get(left_s > 0, min(patience_s, left_s))
+                break
+            except queue.Empty:
+                if left_s <= patience_s:
+                    raise
         for message in heard:
             match message:
                 case WorkerJoined():

@@ -16,7 +16,7 @@ from dagsel.messages import StatePlace
 
 def chains_graph(
     run: str, chains: Sequence[Chain], configs: Mapping[int, Mapping[str, Any]]
-) -> tuple[HighLevelGraph, dict[int, list[Key]]]:
+) -> tuple[HighLevelGraph, dict[int, dict[int, list[Key]]]]:
     """Compile what is sent of chains.
 
     Parameters
@@ -34,10 +34,10 @@ def chains_graph(
         One layer; each train unit depends on the one before it, each evaluating unit on the last
         train unit of its epoch.
     wanted
-        For each trial the keys that keep its chain alive, in the order of the epochs.
+        For each trial and epoch the keys that keep its chain alive.
     """
     tasks: dict[Key, Task] = {}
-    wanted: dict[int, list[Key]] = {}
+    wanted: dict[int, dict[int, list[Key]]] = {}
     for chain in chains:
         wanted[chain.trial] = _compile_chain(run, chain, configs[chain.trial], tasks)
     return _graph(run, f"chains-{run}", tasks), wanted
@@ -82,8 +82,8 @@ def _graph(run: str, name: str, tasks: dict[Key, Task]) -> HighLevelGraph:
 
 def _compile_chain(
     run: str, chain: Chain, config: Mapping[str, Any], tasks: dict[Key, Task]
-) -> list[Key]:
-    wanted: list[Key] = []
+) -> dict[int, list[Key]]:
+    wanted: dict[int, list[Key]] = {}
     made = {unit: unit_key(run, unit) for unit in chain.units}
     previous: Key | None = None
     for unit, key in made.items():
@@ -101,7 +101,7 @@ def _compile_chain(
             scoring = unit_key(run, evaluation)
             what = (tuple(evaluation), config, end, chain.n_halvings(evaluation))
             tasks[scoring] = Task(scoring, evaluate_unit, run, *what)
-            wanted.append(scoring)
+            wanted.setdefault(epoch, []).append(scoring)
     if previous is not None and not any(chain.evaluations(chain.epochs[-1])):
-        wanted.append(previous)
+        wanted.setdefault(previous[2], []).append(previous)
     return wanted

@@ -60,7 +60,8 @@ class Raising:
         ran_out: RanOut | None = None
         text = ""
         try:
-            yield
+            with _process_stays():
+                yield
         except Reschedule:
             raise
         except Exception as error:
@@ -98,6 +99,18 @@ class Raising:
                 at_once = workload.at_once(config, unit.kind)
         limit, peak = memory_numbers(self._memory_limit)
         return RanOut(unit, self._worker, said(error), limit, peak, at_once, halvings)
+
+
+@contextmanager
+def _process_stays() -> Iterator[None]:
+    """Fail the trial alone whose code would end the worker's process."""
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise WorkloadError(
+            f"the trial's code raised {error!r}, which would end the worker: raise another error "
+            "to fail the trial, or return to end its epoch"
+        ) from error
 
 
 def memory_numbers(limit: int | None) -> tuple[int | None, int | None]:

@@ -16,7 +16,8 @@ from dagsel.storage.shard_cache import Hold
 RESOURCE = "TRAIN"
 #: Name of the executor of a worker that runs units; shards are read in its default one.
 EXECUTOR = "dagsel"
-#: Under this name a worker's stream handler gets the orders of all runs.
+#: Under this name a worker's stream handler gets the orders of all runs, and the scheduler's the
+#: commands of their drivers.
 CHANNEL = "dagsel"
 #: Topic of Dask's nannies where one restarts its worker, as that has filled its memory.
 FILLED = "worker-restart-memory"

@@ -73,6 +73,7 @@ class DispatchPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         # The client's own subscription may arrive after the first report.
         scheduler.subscribe_topic(report_topic(self.run), self.client)
+        scheduler_state.hear_commands(scheduler)
         self.dispatcher = dispatcher.Dispatcher(self.config)
         self._loop = asyncio.get_running_loop()
         self._events: list[events.DispatchEvent] = []

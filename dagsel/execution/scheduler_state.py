@@ -5,14 +5,35 @@ None of it is promised to stay; docs/explanation/how-it-works.md lists what else
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
+from dagsel.codec import Json
 from dagsel.dispatch.description import ProcessNow
-from dagsel.execution.run_spec import RESOURCE, key_unit
+from dagsel.execution.run_spec import CHANNEL, RESOURCE, command_topic, key_unit, plugin_name
+
+logger = logging.getLogger("dagsel")
+
+
+def hear_commands(scheduler: Scheduler) -> None:
+    """Have the plugin of a run hear what its client sends with `CHANNEL`, as an event's message."""
+    scheduler.stream_handlers.setdefault(CHANNEL, partial(_hear, scheduler))
+
+
+def _hear(scheduler: Scheduler, client: str, run: str, command: Json) -> None:
+    # Dask closes a client that sends what nobody handles, or whose message raises. This one
+    # therefore stays when the run has ended: a command may be on its way until then.
+    plugin = scheduler.plugins.get(plugin_name(run))
+    if plugin is not None:
+        try:
+            plugin.log_event(command_topic(run), command)
+        except Exception:
+            logger.exception("run %s, %s", run, command)
 
 
 def put_in_memory(scheduler: Scheduler, task: TaskState, worker: str, n_bytes: int) -> None:

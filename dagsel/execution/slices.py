@@ -2,12 +2,13 @@
 
 Dask's scheduler looks at every task of a graph before the first one runs, and the graph of a search
 of a thousand epochs a trial has tens of thousands. The dispatcher knows all of a round from its
-beginning. Of each chain Dask gets some epochs, and the next ones long before these are over.
+beginning. Of each chain Dask gets some epochs, and the next ones long before these are over. What
+the workers can begin with is a graph of its own, before the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dagsel.dispatch.units import Chain
@@ -16,6 +17,8 @@ from dagsel.dispatch.units import Chain
 _TASKS = 2_000
 #: Epochs of a chain that are sent at once, at least and at most.
 _LEAST, _MOST = 8, 64
+#: So many tasks are one graph: Dask takes some 15 ms for them, and 2 ms for a graph of its own.
+_FEW = 200
 
 
 @dataclass(slots=True)
@@ -45,7 +48,7 @@ class Slices:
         [[], [range(65, 129)], [range(129, 151)]]
         """
         chains = list(chains)
-        n_tasks = sum(chain.n_shards * (1 + chain.evaluate) for chain in chains)
+        n_tasks = sum(map(_n_tasks, chains))
         n_epochs = min(_MOST, max(_LEAST, _TASKS // max(1, n_tasks)))
         return [part for chain in chains if (part := self._begin(chain, n_epochs)) is not None]
 
@@ -77,6 +80,27 @@ class Slices:
             del self._rests[trial]
         rest.at = sent.epochs[-1] - rest.n_epochs // 2
         return sent
+
+
+def begun_first(chains: Sequence[Chain], n_workers: int) -> list[Sequence[Chain]]:
+    """Divide chains into those with which so many workers can begin, and the others.
+
+    Few tasks stay together.
+
+    Examples
+    --------
+    >>> chains = [Chain(trial, range(1, 6), n_shards=4) for trial in range(16)]
+    >>> [len(part) for part in begun_first(chains, 2)], [len(p) for p in begun_first(chains[:4], 2)]
+    ([2, 14], [4])
+    """
+    n_tasks = sum(_n_tasks(chain) * len(chain.epochs) for chain in chains)
+    n_first = n_workers if n_tasks > _FEW else 0
+    return [part for part in (chains[:n_first], chains[n_first:]) if part]
+
+
+def _n_tasks(chain: Chain) -> int:
+    """How many tasks an epoch of a chain is."""
+    return chain.n_shards * (1 + chain.evaluate)
 
 
 def _part(chain: Chain, start: int, stop: int) -> Chain:

@@ -101,7 +101,6 @@ class UnitRunner:
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
         self._spec, self._workload = spec, workload
         self._n_train = [size.n_train for size in spec.data.shard_sizes]
-        self._is_short_of_memory = is_short_of_memory
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
         self._stops: dict[Unit, threading.Event] = {}  # of units that train
         self._has_ended = threading.Condition()  # notified as one of them ends
@@ -199,8 +198,9 @@ class UnitRunner:
                 work.append(last.done)
             last = next_
             # While the next one trains there are three states: Dask has what the task began with.
-            is_late = time.monotonic() >= no_later
-            if last.shard != bound.shard or stop.is_set() or is_late or self._is_short_of_memory():
+            if last.shard != bound.shard or stop.is_set() or time.monotonic() >= no_later:
+                break
+            if not self.states.has_room_beside(last.state):
                 break
             state, how = last.state, how._replace(value=None)
         return work, last, None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from dagsel.dispatch.units import Unit
 from dagsel.execution.run_spec import StoredResult
@@ -64,15 +64,16 @@ class Visited:
         return self._done(time.time())
 
     def _done(self, stop: float) -> UnitRecord:
-        done = self._record(UnitRecord, stop)
-        return replace(done, recovered=False, state_bytes=self.trained.state.nbytes)
+        n_bytes = self.trained.state.nbytes
+        return self._record(UnitRecord, stop, recovered=False, state_bytes=n_bytes)
 
     @property
     def piece(self) -> PieceRecord:
         """The record of what was trained until it was stopped, and stored until now."""
         return self._record(PieceRecord, time.time())
 
-    def _record(self, kind: type[Work], stop: float) -> Work:
+    def _record(self, kind: type[Work], stop: float, **more: Any) -> Work:
+        losses = self.trained.losses
         return kind(
             self.unit,
             self.worker,
@@ -84,7 +85,8 @@ class Visited:
             ready_seconds=self.began - self.start,
             n_samples=self.trained.n_samples,
             loss=self.trained.loss,
-            losses=astuple(self.trained.losses),
+            losses=(losses.n, losses.low, losses.high),
+            **more,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self, TypeAlias, runtime_checkable
 
@@ -247,6 +248,31 @@ class Flow(Protocol):
     def traits(self) -> Traits:
         """What the flow says of itself; the defaults of `Traits` if it says nothing."""
         return Traits()
+
+    def check_config(self, config: Mapping[str, Any]) -> None:
+        """Raise an error if it cannot search among configurations like this one.
+
+        It is called before anything is started, with what the space draws.
+
+        Parameters
+        ----------
+        config
+            A configuration.
+
+        Raises
+        ------
+        SearchError
+            If it lacks what the procedure changes.
+
+        Examples
+        --------
+        >>> from dagsel.flows import PBT
+        >>> PBT(max_epochs=4, n_trials=4, mutations={"lrr": [0.1]}).check_config({"lr": 0.5})
+        Traceback (most recent call last):
+        ...
+        dagsel.errors.SearchError: mutations names 'lrr', which a configuration lacks; it has lr
+        """
+        del config  # to most procedures one is as good as another
 
     def workers_to_begin(self, context: Context) -> int | None:
         """Return how many workers it wants first; None for those that are there.

@@ -122,7 +122,7 @@ class Record:
     # Trials whose states stay, as Ctrl-C has ended the search and a resume may go on with it.
     interrupted: set[int] = field(default_factory=set)
     abandoned: str = ""  # why the run was given up, if it was
-    has_trained: bool = False  # whether a training unit has ended, or a part of one
+    has_scored: bool = False  # whether an epoch has ended, or a state was checked
     failed_alike: str = ""  # the error of all trials, if the run has ended by it
     too_little_time: str = ""  # why not one epoch could end in time, if the run has ended by it
     # A heap of what trials are or were worth, the best first: is it infeasible, loss, number.
@@ -158,7 +158,6 @@ class Record:
             case PieceRecord(unit):
                 self._note_spent(entry)
                 self.pieces.append(entry)
-                self.has_trained |= entry.share > 0
                 if unit.trial in self.trials:
                     self.trials[unit.trial].spend(entry)
             case Turn(event, decisions):
@@ -206,8 +205,8 @@ class Record:
     def _add_unit(self, done: UnitRecord) -> None:
         self.units.append(done)
         unit, trial = done.unit, self.trials.get(done.unit.trial)
+        self.has_scored |= unit.kind == "check"  # of an epoch there may be metrics of the whole set
         if unit.kind == "train":
-            self.has_trained = True
             self.visited.setdefault((unit.trial, unit.epoch), {})[unit.position] = done.shard
         if trial is None or unit.kind == "check":
             return
@@ -240,7 +239,6 @@ class Record:
 
     def _add_stored(self, found: StatesFound) -> None:
         trial = self.trials[found.trial]
-        self.has_trained |= bool(found.states)
         # States of epochs that were reported may be another trial's.
         news = tuple(state for state in found.states if state.epoch > len(trial.epochs))
         for state in news:
@@ -264,6 +262,7 @@ class Record:
                 loss, digest = (tally.train_loss, tally.digest) if tally else (float("nan"), "")
                 done = EpochRecord(epoch, value, metrics, loss, seconds, digest)
                 self.trials[trial].epochs.append(done)
+                self.has_scored = True
                 self.trials[trial].last_values = self.values(value, metrics)
                 self._score(self.trials[trial], self._end_of(self.trials[trial]))
                 if tally and tally.lacks_loss and math.isfinite(value):

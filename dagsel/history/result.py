@@ -211,7 +211,11 @@ class Run(Result):
 
     @property
     def data(self) -> ShardedDataset:
-        """The data set that was trained on; its `classes` say what numbers of text stand for."""
+        """The data set that was trained on.
+
+        Its `classes` say what numbers of text stand for, its `columns` which ones of a table are
+        the model's input, in their order.
+        """
         about = self.run_dir.about()
         return open_data(about["data"], about.get("data_digest", ""), self.run_dir)
 
@@ -335,9 +339,9 @@ class Run(Result):
 
         Each gets a folder, ``1-trial-7`` and so on: its weights in the safetensors format, its
         configuration, its metrics, and a ``load.py`` that needs torch and safetensors alone. If
-        labels were text and the data set is still there, ``classes.json`` lists what the numbers
-        stand for. Those of `HFWorkload`
-        are what transformers and PEFT read by ``from_pretrained``.
+        the data set is still there, ``classes.json`` lists what the numbers of labels stand for
+        that were text, and ``columns.json`` the columns of a table in the order of the model's
+        input. Those of `HFWorkload` are what transformers and PEFT read by ``from_pretrained``.
 
         Parameters
         ----------
@@ -372,7 +376,7 @@ class Run(Result):
         models = dict[str, Exported]()
         n = 1 if n is None and not self.record.goals else n
         metrics = [goal.metric for goal in self.record.goals] or [self.metric]
-        classes = self._classes()
+        names = self._names()
         for rank, best in enumerate(self._kept(n), start=1):
             trial, name = self.record.trials[best.trial], f"{rank}-trial-{best.trial}"
             values = dict(zip(metrics, trial.values, strict=True))
@@ -386,18 +390,19 @@ class Run(Result):
             labels = {name: trial.params[name] for name in trial.config if name in trial.params}
             config = labels | plain_part(trial.config)
             files = workload.export(self._model(best), config, about)
-            if classes:
-                files["classes.json"] = json.dumps(classes, indent=1).encode()
+            files |= {f"{of}.json": json.dumps(each, indent=1).encode() for of, each in names}
             models[name] = Exported(told, files)
         goal.write(models)
         return [f"{goal.url}/{name}" for name in models]
 
-    def _classes(self) -> dict[str, tuple[str, ...]]:
-        """Return what numbers of text stand for; nothing if the data set is not there any more."""
+    def _names(self) -> list[tuple[str, dict[str, tuple[str, ...]]]]:
+        """Return what the data set knows of labels and inputs; nothing if it is not there."""
         try:
-            return self.data.classes
+            data = self.data
         except (DatasetError, RunDirError):
-            return {}
+            return []
+        known = {"classes": data.classes, "columns": data.columns}
+        return [(of, names) for of, names in known.items() if names]
 
     def _kept(self, n: int | None) -> list[Best]:
         if self.record.goals and n is None:
@@ -417,7 +422,8 @@ class Run(Result):
     def _gives_models(self, what: str) -> GivesModels:
         workload = self.given_workload
         if not isinstance(workload, GivesModels):
-            raise WorkloadError(f"no {type(workload).__name__} {what} models; take run.models()")
+            kind = type(workload).__name__
+            raise WorkloadError(f"a {kind} {what} no models; take run.models()")
         return workload
 
     @property

@@ -64,7 +64,7 @@ class Result:
                 "run.pareto() has those that no other one is better than"
             )
         if self.record.best is None:
-            reasons = "; ".join(f"trial {t.number}: {t.reason}" for t in self.failures[:3])
+            reasons = "; ".join(f"trial {t.number}: {t.why}" for t in self.failures[:3])
             why = reasons or ("none was scored" if self.record.trials else "none was started")
             raise NoCompletedTrialError(f"no trial has completed ({why})")
         return self.record.best
@@ -114,7 +114,8 @@ class Result:
     def best_params(self) -> Mapping[str, Any]:
         """Parameters of the best trial, with those that a search has changed, as `PBT` does.
 
-        The study keeps those that were drawn first.
+        The study keeps those that were drawn first. A choice such as a class or a tuple stands
+        under its name.
         """
         return params_now(self.record, self.record.trials[self.best.trial])
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from dagsel.dispatch.units import Unit
@@ -97,9 +98,15 @@ class Best:
     check: int = 0  # the number of the check whose state was copied, if it was trained on since
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class TrialRecord:
-    """What became of a trial."""
+    """What became of a trial.
+
+    Examples
+    --------
+    >>> TrialRecord(7, {}, {"lr": 0.1, "width": 64}, state="failed", reason="ValueError: no")
+    <trial 7: failed after 0 epochs, lr=0.1, width=64: ValueError: no>
+    """
 
     number: int
     config: Mapping[str, Any]  # its present configuration
@@ -142,6 +149,28 @@ class TrialRecord:
     switches: list[float] = field(default_factory=list)
     n_switches_told: int = 0  # of how many of these the flow has heard
     ran_out: list[RanOut] = field(default_factory=list)  # units that had too little memory
+
+    def __repr__(self) -> str:
+        n = len(self.epochs)
+        told = [f"{self.state} after {n} epoch{'s' * (n != 1)}"]
+        told += [] if self.value is None else [f"value {self.value:.4g}"]
+        told += [f"{name}={value!r}" for name, value in self.params.items()]
+        why = f": {self.why}" if self.why and self.state != "complete" else ""
+        return f"<trial {self.number}: {', '.join(told)}{why}>"
+
+    @property
+    def why(self) -> str:
+        """Why it ended, in one line, and where its workload has raised."""
+        return self._why(self.raised.place if self.raised is not None else "")
+
+    @property
+    def why_short(self) -> str:
+        """Why it ended, with the name of the file alone."""
+        return self._why(Path(self.raised.place).name if self.raised is not None else "")
+
+    def _why(self, place: str) -> str:
+        where = f" ({' in '.join(place.rsplit(' ', 1))})" if place else ""
+        return f"{' '.join(self.reason.split())}{where}"
 
     @property
     def is_live(self) -> bool:

@@ -299,7 +299,7 @@ def _driver(
     )
     if recorded is None:
         grid = flow.traits.sampling == "grid"
-        driver.validate(grid=grid, check=lambda config: None)
+        driver.validate(grid=grid, check=flow.check_config)
     else:
         for number in sorted(recorded.configs):
             study.enqueue_trial(dict(recorded.configs[number]))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from traceback import walk_tb
 from typing import Any, TypeAlias
 
@@ -22,15 +24,35 @@ from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
-from dagsel.errors import SearchError
+from dagsel.checks import shown
+from dagsel.errors import DagselError, SearchError
 from dagsel.flow import Direction, Goal
 from dagsel.study.grid import GridWalk
 from dagsel.study.sampler import quiet
+
+logger = logging.getLogger("dagsel")
 
 Space: TypeAlias = Callable[[optuna.Trial], Mapping[str, Any]]
 
 #: A finite space with more points than this is not enumerated before the run.
 MAX_GRID_POINTS = 100_000
+#: So many configurations are tried before the run, until one can be trained.
+MOST_CHECKED = 10
+#: A space that rejects so many draws one after the other ends the search.
+MAX_REJECTIONS = 1_000
+
+
+class RejectedError(SearchError):
+    """A space has raised `optuna.TrialPruned`: it does not want these parameters."""
+
+
+def rejects_all(n: int, last: RejectedError) -> SearchError:
+    """Return the error of a space that has rejected so many draws in a row."""
+    return SearchError(
+        f"the space rejects what is drawn, {n:,} times one after the other; at last: {last}; "
+        "suggest each parameter within what those before it leave, or mark such trials by "
+        "trial.set_constraint, which trains them"
+    )
 
 
 #: What an objective of Optuna's does with a trial, and a space does not.
@@ -46,8 +68,10 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
 
     Raises
     ------
+    RejectedError
+        If the space raises `optuna.TrialPruned`.
     SearchError
-        If the space trains, reports or prunes like an objective, suggests a parameter otherwise
+        If the space reports or asks the pruner like an objective, suggests a parameter otherwise
         than in trials before, or returns no mapping.
     """
     for name in _OF_OBJECTIVES:
@@ -55,9 +79,9 @@ def configure(space: Space, trial: Any) -> dict[str, Any]:
     try:
         config = space(trial)
     except optuna.TrialPruned as error:
-        raise SearchError(
-            "the space raised TrialPruned, and nothing has trained yet: let it draw no such "
-            "configuration, or mark the trial by trial.set_constraint"
+        why = f" ({error})" if str(error) else ""
+        raise RejectedError(
+            f"the space raised TrialPruned{why} for {shown(trial.params)}: it wants others"
         ) from error
     except ValueError as error:
         if (parameter := _changed_parameter(error)) is None:
@@ -149,28 +173,74 @@ def check_metrics(
     return tuple(map(Goal, metrics, directions))
 
 
-def probe(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
+def probe(space: Space, sampler: BaseSampler, check: Callable[[Any], None]) -> None:
     """Draw two configurations, or all of them with a `GridWalk`, in a study that is thrown away.
 
-    Raises a `SearchError` if the space suggests nothing, or has too many points to enumerate.
+    One of the first ten has to pass a check. Raises a `SearchError` if the space suggests nothing,
+    rejects all, or has too many points to enumerate; and the first one's error if all ten fail.
     """
+    configs = _draw(space, sampler)
+    first = next(configs)
+    try:
+        check(first)
+    except Exception as error:
+        if not any(_passes(check, other) for other in islice(configs, MOST_CHECKED - 1)):
+            if not isinstance(error, DagselError):  # else the last line says what to do
+                told = ", ".join(f"{name}={shown(value)}" for name, value in first.items())
+                error.add_note(f"raised for the configuration {told}, and for all others tried")
+            raise error from error.__cause__
+        logger.warning(
+            "not all that the space draws can be trained, and such trials fail: of %s it is "
+            "said: %s: %s",
+            shown(first),
+            type(error).__name__,
+            error,
+        )
+    else:
+        next(configs, None)  # shows whether the space draws from the same choices again
+    if isinstance(sampler, GridWalk):
+        for _ in configs:
+            pass
+
+
+def _passes(check: Callable[[Any], None], config: Mapping[str, Any]) -> bool:
+    try:
+        check(config)
+    except Exception:  # noqa: BLE001 - the error of another one is told
+        return False
+    return True
+
+
+def _draw(space: Space, sampler: BaseSampler) -> Iterator[dict[str, Any]]:
     storage = optuna.storages.InMemoryStorage()
     with quiet():
         storage.create_new_study([StudyDirection.MINIMIZE], "probe")
     study = optuna.Study("probe", storage, sampler=sampler)
-    for number in range(MAX_GRID_POINTS):
+    n_drawn, rejected = 0, None
+    for number in range(1, MAX_GRID_POINTS + 1):
         trial = study.ask()
-        config = configure(space, trial)
-        if not trial.params:
-            raise SearchError(
-                "the space suggests nothing: call trial.suggest_float, suggest_int or "
-                "suggest_categorical in it, and return the configuration as a dict"
-            )
-        yield config
-        # A second one shows whether it draws from the same choices again.
-        if not (sampler.advance() if isinstance(sampler, GridWalk) else number < 1):
-            return
-    raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
+        try:
+            config = configure(space, trial)
+        except RejectedError as error:
+            rejected = error
+        else:
+            if not trial.params:
+                raise SearchError(
+                    "the space suggests nothing: call trial.suggest_float, suggest_int or "
+                    "suggest_categorical in it, and return the configuration as a dict"
+                )
+            n_drawn += 1
+            yield config
+        if isinstance(sampler, GridWalk):
+            has_more = sampler.advance()
+        else:
+            has_more = n_drawn < MOST_CHECKED and number < MAX_REJECTIONS
+        if not has_more:
+            break
+    else:
+        raise SearchError(f"the grid has more than {MAX_GRID_POINTS:,} points; use RandomSearch")
+    if rejected is not None and not n_drawn:
+        raise rejects_all(number, rejected)
 
 
 def check_pruner(pruner: Any, max_epochs: int, first_step: int = 0) -> None:

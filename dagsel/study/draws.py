@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import BaseSampler, GridSampler, RandomSampler
 
 from dagsel.errors import SearchError
 from dagsel.flow import Sampling
-from dagsel.study.checks import Space, configure
+from dagsel.study.checks import MAX_REJECTIONS, RejectedError, Space, configure, rejects_all
 from dagsel.study.grid import GridWalk, Point, is_finite, point
-from dagsel.study.labels import ChosenTrial, labelled
-from dagsel.study.sampler import SamplerStudy
+from dagsel.study.labels import ChosenTrial, DrawnTrial, labelled
+from dagsel.study.sampler import SamplerStudy, quiet
 from dagsel.study.streams import reseed
 
 #: How often the sampler, and then a uniform one, may draw again after a duplicate.
 _REDRAWS, _RANDOM_REDRAWS = 4, 16
+#: How often the sampler may draw again after a draw that the space rejects; then a uniform one may.
+_REJECTIONS = 20
 
 
 @dataclass(slots=True)
@@ -49,29 +51,71 @@ class Draws:
         self.n += 1
         self.had.add(point(params))
 
-    def rest_of(self, number: int, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]]:
+    def rest_of(self, number: int, sampling: Sampling) -> tuple[DrawnTrial, dict[str, Any]]:
         """Draw what an enqueued trial leaves open; return it with its configuration."""
         trial = self.view.draw_rest(number, self._sampler_for(sampling))
         return trial, configure(self.space, trial)
 
-    def next(self, sampling: Sampling) -> tuple[optuna.Trial, dict[str, Any]] | None:
+    def next(self, sampling: Sampling) -> tuple[DrawnTrial, dict[str, Any]] | None:
         """Draw a trial and its configuration; None if a finite space has no further point."""
         if sampling == "grid":
             return self._next_point(self.grid, self.had)
-        for attempt in range(_REDRAWS + _RANDOM_REDRAWS):
-            trial, config = self._draw(self._sampler_for(sampling, attempt))
-            if not (is_finite(trial.distributions) and self._was_had(trial)):
-                return trial, config
-            self.view.take_back()
+        if sampling == "study" and isinstance(self.sampler, GridSampler):
+            return self._next_of_grid(self._sampler_for(sampling))
+        n_redraws = _REDRAWS + _RANDOM_REDRAWS
+        for attempt in range(n_redraws):
+            found = self._new("random" if attempt >= _REDRAWS else sampling, attempt)
+            if found is not None:
+                return found
         try:
             return self._next_point(self._rest, self.had | self.had_before)
-        except SearchError:  # another branch of the space is continuous
-            return self._draw(self._random)
+        except SearchError:  # another branch of the space is continuous, and has further points
+            for attempt in range(n_redraws, MAX_REJECTIONS):
+                if (found := self._new("random", attempt)) is not None:
+                    return found
+            return self._accepted("random", MAX_REJECTIONS)
+
+    def _new(self, sampling: Sampling, attempt: int) -> tuple[DrawnTrial, dict[str, Any]] | None:
+        """Draw a point; None if it was had."""
+        trial, config = self._accepted(sampling, attempt)
+        if is_finite(trial.distributions) and self._was_had(trial):
+            self.view.take_back()
+            return None
+        return trial, config
+
+    def _accepted(self, sampling: Sampling, attempt: int) -> tuple[DrawnTrial, dict[str, Any]]:
+        """Draw until the space does not reject what is drawn."""
+        last: RejectedError | None = None
+        for n in range(MAX_REJECTIONS):
+            again = (attempt, n) if n else (attempt,)
+            try:
+                return self._draw(
+                    self._sampler_for(sampling if n < _REJECTIONS else "random", again)
+                )
+            except RejectedError as error:
+                last = error
+        assert last is not None
+        raise rejects_all(MAX_REJECTIONS, last)
+
+    def _next_of_grid(self, sampler: BaseSampler) -> tuple[DrawnTrial, dict[str, Any]] | None:
+        """Draw from the grid of the study's sampler, which begins anew after its last point."""
+        try:
+            with quiet(optuna.logging.ERROR):
+                trial, config = self._draw(sampler)
+        except RejectedError as error:  # it would draw it again: the grid is of its own numbering
+            raise SearchError(
+                f"{error}; GridSampler leaves out no point of its grid: take Grid as the flow"
+            ) from error
+        if not self._was_had(trial):
+            return trial, config
+        self.view.take_back()
+        return None
 
     def why_no_more(self) -> str:
         """Say why no further trial can be drawn."""
         others = len(self.had_before - self.had)
-        told = f"the space has no further points: this run has drawn {len(self.had)}"
+        what = "GridSampler's grid" if isinstance(self.sampler, GridSampler) else "the space"
+        told = f"{what} has no further points: this run has drawn {len(self.had)}"
         if not others:
             return told
         return (
@@ -79,40 +123,48 @@ class Draws:
             "study to train them once more"
         )
 
-    def _was_had(self, trial: optuna.Trial) -> bool:
-        drawn = point(trial.params)
+    def _was_had(self, trial: DrawnTrial) -> bool:
+        drawn = _point(trial)
         return drawn in self.had or drawn in self.had_before
 
-    def _sampler_for(self, sampling: Sampling, attempt: int = 0) -> BaseSampler:
+    def _sampler_for(self, sampling: Sampling, attempt: tuple[int, ...] = (0,)) -> BaseSampler:
         if sampling == "grid":
             return self.grid
-        if sampling == "study" and attempt < _REDRAWS:
-            reseed(self.sampler, self.sampler_seed, *self._number(attempt))
+        if sampling == "study":
+            reseed(self.sampler, self.sampler_seed, *self._number(*attempt))
             return self.sampler
-        reseed(self._random, self.seed, *self._number(attempt))
+        reseed(self._random, self.seed, *self._number(*attempt))
         return self._random
 
-    def _number(self, attempt: int) -> tuple[int, ...]:
-        return (*([self.n_before] if self.n_before else []), self.n, attempt)
+    def _number(self, *attempt: int) -> tuple[int, ...]:
+        return (*([self.n_before] if self.n_before else []), self.n, *attempt)
 
     def _next_point(
         self, walk: GridWalk, had: set[Point]
-    ) -> tuple[optuna.Trial, dict[str, Any]] | None:
+    ) -> tuple[DrawnTrial, dict[str, Any]] | None:
         while not walk.ended:
-            trial, config = self._draw(walk)
+            try:
+                trial, config = self._draw(walk)
+            except RejectedError:
+                walk.advance()
+                continue
             walk.advance()
-            if point(trial.params) not in had:
+            if _point(trial) not in had:
                 return trial, config
             self.view.take_back()
         return None
 
-    def _draw(self, sampler: BaseSampler) -> tuple[optuna.Trial, dict[str, Any]]:
+    def _draw(self, sampler: BaseSampler) -> tuple[DrawnTrial, dict[str, Any]]:
         trial = self.view.draw(sampler)
         try:
             return trial, configure(self.space, trial)
         except BaseException:
             self.view.take_back()
             raise
+
+
+def _point(trial: DrawnTrial) -> Point:
+    return point(labelled(trial.params, trial.distributions))
 
 
 def choose(

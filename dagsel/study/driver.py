@@ -25,7 +25,7 @@ from dagsel.study.checks import Space, check_pruner, configure, directions_of, i
 from dagsel.study.draws import Draws, choose
 from dagsel.study.grid import GridWalk, point
 from dagsel.study.home import guarded
-from dagsel.study.labels import ChosenTrial, labelled
+from dagsel.study.labels import ChosenTrial, DrawnTrial, labelled
 from dagsel.study.resume import (
     REASON,
     TRACEBACK,
@@ -132,7 +132,7 @@ class StudyDriver:
         grid
             Whether the space has to be finite.
         check
-            Raises an error if nothing can be trained with a configuration.
+            Raises an error if a configuration cannot be trained; one of ten has to be.
         """
         # What Optuna has cached of a study says nothing of its storage.
         self._theirs._storage.get_study_user_attrs(self._theirs._study_id)
@@ -142,10 +142,7 @@ class StudyDriver:
             check_pruner(self._pruner, self.traits.max_epochs, first)
         uniform = RandomSampler()
         reseed(uniform, self.seed, 0, 0)  # checks the first random draw
-        configs = probe(self.space, GridWalk() if grid else uniform)
-        check(next(configs))
-        for _ in configs:
-            pass
+        probe(self.space, GridWalk() if grid else uniform, check)
 
     # ---- Drawing.
 
@@ -184,7 +181,7 @@ class StudyDriver:
                     return configs, True
                 number, config = self._add(*found)
             configs[number] = config
-            self._draws.count(self._live[number].params)
+            self._draws.count(self.params(number))
         return configs, sampling == "grid" and self._draws.grid.ended
 
     def complete_params(
@@ -205,13 +202,13 @@ class StudyDriver:
         trial = create_trial(
             state=TrialState.RUNNING,
             user_attrs={RUN: self.run},
-            system_attrs={"fixed_params": chosen.params},
+            system_attrs={"fixed_params": labelled(chosen.params, chosen.distributions)},
         )
         storage = self._theirs._storage
         trial = storage.get_trial(storage.create_new_trial(self._theirs._study_id, trial))
         self._follow()
         config = self._draw_rest(trial, "study")
-        self._draws.count(self._live[trial.number].params)
+        self._draws.count(self.params(trial.number))
         return {trial.number: config}
 
     def _count_before(self) -> None:
@@ -231,7 +228,7 @@ class StudyDriver:
         trials = self._theirs.get_trials(deepcopy=False)
         self._view.extend(new := trials[len(self._view) :])
         self._draws.had_before |= {
-            point(trial.params)
+            point(labelled(trial.params, trial.distributions))
             for trial in new
             if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)
         }
@@ -280,7 +277,7 @@ class StudyDriver:
         self._view.place(trial.number, self._live[trial.number])
         return config
 
-    def _add(self, trial: optuna.Trial, config: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _add(self, trial: DrawnTrial, config: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Write a drawn trial to the study in one piece."""
         storage = self._theirs._storage
         frozen = self._view.drawn(trial)
@@ -484,7 +481,7 @@ class StudyDriver:
                 self._live[number] = trial
             else:
                 self._tell_again(number, trial, adopted)
-            self._draws.count(trial.params)
+            self._draws.count(labelled(trial.params, trial.distributions))
         return configs
 
     def _tell_again(self, number: int, trial: FrozenTrial, adopted: Adopted) -> None:

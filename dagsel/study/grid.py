@@ -36,7 +36,8 @@ class GridWalk(BaseSampler):
         self.ended = False
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Note whether the trial was enqueued."""
+        """Begin at the first wheel, and note whether the trial was enqueued."""
+        self._place = 0
         self._is_enqueued = "fixed_params" in trial.system_attrs
 
     def infer_relative_search_space(
@@ -69,7 +70,6 @@ class GridWalk(BaseSampler):
 
     def advance(self) -> bool:
         """Turn to the next combination; return False if there is none."""
-        self._place = 0
         while self._wheels:
             choices, index = self._wheels.pop()
             if index + 1 < len(choices):

@@ -1,17 +1,21 @@
 """Choices that have no form in JSON, such as classes and functions, by name.
 
-Optuna keeps them in a study in memory. In a run's journal and its tables each stands under its
-name, and a resumed run finds it among the choices of the space.
+The space gets the choices themselves. Samplers see their names, as Optuna's write what they draw as
+JSON. A study in memory keeps the choices; in one that is stored, in a run's journal and in its
+tables each stands under its name, and a resumed run finds it among the choices of the space.
 """
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
-from optuna.trial import FixedTrial
+from optuna.storages import InMemoryStorage
+from optuna.trial import FixedTrial, FrozenTrial
 
 from dagsel.errors import SearchError
 
@@ -39,6 +43,12 @@ def labels(choices: Sequence[Any]) -> list[Any]:
     ]
 
 
+def _has_names(distribution: BaseDistribution | None) -> TypeGuard[CategoricalDistribution]:
+    return isinstance(distribution, CategoricalDistribution) and not all(
+        isinstance(choice, _PLAIN) for choice in distribution.choices
+    )
+
+
 def labelled(
     params: Mapping[str, Any], distributions: Mapping[str, BaseDistribution]
 ) -> dict[str, Any]:
@@ -46,11 +56,66 @@ def labelled(
     found = dict(params)
     for name, value in params.items():
         distribution = distributions.get(name)
-        if isinstance(value, _PLAIN) or not isinstance(distribution, CategoricalDistribution):
-            continue
-        at = int(distribution.to_internal_repr(value))
-        found[name] = labels(distribution.choices)[at]
+        if not isinstance(value, _PLAIN) and _has_names(distribution):
+            found[name] = labels(distribution.choices)[int(distribution.to_internal_repr(value))]
     return found
+
+
+def as_labelled(trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial with labels in the place of choices; itself if it needs none."""
+    if not any(map(_has_names, trial.distributions.values())):
+        return trial
+    shown = copy.copy(trial)
+    shown.params = labelled(trial.params, trial.distributions)
+    shown.distributions = {
+        name: CategoricalDistribution(labels(it.choices)) if _has_names(it) else it
+        for name, it in trial.distributions.items()
+    }
+    return shown
+
+
+def as_kept(study: optuna.Study, trial: FrozenTrial) -> FrozenTrial:
+    """Return a trial as a study can keep it."""
+    return trial if isinstance(study._storage, InMemoryStorage) else as_labelled(trial)
+
+
+class DrawnTrial(optuna.Trial):
+    """A trial whose sampler sees labels, and whose space gets the choices themselves."""
+
+    def __init__(self, study: optuna.Study, trial_id: int) -> None:
+        super().__init__(study, trial_id)
+        self._given: dict[str, BaseDistribution] = {}
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What has been suggested, by name."""
+        return {name: self._choice(name, value) for name, value in super().params.items()}
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """From what it was suggested, by name."""
+        return dict(self._given)
+
+    def with_choices(self, shown: FrozenTrial) -> FrozenTrial:
+        """Return what the sampler sees of it, with the choices in the place of labels."""
+        frozen = copy.copy(shown)
+        frozen.params, frozen.distributions = self.params, self.distributions
+        return frozen
+
+    def _suggest(self, name: str, distribution: BaseDistribution) -> Any:
+        self._given.setdefault(name, distribution)
+        if not _has_names(distribution):
+            return super()._suggest(name, distribution)
+        shown = CategoricalDistribution(labels(distribution.choices))
+        fixed = labelled(self._fixed_params, {name: distribution})  # those of an enqueued trial
+        self._fixed_params = fixed
+        return self._choice(name, super()._suggest(name, shown))
+
+    def _choice(self, name: str, value: Any) -> Any:
+        distribution = self._given[name]
+        if not _has_names(distribution):
+            return value
+        return distribution.choices[labels(distribution.choices).index(value)]
 
 
 class RecalledTrial(FixedTrial):

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from dagsel.errors import SearchError
 from dagsel.study.checks import Space, configure
-from dagsel.study.labels import RecalledTrial
+from dagsel.study.labels import RecalledTrial, as_kept
 from dagsel.study.sampler import RUN
 
 #: User attribute of a trial that replaces another one, which was told too early, or has ended and
@@ -135,14 +135,14 @@ def match_up(
         for _ in range(n_trials, number):
             lost = {REASON: "a trial of before the run, lost with the study in memory"}
             study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=lost))
-        held[number] = _add(study, templates[number])
+        held[number] = _add(study, as_kept(study, templates[number]))
         n_trials = number + 1
     for number, adopted in trials.items():
         if held[number].state.is_finished() and held[number].state != adopted.told:
             again = templates[number]
             again.user_attrs = {**again.user_attrs, STANDS_FOR: number}
             again.system_attrs = held[number].system_attrs
-            held[number] = _add(study, again)
+            held[number] = _add(study, as_kept(study, again))
     for number, trial in held.items():
         if number not in trials:
             end_as_failed(study, trial._trial_id, _UNKNOWN)

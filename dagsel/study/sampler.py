@@ -22,6 +22,7 @@ from optuna.storages import InMemoryStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from dagsel.study.labels import DrawnTrial, as_kept, as_labelled
 from dagsel.study.streams import forget_spaces, samplers
 
 #: User attribute of every trial that dagsel has drawn: the run that drew it.
@@ -29,10 +30,10 @@ RUN = "dagsel:run"
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Stop Optuna from logging the creation of a study that is not the user's."""
+def quiet(level: int = optuna.logging.WARNING) -> Iterator[None]:
+    """Keep Optuna from logging what is below a level, such as that a study was created."""
     verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(max(level, verbosity))
     try:
         yield
     finally:
@@ -47,19 +48,19 @@ class _Storage(InMemoryStorage):
 
     def __init__(self, theirs: optuna.Study) -> None:
         super().__init__()
-        self._theirs = theirs
+        self.theirs = theirs
         # The user's sampler remembers the id of the first study that it drew for.
         self._max_study_id = theirs._study_id - 1
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         """Return what samplers have noted on the study."""
-        return self._theirs._storage.get_study_system_attrs(study_id)
+        return self.theirs._storage.get_study_system_attrs(study_id)
 
     def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
         """Note something on the study."""
         if ":parent:" in key:
             return  # evolutionary samplers note parents, which may be hidden at the next draw
-        self._theirs._storage.set_study_system_attr(study_id, key, value)
+        self.theirs._storage.set_study_system_attr(study_id, key, value)
 
     def put(self, trial: FrozenTrial) -> None:
         """Replace the trial with this number."""
@@ -137,7 +138,7 @@ class SamplerStudy:
         """
         for trial in trials:
             number = len(self)
-            self._storage.create_new_trial(self._id, trial)
+            self._storage.create_new_trial(self._id, as_labelled(trial))
             self._append(self._storage.get_trial(self._trial_id(number)))
             self._storage.put(self._as_seen(number))  # none waits there for Optuna to begin it
             if trial.user_attrs.get(RUN) == self._run:
@@ -156,7 +157,7 @@ class SamplerStudy:
 
     def place(self, number: int, trial: FrozenTrial) -> None:
         """Set what a live trial of this run was drawn with."""
-        base = copy.copy(trial)
+        base = copy.copy(as_labelled(trial))
         base.number, base._trial_id = number, self._trial_id(number)
         self._storage.expect(self._id, base)
         self._bases[number] = base
@@ -183,27 +184,34 @@ class SamplerStudy:
 
     # ---- What the sampler sees of it.
 
-    def draw(self, sampler: BaseSampler) -> optuna.Trial:
+    def draw(self, sampler: BaseSampler) -> DrawnTrial:
         """Draw a trial, to `keep` or to `take_back`."""
         self._show(sampler)
-        return self._study.ask()
+        return self._begin(self._storage.create_new_trial(self._id))
 
-    def draw_rest(self, number: int, sampler: BaseSampler) -> optuna.Trial:
+    def _begin(self, trial_id: int) -> DrawnTrial:
+        self._study._thread_local.cached_all_trials = None  # as Study.ask does
+        return DrawnTrial(self._study, trial_id)
+
+    def draw_rest(self, number: int, sampler: BaseSampler) -> DrawnTrial:
         """Draw the parameters that a trial enqueued by the user leaves open."""
         self._show(sampler)
         trial = copy.copy(self._bases[number])
         trial.state = TrialState.RUNNING
         self._storage.put(trial)
-        self._study._thread_local.cached_all_trials = None  # as Study.ask does
-        return optuna.Trial(self._study, trial._trial_id)
+        return self._begin(trial._trial_id)
 
-    def drawn(self, trial: optuna.Trial) -> FrozenTrial:
-        """Return what has been drawn, with what space and sampler have noted on it."""
-        return copy.copy(self._storage.get_trial(trial._trial_id))
+    def drawn(self, trial: DrawnTrial) -> FrozenTrial:
+        """Return what has been drawn, with what space and sampler have noted on it.
 
-    def keep(self, trial: optuna.Trial) -> None:
+        It is as the user's study can keep it.
+        """
+        frozen = trial.with_choices(self._storage.get_trial(trial._trial_id))
+        return as_kept(self._storage.theirs, frozen)
+
+    def keep(self, trial: DrawnTrial) -> None:
         """Keep the trial that was drawn last, as a live one."""
-        self._append(self.drawn(trial))
+        self._append(copy.copy(self._storage.get_trial(trial._trial_id)))
         self._running.add(trial.number)
 
     def take_back(self) -> None:

@@ -218,7 +218,7 @@ def _end_of(row: TrialRow, metric: str) -> str:
     if row.value is not None:
         parts.append(f"{metric} {row.value:.4g}")
     if row.state == "failed":
-        parts.append(row.reason.partition("\n")[0])
+        parts.append(row.reason)
     return " · ".join([*parts, *([row.config] if row.config else [])])
 
 

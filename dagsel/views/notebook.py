@@ -281,7 +281,7 @@ def _row(row: TrialRow) -> list[Json]:
         _number(row.value),
         drawn_curve(row.curve),
         row.config,
-        row.reason.partition("\n")[0] if row.state == "failed" else "",
+        row.reason if row.state == "failed" else "",
         row.is_paused_by_user,
         _typed(row.params) if row.is_live else {},
     ]

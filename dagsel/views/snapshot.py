@@ -37,7 +37,7 @@ class TrialRow:
     value: float | None  # the (first) metric of the state that it is worth; None before there is
     curve: tuple[float, ...]  # the metric after each epoch
     settings: Mapping[str, Any]  # its configuration
-    reason: str  # why it has ended
+    reason: str  # why it has ended, in one line, and where its workload has raised
     progress: float  # how far it has trained, in epochs
     is_paused_by_user: bool  # whether a command has paused it, so that one can resume it
     params: Mapping[str, Any]  # what the space has suggested for it
@@ -66,7 +66,7 @@ class TrialRow:
             trial.value,
             tuple(epoch.value for epoch in trial.epochs),
             trial.config,
-            trial.reason,
+            trial.why_short,
             trial.progress(record.n_shards) if trial.is_live else epochs,
             trial.paused_by_user,
             params_now(record, trial),

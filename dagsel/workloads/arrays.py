@@ -27,6 +27,7 @@ from dagsel.workloads.batches import (
     batch_size_of,
     check_batches,
     check_numbers,
+    check_order,
     sizes_of,
 )
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
@@ -207,6 +208,8 @@ class TakesArrays:
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if nothing can be trained on a data set."""
         check_numbers(data)
+        if self.input_fn is None:
+            check_order(data)
         if data.ragged and self.input_fn is None:
             raise WorkloadError(
                 f"the samples of {sorted(data.ragged)[0]!r} differ in shape: give the workload an "

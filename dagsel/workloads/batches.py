@@ -98,7 +98,7 @@ class ShardPass:
         self._losses: dict[int, Any] = {}
         self._loss_sum, self._n_logged = cursor.loss_sum, cursor.n_logged
         self._low, self._high = math.inf, -math.inf
-        self.stopped = False
+        self.stopped = self._is_over = False
         self.after_batch: Callable[[], object] | None = None
         self.may_stop: Callable[[], bool] = lambda: True
 
@@ -107,6 +107,11 @@ class ShardPass:
         return len(self._parts)
 
     def __iter__(self) -> Iterator[Any]:
+        if self._is_over:
+            raise WorkloadError(
+                "a loop goes over its batches a second time, and each is handed out once: let the "
+                "flow's max_epochs say how often a trial sees the data"
+            )
         n_batches = len(self._parts)
         wanted = False
         for batch in self._batches(self._parts[self._done :]):
@@ -118,7 +123,8 @@ class ShardPass:
             wanted = wanted or self._is_to_stop()
             if wanted and self._done < n_batches and self.may_stop():
                 self.stopped = True
-                return
+                break
+        self._is_over = True
 
     def log(self, loss: Any) -> None:
         """Report the mean loss of the present batch; costs no synchronization with a GPU."""
@@ -262,6 +268,27 @@ the data set with  classes, y = np.unique(y, return_inverse=True)
                 f"array {name!r} is text (dtype {dtype.str}), and a model takes numbers: write "
                 f"the data set with  classes, {name} = np.unique({name}, return_inverse=True)"
             )
+
+
+def check_order(data: DataOutline) -> None:
+    """Raise a `WorkloadError` if x would be taken for the targets, and y for the inputs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> number = (np.dtype("float32"), ())
+    >>> check_order(DataOutline((8,), {"y": number, "x": number}))
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: the first array of the data set, 'y', is the input, and the last \
+one, 'x', the target: write x before y, or give them other names
+    """
+    names = [*data.arrays]
+    if (names[0], names[-1]) == ("y", "x"):
+        raise WorkloadError(
+            "the first array of the data set, 'y', is the input, and the last one, 'x', the "
+            "target: write x before y, or give them other names"
+        )
 
 
 def check_batches(batch_size: int, data: DataOutline) -> None:

@@ -27,8 +27,9 @@ _CURES = tuple(
         (
             r"same dtype, but got [Dd]ouble|Input type \((torch\.cuda\.)?[Dd]ouble|mixed dtype"
             r"|RNN input dtype \(torch.float64\)|expected scalar type Float but found Double",
-            "the inputs are float64 and the model is float32: write the data set with "
-            'x.astype("float32"), or let input_fn return them with .float()',
+            "the inputs, or weights in the loss, are float64 and the model is float32: write the "
+            'data set with x.astype("float32"), let input_fn return them with .float(), or give '
+            "the loss torch.tensor(weights, dtype=torch.float32)",
         ),
         (
             r"same dtype, but got (Long|Int|Short|Char|Byte|Bool|long|int|unsigned char)"
@@ -71,8 +72,17 @@ _CURES = tuple(
             "of a sample, or reshape in input_fn",
         ),
         (
-            r"match target batch_size|Target size \(|multi-target not supported"
-            r"|target tensor expected",
+            r"Expected more than 1 value per channel when training",
+            "a batch has a single sample, of which batch normalisation can learn nothing: give "
+            "the workload drop_last=True, or another batch_size",
+        ),
+        (
+            r"multi-target not supported",
+            "the targets have an axis more than classes have: write the data set with "
+            "np.ravel(y), or let loss take target.squeeze(1)",
+        ),
+        (
+            r"match target batch_size|Target size \(|target tensor expected",
             "output and target have other shapes than this loss needs: reshape one of them in "
             "loss, as in output.squeeze(1)",
         ),

@@ -32,6 +32,7 @@ from dagsel.storage.datasets.manifest import (
     UNFINISHED,
     ArraySpec,
     Manifest,
+    ShardSize,
     Split,
 )
 from dagsel.storage.datasets.plan import plan_write
@@ -43,28 +44,6 @@ from dagsel.storage.files import Folder, Url
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True, slots=True)
-class ShardSize:
-    """Size of one shard: its training and its validation part.
-
-    Parameters
-    ----------
-    n_train, n_validation
-        Number of samples.
-    nbytes
-        Bytes of both parts in memory.
-
-    Examples
-    --------
-    >>> ShardSize(n_train=20, n_validation=5, nbytes=1000).n_train
-    20
-    """
-
-    n_train: int
-    n_validation: int
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -287,6 +266,20 @@ class ShardedDataset:
     def classes(self) -> dict[str, tuple[str, ...]]:
         """Of arrays that were text or folders: what their numbers stand for, from 0."""
         return {name: tuple(values) for name, values in self.manifest.classes.items()}
+
+    @property
+    def columns(self) -> dict[str, tuple[str, ...]]:
+        """Of arrays that were made of several columns of a table: the columns, in their order.
+
+        Examples
+        --------
+        >>> import pandas as pd
+        >>> table = pd.DataFrame({"age": [30, 40] * 9, "cm": [170, 180] * 9, "kind": [0, 1] * 9})
+        >>> parts = {"x": ["cm", "age"], "y": "kind"}
+        >>> ShardedDataset.write("memory://ages.zarr", table, columns=parts, n_shards=2).columns
+        {'x': ('cm', 'age')}
+        """
+        return {name: tuple(of) for name, of in self.manifest.columns.items()}
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,8 @@
     data-1f0c…/train/00000/ids/values/…      and the values of all samples, one after the other
 
 The manifest has a checksum of itself, and each object a seal (`zarr_shard`). Data sets of version 1
-have neither. Only data sets with ragged arrays have version 3, which no earlier dagsel reads.
+have neither. Only data sets with ragged arrays have version 3, and only those that know the columns
+of a table version 4, which no earlier dagsel reads.
 
 Each shard is an array of its own, since lengths differ by up to one sample and the shards of one
 Zarr array have one length. Each write makes a new folder, so that the old data set stays whole.
@@ -39,8 +40,9 @@ Split: TypeAlias = Literal["train", "validation"]
 MANIFEST = "dagsel.json"
 UNFINISHED = "dagsel.unfinished.json"
 FORMAT = "dagsel.dataset"
-VERSION = 3
-REGULAR_VERSION = 2  # of data sets without ragged arrays
+VERSION = 4
+RAGGED_VERSION = 3  # of data sets with ragged arrays, and without columns
+REGULAR_VERSION = 2  # of data sets with neither ragged arrays nor columns
 SPLITS: tuple[Split, ...] = get_args(Split)
 CHUNK_BYTES = 1 << 20
 SHAPE_DTYPE = "<i8"
@@ -57,6 +59,28 @@ OWN_FILE = re.compile(
     rf"|profiles/{_NAME.pattern}\.json)(?:\.[0-9a-f]{{8}}\.tmp)?"
 )
 _DTYPE = re.compile(r"[<|](?:[biufcSU]\d{1,9}|[mM]8\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])")
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSize:
+    """Size of one shard: its training and its validation part.
+
+    Parameters
+    ----------
+    n_train, n_validation
+        Number of samples.
+    nbytes
+        Bytes of both parts in memory.
+
+    Examples
+    --------
+    >>> ShardSize(n_train=20, n_validation=5, nbytes=1000).n_train
+    20
+    """
+
+    n_train: int
+    n_validation: int
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +167,8 @@ class Manifest:
     version: int = REGULAR_VERSION  # of the format
     # Of arrays that hold classes: what the numbers stand for, from 0.
     classes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    # Of arrays that were made of several columns of a table: the columns.
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # Of ragged arrays: the values in each shard of a split.
     n_values: Mapping[str, Mapping[Split, Sequence[int]]] = field(default_factory=dict)
 
@@ -166,6 +192,10 @@ class Manifest:
         for name, values in self.classes.items():
             if name not in names or not all(isinstance(value, str) for value in values):
                 raise DatasetInputError(f"{name!r} has no classes {list(values)[:5]!r}")
+        shapes = {spec.name: spec.shape for spec in self.arrays}
+        for name, of in self.columns.items():
+            if shapes.get(name) != (len(of),) or not all(isinstance(each, str) for each in of):
+                raise DatasetInputError(f"{name!r} has no columns {list(of)[:5]!r}")
         self._check_values()
         if self.nbytes > _MAX_BYTES:
             raise DatasetInputError("the arrays' declared shapes are larger than any store")
@@ -263,7 +293,7 @@ class Manifest:
         for entry in body["arrays"]:
             if not entry["n_axes"]:  # as it was before there were ragged arrays
                 del entry["n_axes"]
-        for name in ("classes", "n_values"):
+        for name in ("classes", "columns", "n_values"):
             if not body[name]:
                 del body[name]
         if self.version > 1:
@@ -334,6 +364,19 @@ def check_names(names: Iterable[object]) -> None:
         seen[name.casefold()] = name
     if not seen:
         raise DatasetInputError("no arrays were given: pass a mapping of names to arrays")
+
+
+def version_of(*, columns: Mapping[str, Any], n_values: Mapping[str, Any]) -> int:
+    """Return the version of the format that a data set needs.
+
+    Examples
+    --------
+    >>> version_of(columns={}, n_values={}), version_of(columns={"x": ["a", "b"]}, n_values={})
+    (2, 4)
+    """
+    if columns:
+        return VERSION
+    return RAGGED_VERSION if n_values else REGULAR_VERSION
 
 
 def shard_sizes(n_samples: int, n_shards: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from dagsel.storage.datasets import transaction
 from dagsel.storage.datasets.dataset import ShardedDataset
 from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.inputs.classes import Classes
+from dagsel.storage.datasets.inputs.reading import joined
 from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.plan import plan_write
@@ -45,20 +46,24 @@ class ArrayPair:
         """Read arrays, tensors, lists, a table and a column.
 
         Several columns of numbers become float32, as in `ShardedDataset.write`; targets of text
-        become numbers, and `ShardedDataset.classes` says which.
+        become numbers, and `ShardedDataset.classes` says which. `ShardedDataset.columns` has the
+        names of a table's columns.
 
         Raises
         ------
         DatasetInputError
             If they cannot become a data set; says which of them, and what to do.
         """
+        _check_order(x, y)
         classes = Classes()
         arrays = {"x": _inputs(x), "y": _targets(y, classes)}
         source = check_input(arrays)
         nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
         n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
         options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
-        plan = plan_write(arrays, "data-00000000", classes=classes.known, **options)
+        columns = joined({"x": table_columns(x) or ()})
+        known: dict[str, Any] = {"classes": classes.known, "columns_of": columns}
+        plan = plan_write(arrays, "data-00000000", **known, **options)
         return cls(arrays, plan.manifest)
 
     def write(self, folder: Folder) -> ShardedDataset:
@@ -70,6 +75,7 @@ class ArrayPair:
             validation=VALIDATION,
             seed=0,
             classes=self.manifest.classes,
+            columns_of=self.manifest.columns,
         )
         data = ShardedDataset(folder, transaction.write(folder, plan, overwrite=True))
         logger.warning(
@@ -84,6 +90,19 @@ class ArrayPair:
         return data
 
 
+def _check_order(x: Any, y: Any) -> None:
+    """Raise a `DatasetInputError` if tables label the same rows in another order."""
+    ours: Any = getattr(x, "index", None)
+    theirs: Any = getattr(y, "index", None)
+    if not (hasattr(ours, "equals") and hasattr(theirs, "equals")) or ours.equals(theirs):
+        return
+    if len(ours) == len(theirs) and ours.is_unique and ours.isin(theirs).all():
+        raise DatasetInputError(
+            "the rows of y are in another order than those of x, as their index says; give "
+            "y.loc[x.index], or y.to_numpy() if they belong together as they stand"
+        )
+
+
 def _inputs(x: Any) -> Any:
     """Return inputs; several columns of a table, all of numbers, as a model takes them."""
     names = table_columns(x) or []
@@ -91,7 +110,8 @@ def _inputs(x: Any) -> Any:
     is_numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
     if not (names and is_numbers):
         return array
-    values = make_array("x", names, getter(x), Classes(), "x")
+    one = len(names) == 1  # a feature, too
+    values = array.astype(np.float32) if one else make_array("x", names, getter(x), Classes(), "x")
     _check_complete(values, names)
     return values
 
@@ -112,6 +132,8 @@ def _check_complete(values: Any, names: list[str]) -> None:
 def _targets(y: Any, classes: Classes) -> Any:
     """Return targets; text as the numbers of its classes."""
     array = as_array("y", y)
+    if isinstance(array, np.ndarray) and array.shape[1:] == (1,) and is_text(array):
+        array = array.reshape(-1)
     if not (isinstance(array, np.ndarray) and array.ndim == 1):
         return array
     if is_text(array):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,12 +18,12 @@ from dagsel.storage.datasets.inputs.reading import Columns, Reading
 from dagsel.storage.datasets.manifest import (
     CHUNK_BYTES,
     SPLITS,
-    VERSION,
     ArraySpec,
     Manifest,
     Split,
     chunk_samples,
     shard_sizes,
+    version_of,
 )
 from dagsel.storage.datasets.permutation import Shuffle
 from dagsel.storage.datasets.sources import Batches, Column, Source, check_input
@@ -66,11 +66,13 @@ def plan_write(
     on_error: str = "raise",
     scratch: str | None = None,
     classes: Mapping[str, Sequence[str]] | None = None,
+    columns_of: Mapping[str, Sequence[str]] | None = None,
 ) -> WritePlan:
     """Check all arguments of a write and plan it, or raise a `DatasetInputError`.
 
     A stream whose length, classes or division are known only at its end is read to that end, into
-    files in the folder `scratch`. `classes` are of arrays that are encoded already.
+    files in the folder `scratch`. `classes` are of arrays that are encoded already, and
+    `columns_of` has the columns of those that are joined already.
     """
     n_shards = whole("n_shards", n_shards, error=DatasetInputError)
     seed = whole("seed", seed, least=0, error=DatasetInputError)
@@ -85,7 +87,7 @@ def plan_write(
         ragged=ragged,
     )
     known = Classes({name: list(values) for name, values in (classes or {}).items()})
-    source, labels = _read(arrays, reading, known, "arrays", rule, ragged, scratch)
+    source, labels, names = _read(arrays, reading, known, "arrays", rule, ragged, scratch)
     if is_share(validation):
         shuffle: Places
         if rule is not None and labels is not None:
@@ -104,7 +106,7 @@ def plan_write(
         there = set(validation if isinstance(validation, Mapping) else source.columns)
         uneven = [name for name, column in source.columns.items() if column.n_axes]
         uneven = [name for name in uneven if name in there]
-        found, _ = _read(validation, reading, fixed, "validation", None, uneven, scratch)
+        found, _, _ = _read(validation, reading, fixed, "validation", None, uneven, scratch)
         other = _validation_input(source, found)
         n_train, n_validation = source.length, other.length
         inputs = tuple(
@@ -119,6 +121,8 @@ def plan_write(
                 f"{n_samples} {split} samples are fewer than {n_shards} shards: lower n_shards to "
                 f"{n_samples} or less, or give more samples or another validation part"
             )
+    n_values = _expected_values(source, n_train, n_validation, n_shards)
+    names = {**names, **(columns_of or {})}
     manifest = Manifest(
         folder=folder,
         seed=seed,
@@ -127,7 +131,9 @@ def plan_write(
         n_validation=n_validation,
         arrays=_specs(source, n_train, n_validation, n_shards),
         classes=known.known,
-        **_expected_values(source, n_train, n_validation, n_shards),
+        columns=names,
+        n_values=n_values,
+        version=version_of(columns=names, n_values=n_values),
     )
     _check_storable(manifest)
     return WritePlan(manifest, inputs)
@@ -141,8 +147,8 @@ def _read(
     rule: Rule | None,
     ragged: Sequence[str],
     scratch: str | None,
-) -> tuple[Source, Labels | None]:
-    """Read an input as far as it must be known, and the labels by which it is divided."""
+) -> tuple[Source, Labels | None, Mapping[str, Sequence[str]]]:
+    """Read an input as far as it must be known; return it, labels to divide it by, its columns."""
     made = read(arrays, reading, classes, what)
     labels = None
     if rule is not None and rule.name is None:
@@ -154,7 +160,7 @@ def _read(
         from_stream = Labels(rule.what) if rule and made.values is None and rule.name else None
         found = spool(found, classes, from_stream, ragged, scratch, what)
         labels = labels or from_stream
-    return check_input(found, what, ragged), labels
+    return check_input(found, what, ragged), labels, made.columns
 
 
 def _shards(split: Split, n_samples: int, n_shards: int) -> Shards:
@@ -212,10 +218,10 @@ def _specs(source: Source, n_train: int, n_validation: int, n_shards: int) -> tu
 
 def _expected_values(
     source: Source, n_train: int, n_validation: int, n_shards: int
-) -> dict[str, Any]:
-    """Return what the manifest says of ragged arrays, as far as is known before they are read."""
+) -> dict[str, dict[Split, list[int]]]:
+    """Return the values of ragged arrays, as far as is known before they are read."""
     n_samples: dict[Split, int] = {"train": n_train, "validation": n_validation}
-    n_values = {
+    return {
         name: {
             split: [math.ceil(size * column.mean_values) for size in shard_sizes(n, n_shards)]
             for split, n in n_samples.items()
@@ -223,12 +229,12 @@ def _expected_values(
         for name, column in source.columns.items()
         if column.n_axes
     }
-    return {"n_values": n_values, "version": VERSION} if n_values else {}
 
 
 def _names(what: str, given: Any) -> list[str]:
     """Return a list of names, or raise a `DatasetInputError`."""
-    if isinstance(given, str) or not all(isinstance(name, str) for name in given):
+    is_list = isinstance(given, Iterable) and not isinstance(given, str)
+    if not (is_list and all(isinstance(name, str) for name in given)):
         raise DatasetInputError(f"{what} is {given!r}; give a list of names, such as [{given!r}]")
     return list(given)
 

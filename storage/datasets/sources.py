@@ -231,6 +231,12 @@ def _column(array: Any, name: str) -> Column:
         ) from None
     if dtype.hasobject:
         raise DatasetInputError(_of_objects(name))
+    if np.ma.is_masked(array):
+        row = int(np.argwhere(np.ma.getmaskarray(array))[0, 0])
+        raise DatasetInputError(
+            f"row {row} of array {name!r} is masked; leave such rows out, or fill them in: "
+            f"{name}.filled(0)"
+        )
     if dtype.kind not in "biufcSUmM" or dtype.char in "gG":
         raise DatasetInputError(
             f"array {name!r} has dtype {dtype}, which Zarr does not store; convert it to a plain "

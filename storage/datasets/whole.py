@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dagsel.storage.datasets.dataset import ShardedDataset, ShardSize
+from dagsel.storage.datasets.dataset import ShardedDataset
+from dagsel.storage.datasets.manifest import ShardSize
 from dagsel.storage.datasets.ragged import RaggedArray
 
 

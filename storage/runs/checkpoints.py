@@ -344,7 +344,13 @@ class CheckpointStore:
         another one stays until the trial is dropped.
         """
         stem = _stem(trial, epoch, position, partial=partial)
-        blob = f"{stem}.{digest}.safetensors" if digest else self._blob_of(stem)
+        blob: str | None = None
+        try:
+            blob = f"{stem}.{digest}.safetensors" if digest else self._recorded(stem)
+        except CheckpointNotFoundError:
+            return  # most often: a unit that was never stopped has left no part
+        except CheckpointCorruptError:
+            pass
         self._folder.remove_file(f"{stem}.json")
         if blob is not None:
             self._folder.remove_file(blob)
@@ -395,9 +401,13 @@ class CheckpointStore:
     def _blob_of(self, stem: str) -> str | None:
         """Return the path of the state's file; ``None`` without a readable record."""
         try:
-            return f"{stem.rpartition('/')[0]}/{self._record(stem).blob}"
+            return self._recorded(stem)
         except CheckpointError:
             return None
+
+    def _recorded(self, stem: str) -> str:
+        """Return the path of the state's file; raise an error without a readable record."""
+        return f"{stem.rpartition('/')[0]}/{self._record(stem).blob}"
 
     def _wrong_kind(self, place: str, kind: str) -> CheckpointCorruptError:
         other = "folder" if kind == "file" else "file"

@@ -70,6 +70,10 @@ def wrong_shape(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(output, target[: len(target) // 2])
 
 
+def broken_metric(output: torch.Tensor, target: torch.Tensor) -> float:
+    raise TypeError("this metric takes no tensors")
+
+
 class Net(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +117,7 @@ def test_the_search_ends_at_once_with_the_users_own_frame(
         search(client, tmp_path, data, trained, study=study)
     text = str(caught.value)
     assert isinstance(caught.value.__cause__, kind)
-    assert text.startswith("all trials that have begun (")
+    assert text.startswith("all trials that have ended (")
     assert Path(__file__).name in text
     assert frame in text  # of a loss that has returned: where it is
     assert last_line(caught.value).startswith(f"{kind.__name__}: ")
@@ -145,6 +149,36 @@ def test_the_search_ends_at_once_with_the_users_own_frame(
     assert not [line for line in printed if "distributed" in line]
 
 
+@pytest.mark.parametrize("of_the_whole_set", [False, True])
+def test_a_metric_that_raises_ends_the_search_before_all_have_trained(
+    client: Client, tmp_path: Path, *, of_the_whole_set: bool
+) -> None:
+    metric: Any = broken_metric
+    if of_the_whole_set:
+        metric = dagsel.metrics.over_set(broken_metric, direction="maximize")
+    broken = workload(metrics={"bad": metric})
+    with pytest.raises(errors.AllTrialsFailedError, match="in broken_metric") as caught:
+        search(client, tmp_path, write(tmp_path), broken, flow=RandomSearch(1, 300))
+    assert last_line(caught.value) == "TypeError: this metric takes no tensors"
+    assert 5 <= dagsel.load(str(tmp_path / "run")).timeline().trial.nunique() < 300
+
+
+@pytest.mark.parametrize(
+    ("metric", "returned"),
+    [
+        (lambda output, target: (output.argmax(1) == target).float(), r"a Tensor of shape \(8,\)"),
+        (lambda output, target: None, "None"),
+    ],
+)
+def test_a_metric_that_returns_no_number_is_named(
+    client: Client, tmp_path: Path, metric: Any, returned: str
+) -> None:
+    with pytest.raises(errors.AllTrialsFailedError) as caught:
+        search(client, tmp_path, write(tmp_path), workload(metrics={"odd": metric}))
+    wanted = f"WorkloadError: metric 'odd' must return a number for a batch, and returns {returned}"
+    assert re.match(wanted, last_line(caught.value))
+
+
 def fails_on_bad(batch: Any, config: Any) -> Any:
     if config["bad"]:
         raise ValueError("no\nsuch thing")
@@ -161,7 +195,9 @@ def test_bad_configurations_among_good_ones_do_not_end_a_search(
     states = {t.number: t.state for t in run.record.trials.values()}
     assert states == {n: "failed" if n in (1, 2) else "complete" for n in range(6)}
     assert [failed.reason for failed in run.failures] == ["ValueError: no such thing"] * 2
-    assert said == ["2 of 6 trials failed", "trial 1, 2 failed: ValueError: no such thing"]
+    line = fails_on_bad.__code__.co_firstlineno + 2
+    where = f"({__file__}:{line} in fails_on_bad)"
+    assert said == ["2 of 6 trials failed", f"trial 1, 2 failed: ValueError: no such thing {where}"]
 
 
 def waits(batch: Any, config: Any) -> Any:

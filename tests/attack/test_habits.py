@@ -77,8 +77,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"space": reports}, r"the space calls trial.report, .* dagsel reports each epoch; leave"),
     "to ask the pruner in the space": (
         {"space": asks_the_pruner}, r"trial.should_prune, .* flow=dagsel.flows.OptunaPruner\("),
-    "to prune in the space": (
-        {"space": prunes}, "raised TrialPruned, .* mark the trial by trial.set_constraint"),
+    "to prune all in the space": (
+        {"space": prunes},
+        r"1,000 times .*: the space raised TrialPruned \(too large\) for {'lr': .*set_constraint"),
     "to give the objective as the space": (
         {"space": objective}, "as a dict, got float: it draws and .* return trial.params"),
     "to return nothing": ({"space": returns_nothing}, "got NoneType: .* return trial.params"),
@@ -103,6 +104,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "pruner": ({"pruner": optuna.pruners.MedianPruner()}, r"no pruner: .*flows.OptunaPruner\("),
     "direction": ({"direction": "maximize"}, r"no direction: .*create_study\(direction="),
     "objective": ({"objective": objective}, "no objective: write space=, .*, and workload=, what"),
+    "validation": ({"validation": 0.1}, r"no validation: .*ShardedDataset.write\(.*takes it"),
+    "batch_size": ({"batch_size": 32}, r"no batch_size: .*TorchWorkload\(...\), which takes it"),
     "catch": ({"catch": (ValueError,)}, "no catch: a trial that fails does not end the run"),
 }  # fmt: skip
 

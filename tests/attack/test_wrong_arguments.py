@@ -46,6 +46,7 @@ NOBODY = "tcp://127.0.0.1:9"
 X = np.random.default_rng(0).normal(size=(600, 4))
 Y = np.arange(600) % 3
 FRAME = pd.DataFrame(X, columns=list("abcd"))
+SAMPLES = torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))
 SPACE = {"lr": [0.1, 0.2], "momentum": (0.0, 0.9), "n": 3}
 
 
@@ -150,6 +151,12 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "data=(X, Y, Y)": (DATA, "got a tuple", "data=(x, y)"),
     "data=torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))": (
         DATA, "got a TensorDataset", "data=dataset.tensors"),
+    "data=torch.utils.data.random_split(SAMPLES, [500, 100])": (
+        DATA, "got a list", 'data=ShardedDataset.write("data.zarr", train, validation=test'),
+    "data=tuple(torch.utils.data.random_split(SAMPLES, [500, 100]))": (
+        DATA, "got a tuple", 'data=ShardedDataset.write("data.zarr", train, validation=test'),
+    "data=torch.utils.data.DataLoader(SAMPLES)": (
+        DATA, "got a DataLoader", 'data=ShardedDataset.write("data.zarr", loader.dataset'),
     "data=(X, Y[:9])": (DATA, "'x' has 600, 'y' has 9 samples", "make them equal"),
     "data=(X, 'y')": (DATA, "y must be an array", "got 'y'"),
     "data=(FRAME.assign(city='Ulm'), Y)": (DATA, "columns 'city' of x", "(x, dtype=float)"),
@@ -288,6 +295,11 @@ MODELS: dict[str, tuple[type[Exception], str, str]] = {
         "lr_scheduler=lambda optimizer, config: torch.optim.lr_scheduler.StepLR("),
     "lr_scheduler='cosine'": (WORK, "'cosine'", "lambda optimizer, config"),
     "input_fn='x'": (WORK, "input_fn(batch, config), got 'x'", "lambda batch"),
+    "train_fn=lambda model, batches, optimizer, config: 0": (
+        WORK, "the function <lambda> takes them in another order",
+        "write def train_fn(model, optimizer, batches, config): ..."),
+    "loss=lambda target, output: 0": (
+        WORK, "takes them in another order", "def loss(output, target)"),
     "train_fn=3": (WORK, "train_fn(model, optimizer, batches, config)", "def train("),
     "batch_size='32'": (WORK, "batch_size must be a whole", "'32'"),
     "batch_size=None": (WORK, "batch_size must be a whole", "None"),

@@ -78,6 +78,7 @@ class Bench:
             chain = Chain(trial, range(1, 2), 1, evaluate=False)
             self.engine.submit(Round(trial, (chain,)), {trial: {}})
             self.begun.add(trial)
+        list(self.engine.messages(timeout_s=0))  # sends it
         while self.trains.get(timeout=60) != trial:
             pass
         time.sleep(self.settle_s)  # its state is there, and it trains

@@ -137,8 +137,8 @@ def test_an_evaluation_that_still_ran_as_before_says_nothing_of_the_second_attem
     trial = done.record.trials[0]
     assert [told.unit for told in trial.ran_out] == [SCORE]
     assert len(trial.epochs) == 1
-    done = run(lambda engine: first, lambda engine: [out_of_memory(SCORE, 1)])
-    assert done.record.trials[0].state == "failed"
+    with pytest.raises(AllTrialsFailedError, match="memory ran out in the evaluation of epoch 1"):
+        run(lambda engine: first, lambda engine: [out_of_memory(SCORE, 1)])
 
 
 def test_a_result_of_the_old_way_has_the_evaluation_sent_again() -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagsel.dispatch.events import TrialRests
 from dagsel.dispatch.units import Chain, Round
+from dagsel.driver import rounds
 from dagsel.driver.recovery import Continuation
 from dagsel.driver.rounds import Rounds
 from dagsel.flow import (
@@ -99,6 +101,47 @@ def test_what_another_run_has_seen_is_told_at_once() -> None:
     assert engine.values(0) == {1: None, 2: 0.75, 3: 0.5}
     engine = listen([Ask(1)], at_once, *LOSSES, foreseen=(0.75,), **FOLLOWS)
     assert engine.values(0) == {1: None, 2: 0.75, 3: None}
+
+
+def test_a_million_epochs_are_sent_a_thousand_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "MOST_EPOCHS", 4)
+
+    def answer(event: Event) -> list[Decision]:
+        match event:
+            case Asked():
+                return [Train(0, 1_000_000)]
+            case Reported(_, 1):
+                return [Train(0, 2)]  # which waits behind the others
+            case Reported(_, 7):
+                return [Finish()]
+        return []
+
+    reports = [ends(0, epoch, 1 / epoch) for epoch in range(1, 8)]
+    engine = listen([Ask(1)], answer, *reports)
+    assert engine.all_told("submit") == [
+        [(0, range(1, 5))],
+        [(0, range(5, 9))],  # after the second one
+        [(0, range(9, 13))],
+    ]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_each_epoch_is_sent_once_and_before_it_is_due(decided: list[int]) -> None:
+    """Whatever is decided as the first epochs are reported."""
+    left = list(decided)
+
+    def answer(event: Event) -> list[Decision]:
+        more = [Train(0, left.pop(0))] if left and not isinstance(event, Paused) else []
+        is_over = isinstance(event, Reported) and event.epoch == sum(decided)
+        return [*more, *([Finish()] if is_over else [])]
+
+    reports = [ends(0, epoch, 1 / epoch) for epoch in range(1, sum(decided) + 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rounds, "MOST_EPOCHS", 4)
+        engine = listen([Ask(1)], answer, *reports)
+    sent = [epochs for (told,) in engine.all_told("submit") for _, epochs in [told]]
+    assert [epoch for epochs in sent for epoch in epochs] == list(range(1, sum(decided) + 1))
+    assert all(len(epochs) <= 4 for epochs in sent)
 
 
 def test_what_is_decided_while_an_epoch_trains_waits_too() -> None:

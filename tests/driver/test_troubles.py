@@ -1,9 +1,10 @@
-"""A run ends where all its trials fail in one way before any has trained, and only there.
+"""A run ends where all its trials fail in one way before any was scored, and only there.
 
 - Five trials that fail alike are enough, if none that has begun did otherwise.
 - Another line, another class of error, a loss of NaN, a lost worker: the run goes on.
-- Once a training unit has ended, nothing ends the run any more.
-- A trial that is being trained counts; one that waits does not.
+- Once a trial was scored, nothing ends the run any more.
+- A trial that is being trained counts, unless it has begun after enough have failed; one that waits
+  does not.
 - Configurations that are refused before they are sent do not end a search that goes on: one has
   passed the check before the run began.
 - A line of code that workers cannot read, as of a notebook, is read here.
@@ -23,7 +24,18 @@ from dagsel.dispatch.units import Unit
 from dagsel.driver.runner import Runner
 from dagsel.driver.troubles import ENOUGH, Troubles
 from dagsel.errors import AllTrialsFailedError
-from dagsel.flow import Ask, Asked, Decision, Event, Finish, Stop, Train, TrialFailed, Wake
+from dagsel.flow import (
+    Ask,
+    Asked,
+    Decision,
+    Event,
+    Finish,
+    Reported,
+    Stop,
+    Train,
+    TrialFailed,
+    Wake,
+)
 from dagsel.history.record import Record
 from dagsel.messages import ENTRIES, Message, TrialReport, Turn
 from dagsel.study import StudyDriver
@@ -54,11 +66,10 @@ def watch(*fails: Raised | None, n: int = 30, begun: tuple[int, ...] = ()) -> Tr
     record = drawn(0)
     troubles = Troubles(record)
     record.add(Turn(Asked(tuple(range(n))), (), params={trial: {} for trial in range(n)}))
+    for trial in (*begun, *range(len(fails))):
+        troubles.begins(trial)
     for trial, raised in enumerate(fails):
-        troubles.begins(trial)
         fail(record, trial, raised)
-    for trial in begun:
-        troubles.begins(trial)
     return troubles
 
 
@@ -67,7 +78,7 @@ def test_five_that_fail_alike_end_the_run() -> None:
     verdict = watch(*[HERE] * ENOUGH).verdict
     assert verdict is not None
     assert verdict.text.splitlines() == [
-        "all trials that have begun (5) failed alike, before any has trained:",
+        "all trials that have ended (5) failed alike, before any was scored:",
         '  File "train.py", line 3, in loss',
         "ValueError: no",
     ]
@@ -102,7 +113,7 @@ def test_a_line_that_workers_cannot_read_is_read_here() -> None:
     assert text is not None
     assert text.text.splitlines()[1:-1] == [
         place,
-        '    """A run ends where all its trials fail in one way before any has trained, and only '
+        '    """A run ends where all its trials fail in one way before any was scored, and only '
         "there.",
         place,
         "    known",
@@ -119,9 +130,23 @@ def test_those_that_lived_as_a_driver_was_lost_may_have_begun() -> None:
     assert troubles.verdict is not None
 
 
-def test_once_a_unit_has_ended_the_run_goes_on() -> None:
+def test_a_trial_that_begins_after_enough_have_failed_does_not_count() -> None:
+    """Where a metric raises, the next trial trains already as one fails."""
+    troubles = watch(*[HERE] * (ENOUGH - 1), begun=(20,))
+    fail(troubles.record, ENOUGH - 1, HERE)
+    troubles.begins(21)
+    assert troubles.verdict is None
+    fail(troubles.record, 20, HERE)
+    assert troubles.verdict is not None
+
+
+def test_once_a_trial_was_scored_the_run_goes_on() -> None:
     troubles = watch(*[HERE] * (ENOUGH - 1))
-    troubles.record.add(epoch_of(10, 1, 0.5)[0])  # type: ignore[arg-type]
+    trained, scored, *_ = epoch_of(10, 1, 0.5)
+    troubles.record.add(trained)  # type: ignore[arg-type]
+    troubles.record.add(scored)  # type: ignore[arg-type]
+    assert not troubles.record.has_scored  # a metric of the whole set may raise yet
+    troubles.record.add(Turn(Reported(10, 1, 0.5, {"loss": 0.5}, 1.0), ()))
     for trial in range(ENOUGH - 1, 10):
         fail(troubles.record, trial, HERE)
     assert troubles.verdict is None

@@ -123,6 +123,11 @@ def engine_for(
         yield engine
 
 
+def look_up(engine: DaskEngine) -> list[Message]:
+    """Send what was told, as a driver does whenever it looks up; give what there is to hear."""
+    return list(engine.messages(timeout_s=0))
+
+
 def listen(engine: DaskEngine, until: Any) -> list[Message]:
     """Collect messages until a function of all of them says that it is enough."""
     heard: list[Message] = []

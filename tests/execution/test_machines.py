@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Status
+from distributed import Client, Status
 
+from dagsel.execution.elastic import elastic_for
+from dagsel.storage import ShardedDataset
+from dagsel.testing.synthetic import SyntheticWorkload
 from tests.waiting import slowness
 
 from .deployed import (
@@ -25,6 +28,7 @@ from .deployed import (
     check_model,
     search,
 )
+from .helpers import engine_for
 from .machines import Loss, Machine, Provider, cluster_of
 
 pytestmark = pytest.mark.slow
@@ -108,3 +112,26 @@ def check_wanted(outcome: Outcome, provider: Provider, release_s: float) -> None
     for (at, n_workers), (until, _) in pairwise(wanted):
         moments = [moment for moment in (at, *asked) if at <= moment < until - release_s]
         assert all(provider.n_rented(m, m + release_s) <= n_workers for m in moments)
+
+
+def test_a_machine_that_is_lost_as_the_search_begins_is_asked_for_again(
+    digits: ShardedDataset, tmp_path: Path
+) -> None:
+    here, was_lost = os.getpid(), tmp_path / "lost"
+
+    class LosesTheFirst(SyntheticWorkload):
+        """Ends the first machine as that unpacks it, before its worker can join."""
+
+        def __setstate__(self, state: Any) -> None:
+            vars(self).update(state)
+            if os.getpid() != here and not was_lost.exists():
+                was_lost.touch()
+                os._exit(1)
+
+    provider = Provider(tmp_path)
+    with cluster_of(provider) as cluster, Client(cluster, set_as_default=False) as client:
+        workload, folder = LosesTheFirst(), str(tmp_path / "run")
+        with engine_for(client, digits, workload, folder, driver=elastic_for(client)) as engine:
+            assert was_lost.exists()
+            assert engine.n_workers == 1
+    assert len(provider.rentals) == 2

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import pandas as pd
 import pytest
 import torch
 from distributed import Client
@@ -129,17 +130,20 @@ def test_exported_models_need_torch_and_safetensors_alone(search: Optimize, tmp_
     assert not (tmp_path / "other").exists()
 
 
-def test_an_exported_model_says_what_its_classes_are(search: Optimize, tmp_path: Path) -> None:
+def test_an_exported_model_says_what_its_classes_and_columns_are(
+    search: Optimize, tmp_path: Path
+) -> None:
     """As long as the data set is there."""
-    y = ["even", "odd"]
-    x = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    y, columns = ["even", "odd"], [f"c{number}" for number in range(64)]
+    x = pd.DataFrame(np.random.default_rng(0).normal(size=(64, 64)), columns=columns)
     labels = np.array(y)[np.arange(64) % 2]
     run = search(RandomSearch(max_epochs=1, n_trials=1), data=(x, labels))
     (url,) = run.export(tmp_path / "models")
     assert json.loads((Path(url) / "classes.json").read_text()) == {"y": y}
+    assert json.loads((Path(url) / "columns.json").read_text()) == {"x": columns}
     shutil.rmtree(run.data.url)
     (url,) = run.export(tmp_path / "others")
-    assert not (Path(url) / "classes.json").exists()
+    assert not {"classes.json", "columns.json"} & {path.name for path in Path(url).iterdir()}
 
 
 def test_a_run_that_is_moved_has_its_own_data_still(search: Optimize, tmp_path: Path) -> None:
@@ -216,9 +220,9 @@ def test_a_workload_that_cannot_join_models_says_so(
 ) -> None:
     run = optimize(RandomSearch(max_epochs=1, n_trials=2), client=client)
     assert isinstance(run.workload, SyntheticWorkload)
-    with pytest.raises(WorkloadError, match="no SyntheticWorkload joins models; take run.models"):
+    with pytest.raises(WorkloadError, match="a SyntheticWorkload joins no models; take run.models"):
         run.ensemble()
-    with pytest.raises(WorkloadError, match="no SyntheticWorkload writes models"):
+    with pytest.raises(WorkloadError, match="a SyntheticWorkload writes no models"):
         run.export(tmp_path / "models")
 
 

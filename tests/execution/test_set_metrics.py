@@ -12,7 +12,7 @@ from distributed import Client
 from sklearn import metrics as sk
 
 import dagsel
-from dagsel.errors import SearchError
+from dagsel.errors import AllTrialsFailedError, SearchError
 from dagsel.flows import RandomSearch
 from dagsel.metrics import over_set
 from dagsel.storage import RunDir, ShardedDataset
@@ -159,13 +159,13 @@ def test_a_replay_has_the_same_numbers(
     check(again, digits)
 
 
-def test_a_metric_that_fails_or_is_no_single_number_fails_trials_and_says_why(
-    search: Optimize,
-) -> None:
+def test_a_metric_that_fails_fails_trials_and_says_why(search: Optimize, run_dir: str) -> None:
     def broken(output: Any, target: Any) -> float:
         raise ZeroDivisionError("no such class")
 
-    run = search(workload=workload(mine=over_set(broken)))
+    with pytest.raises(AllTrialsFailedError, match="in broken\n(.*\n)*ZeroDivisionError: no such"):
+        search(workload=workload(mine=over_set(broken)))
+    run = dagsel.load(run_dir)
     assert {trial.state for trial in run.record.trials.values()} == {"failed"}
     (reason,) = {trial.reason for trial in run.failures}
     assert reason == "ZeroDivisionError: no such class (in a metric of epoch 1)"

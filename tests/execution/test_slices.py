@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagsel.dispatch.units import Begun, Chain
-from dagsel.execution.slices import Slices
+from dagsel.execution.slices import Slices, begun_first
 from dagsel.flow import Decision, Event, Finish, Reported
 from dagsel.flows import RandomSearch
 from tests.conftest import Optimize
@@ -54,6 +54,17 @@ def test_what_is_sent_is_what_was_given_and_ahead_of_the_trials(given: list[list
             assert epoch in parts[-1].epochs or epoch < parts[-1].epochs[0], "it was not sent yet"
             parts += held.trained(trial, epoch)
         assert _units(parts) == _units(whole)
+
+
+@given(rounds(), st.integers(0, 5))
+def test_what_workers_begin_with_goes_first_and_nothing_is_left_out(
+    given: list[list[Chain]], n_workers: int
+) -> None:
+    for chains in given:
+        parts = begun_first(chains, n_workers)
+        assert [chain for part in parts for chain in part] == chains
+        assert len(parts) < 3
+        assert len(parts) < 2 or len(parts[0]) == n_workers
 
 
 def _units(chains: list[Chain]) -> list[Any]:

@@ -57,7 +57,16 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from tests.waiting import wait_until
 
-from .helpers import done, engine_for, final_state, listen, log_anew, of, spawned_cluster
+from .helpers import (
+    done,
+    engine_for,
+    final_state,
+    listen,
+    log_anew,
+    look_up,
+    of,
+    spawned_cluster,
+)
 
 ORDER = ((2, 0, 3, 1), (1, 3, 0, 2))
 
@@ -170,7 +179,12 @@ def test_results_that_were_heard_are_let_go(
         listen(engine, until=lambda heard: len(done(heard)) == 16)
         assert client.run_on_scheduler(scored) == {1, 2}
         engine.release(0, 1)
-        wait_until(lambda: client.run_on_scheduler(scored) == {2}, "the first score is forgotten")
+
+        def is_forgotten() -> bool:
+            look_up(engine)
+            return bool(client.run_on_scheduler(scored) == {2})
+
+        wait_until(is_forgotten, "the first score is forgotten")
 
 
 def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
@@ -205,11 +219,13 @@ def test_a_trial_that_is_told_something_else_is_not_scored_where_it_was(
         engine.tell(TrialHeld(0, 1))
         listen(engine, until=lambda heard: of(TrialRests, heard))
         engine.check(0, 1, StatePlace(1, 0), {0: {}})
+        look_up(engine)
         wait_until(lambda: client.run_on_scheduler(checks), "the check is submitted")
         if goes_on:
             engine.tell(TrialAllowed(0, 1, None, 2))
         else:
             engine.tell(TrialHeld(0, 2))
+        look_up(engine)
         wait_until(lambda: not client.run_on_scheduler(checks), "the check is taken back")
 
 
@@ -352,6 +368,8 @@ class Hostile(SyntheticWorkload):
         match config.get("does"):
             case "exit":
                 os._exit(1)
+            case "sys.exit":
+                sys.exit("enough")
             case "segv":
                 ctypes.string_at(0)
             case "eat":
@@ -376,6 +394,7 @@ def own_cluster() -> Iterator[LocalCluster]:
 
 REASONS = {
     "exit": "workers were lost while",
+    "sys.exit": "the trial's code raised SystemExit('enough'), which would end the worker",
     "segv": "workers were lost while",
     "eat": "filled the memory of worker",  # the nanny ends it at 95% of its memory
     "overeat": "MemoryError",

@@ -27,7 +27,7 @@ from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from tests.waiting import wait_until
 
-from .helpers import client_of, done, engine_for, listen, of
+from .helpers import client_of, done, engine_for, listen, look_up, of
 
 T = TypeVar("T")
 
@@ -70,6 +70,7 @@ class Pauses:
     def go_on(self, trial: int) -> None:
         self.number += 1
         self.engine.tell(TrialAllowed(trial, 1, None, self.number))
+        look_up(self.engine)
         self.await_bound(trial)
 
     def await_bound(self, trial: int) -> None:
@@ -176,6 +177,7 @@ def test_what_waits_in_memory_goes_when_its_trial_is_stopped(pauses: Pauses) -> 
     pauses.begin(0)
     pauses.pause(0)
     pauses.engine.stop(0)
+    look_up(pauses.engine)
     wait_until(lambda: not pauses.warm(), "nothing is warm")
 
 
@@ -183,6 +185,7 @@ def test_a_trial_that_is_stopped_while_it_trains_leaves_nothing_in_memory(pauses
     pauses.begin(0)
     wait_until(lambda: not pauses.is_idle(), "a worker is busy")
     pauses.engine.stop(0)
+    look_up(pauses.engine)
     wait_until(pauses.is_idle, "all workers are idle")
     wait_until(lambda: not pauses.warm(), "nothing is warm")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -109,6 +111,39 @@ def test_a_trial_that_stops_early_has_its_best_value_and_wins() -> None:
     assert run.study.best_value == 0.9
     assert list(run.leaderboard()["state"]) == ["complete"] * 3
     assert {trial.reason for trial in run.record.trials.values()} == {"no better for 4 epochs"}
+
+
+class Knees:
+    """Curves that fall until an epoch of their own, and then no more."""
+
+    evaluation_share = 0.1
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def seconds(self, config: object, *, trial: int) -> float:
+        return 1.0 + Random(f"{self.seed} speed {trial}").random()
+
+    def value(self, config: object, epoch: float, *, trial: int) -> float:
+        chance = Random(f"{self.seed} {trial}")
+        least, knee = chance.random(), chance.randint(2, 20)
+        return least + 1.0 / min(epoch, knee)
+
+
+@pytest.mark.parametrize("make", [ASHA, SuccessiveHalving])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_search_that_halves_trains_less_with_it(make: Callable[..., Flow], seed: int) -> None:
+    """Where all that ASHA would train to the end stops before, it promotes no other for it."""
+
+    def trained(flow: Flow) -> int:
+        cluster = SimulatedCluster(n_workers=2)
+        run = simulate(
+            flow, Knees(seed), cluster, space=lambda t: {"x": t.suggest_float("x", 0, 1)}
+        )
+        return sum(len(trial.epochs) for trial in run.record.trials.values())
+
+    alone = trained(make(max_epochs=27, n_trials=27))
+    assert trained(EarlyStopping(make(max_epochs=27, n_trials=27), patience=2)) < alone
 
 
 @pytest.mark.parametrize(

@@ -124,9 +124,11 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(here: Path) -> Path:
-    """A data set with classes, samples of unequal length, and a profile."""
+    """A data set with classes, one with columns, one of samples of unequal length, a profile."""
     table = pd.DataFrame({"a": np.arange(60.0), "kind": ["x", "y"] * 30})
     ShardedDataset.write(str(here / "classes"), table, n_shards=2)
+    table = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0)})
+    ShardedDataset.write(str(here / "columns"), table, columns={"x": ["a", "b"]}, n_shards=2)
     tokens = [np.arange(k % 5 + 1) for k in range(60)]
     arrays = {"x": np.zeros((60, 2)), "tokens": tokens}
     written = ShardedDataset.write(str(here / "data"), arrays, n_shards=2, ragged=["tokens"])
@@ -138,10 +140,13 @@ def test_a_data_set(here: Path, data: Path) -> None:
     check_paths(data, "A data set")
     manifest = json.loads((data / "dagsel.json").read_text())
     assert manifest["version"] == 3
-    check_fields(manifest, "dagsel.json", {"classes"})
+    check_fields(manifest, "dagsel.json", {"classes", "columns"})
     classes = json.loads((here / "classes/dagsel.json").read_text())
     assert classes["version"] == 2
-    check_fields(classes, "dagsel.json", {"n_values"})
+    check_fields(classes, "dagsel.json", {"columns", "n_values"})
+    columns = json.loads((here / "columns/dagsel.json").read_text())
+    assert columns["version"] == 4
+    check_fields(columns, "dagsel.json", {"classes", "n_values"})
     said = re.findall(r"`(\w+)`", SECTIONS["dagsel.json"])
     assert {name for array in manifest["arrays"] for name in array} <= {*said}
 

@@ -13,6 +13,7 @@ from dagsel.dispatch.units import Unit
 from dagsel.flow import Paused, Train
 from dagsel.history.trial import EpochRecord, Scored, TrialRecord
 from dagsel.messages import PieceRecord, StatePlace, UnitRecord
+from dagsel.workloads.raised import Raised
 
 ABOUT: dict[str, Any] = {"worker": "a", "shard": 0, "start": 10.0, "stop": 12.0, "hop": False}
 
@@ -21,6 +22,21 @@ def trial(number: int = 0) -> TrialRecord:
     made = TrialRecord(number, {"x": number}, {"x": number})
     made.allow(Train(number, 4))
     return made
+
+
+def test_it_is_shown_in_a_line_with_what_it_came_to_and_where_it_raised() -> None:
+    made = TrialRecord(3, {}, {"lr": 0.1, "act": "relu"})
+    assert repr(made) == "<trial 3: running after 0 epochs, lr=0.1, act='relu'>"
+    made.state, made.reason = "failed", "ValueError: no\nsuch thing"
+    made.raised = Raised("ValueError", "no", "my train.py:3 loss")
+    made.epochs.append(EpochRecord(1, 0.5, {}, 0.1, 1.0))
+    assert repr(made) == (
+        "<trial 3: failed after 1 epoch, lr=0.1, act='relu': ValueError: no such thing "
+        "(my train.py:3 in loss)>"
+    )
+    made.state, made.reason, made.raised = "complete", "trained to the end", None
+    made.kept = Scored((0.51239, 2.0), 1.0, StatePlace(1, 0))
+    assert repr(made) == "<trial 3: complete after 1 epoch, value 0.5124, lr=0.1, act='relu'>"
 
 
 def test_a_unit_that_ends_leaves_no_share_of_its_pieces() -> None:

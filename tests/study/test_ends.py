@@ -169,6 +169,25 @@ def test_a_sampler_that_would_stop_the_study_does_not_break_the_run(sampler: Any
     assert {trial.state for trial in driver.study.trials} == {TrialState.COMPLETE}
 
 
+def test_a_grid_of_the_studys_sampler_ends_with_its_last_point() -> None:
+    """Optuna's begins anew then, and draws a point of the grid for the second time."""
+    grid = GridSampler({"n": [0, 33, 99], "x": [0.25, 0.5]}, seed=0)
+
+    def wider(trial: optuna.Trial) -> dict[str, Any]:
+        return {"n": trial.suggest_int("n", 0, 99), "x": trial.suggest_float("x", 0, 1)}
+
+    driver = StudyDriver(make_study(sampler=grid), wider, "loss")
+    drawn, is_all = driver.ask(4, "study")
+    assert not is_all
+    for number in drawn:
+        driver.complete(number, float(number))
+    rest, is_all = driver.ask(4, "study")
+    assert is_all
+    assert driver.why_no_more() == "GridSampler's grid has no further points: this run has drawn 6"
+    points = {tuple(config.values()) for config in (drawn | rest).values()}
+    assert points == {(n, x) for n in (0, 33, 99) for x in (0.25, 0.5)}
+
+
 # ---- Pruners.
 
 PRUNERS: dict[str, Callable[[], Any]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -37,6 +38,11 @@ def optuna_warns_of_persistent_storages() -> Iterator[None]:
 def space(trial: optuna.Trial) -> dict[str, Any]:
     act = trial.suggest_categorical("act", CHOICES)
     return {"act": act, "x": trial.suggest_int("x", 0, 9)}
+
+
+def all_of_it(trial: optuna.Trial) -> dict[str, Any]:
+    space(trial)
+    return trial.params
 
 
 def value(config: Any, epoch: int) -> float:
@@ -81,3 +87,34 @@ def test_a_search_draws_them_and_its_tables_name_them(
     configs = {number: trial.config for number, trial in run.record.trials.items()}
     assert {number: trial.config for number, trial in again.record.trials.items()} == configs
     assert again.study.best_trial.params == study.best_trial.params
+
+
+@pytest.mark.parametrize("draw", [space, all_of_it])
+@pytest.mark.parametrize("is_stored", [False, True])
+def test_samplers_and_storages_that_write_json_get_names_and_the_space_the_choices(
+    draw: Any, is_stored: bool, optimize: Optimize, client: Client, run_dir: str, tmp_path: Path
+) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db" if is_stored else None
+    sampler = optuna.samplers.TPESampler(
+        multivariate=True, constant_liar=True, n_startup_trials=3, seed=0
+    )
+    study = optuna.create_study(
+        study_name="named", storage=storage, direction="maximize", sampler=sampler
+    )
+    study.enqueue_trial({"act": "Relu" if is_stored else Relu})
+    study.enqueue_trial({"act": "(1, 2)"})
+    flow = SamplerSearch(max_epochs=1, n_trials=12)
+    workload = SyntheticWorkload(value=value)
+    run = optimize(flow, study=study, space=draw, workload=workload, client=client)
+    acts = [trial.config["act"] for trial in run.record.trials.values()]
+    assert acts[:2] == [Relu, (1, 2)]
+    assert set(acts) <= set(CHOICES)
+    shown = dict(zip(labels(CHOICES), CHOICES, strict=True))
+    for number, trial in run.record.trials.items():
+        kept = study.trials[number].params["act"]
+        assert (shown[kept] if is_stored else kept) == trial.config["act"]
+    again = dagsel.resume(
+        run_dir, client, workload=workload, study=study if is_stored else None, space=draw
+    )
+    assert [trial.config["act"] for trial in again.record.trials.values()] == acts
+    assert again.study.best_params == study.best_params

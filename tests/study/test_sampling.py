@@ -25,6 +25,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState, create_trial
 from scipy.stats import wilcoxon
 
+from dagsel.errors import SearchError
 from dagsel.flow import Traits
 from dagsel.study import StudyDriver
 
@@ -410,6 +411,92 @@ def test_a_continuous_branch_is_never_exhausted() -> None:
     configs, exhausted = StudyDriver(make_study(TPESampler(seed=0)), space, "loss").ask(30, "study")
     assert (len(configs), exhausted) == (30, False)
     assert sum(not config for config in configs.values()) == 1
+
+
+# ---- A space that rejects draws.
+
+
+def small(trial: optuna.Trial) -> dict[str, Any]:
+    """Accept 10 of 25 points."""
+    a, b = trial.suggest_int("a", 1, 5), trial.suggest_int("b", 1, 5)
+    if a * b > 5:
+        raise optuna.TrialPruned("too large")
+    return {"a": a, "b": b}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "sampling"),
+    [
+        (TPESampler(seed=0), "study"),
+        (TPESampler(seed=0), "random"),
+        (TPESampler(seed=0), "grid"),
+        (NSGAIISampler(seed=0), "study"),
+    ],
+)
+def test_what_a_space_rejects_is_no_trial_and_all_else_is_drawn(
+    sampler: Any, sampling: Any
+) -> None:
+    driver = StudyDriver(make_study(sampler), small, "loss")
+    driver.validate(grid=sampling == "grid", check=lambda config: None)
+    configs, _ = driver.ask(10, sampling)
+    assert set(as_set(list(configs.values())).values()) == {1}
+    assert driver.ask(1, sampling) == ({}, True)
+    assert [trial.number for trial in driver.study.trials] == list(configs) == list(range(10))
+
+
+@pytest.mark.parametrize("sampler", [TPESampler(seed=0), RandomSampler(seed=0)])
+def test_one_draw_of_a_hundred_is_enough(sampler: Any) -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        config = one_float(trial)
+        if config["x"] > 0.01:
+            raise optuna.TrialPruned
+        return config
+
+    configs, exhausted = StudyDriver(make_study(sampler), space, "loss").ask(5, "study")
+    assert (len(configs), exhausted) == (5, False)
+    assert all(config["x"] <= 0.01 for config in configs.values())
+
+
+def test_a_space_with_a_continuous_branch_may_reject_too() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        if trial.suggest_categorical("kind", ["a", "b"]) == "a":
+            return {}
+        if (x := trial.suggest_float("x", 0, 1)) > 0.2:
+            raise optuna.TrialPruned
+        return {"x": x}
+
+    configs, exhausted = StudyDriver(make_study(TPESampler(seed=0)), space, "loss").ask(30, "study")
+    assert (len(configs), exhausted) == (30, False)
+    assert sum(not config for config in configs.values()) == 1
+
+
+def test_a_space_that_comes_to_reject_all_is_told_of_what_it_rejects() -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        config = one_float(trial)
+        if driver.study.trials:
+            raise optuna.TrialPruned("one is enough")
+        return config
+
+    driver = StudyDriver(make_study(), space, "loss")
+    driver.ask(1, "random")
+    with pytest.raises(
+        SearchError, match=r"1,000 times .*TrialPruned \(one is enough\) for {'x': "
+    ):
+        driver.ask(1, "random")
+    assert len(driver.study.trials) == 1
+
+
+def test_grid_sampler_is_told_apart_as_it_leaves_out_nothing() -> None:
+    grid = GridSampler({"a": [1, 2, 3, 4, 5], "b": [1, 2, 3, 4, 5]}, seed=0)
+    with pytest.raises(SearchError, match=r"TrialPruned .*: take Grid as the flow"):
+        StudyDriver(make_study(grid), small, "loss").ask(25, "study")
+
+
+def test_parameters_that_the_user_gives_and_the_space_rejects_are_named() -> None:
+    driver = StudyDriver(make_study(), small, "loss")
+    with pytest.raises(SearchError, match=r"TrialPruned \(too large\) for {'a': 5, 'b': 5}: it"):
+        driver.add({"a": 5, "b": 5})
+    assert driver.study.trials == []
 
 
 # ---- What is written to the study.

@@ -456,3 +456,35 @@ def test_the_study_opens_in_optunas_visualization(searched: Searched, plot: str)
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         figure = getattr(optuna.visualization, plot)(searched.driver.study)
     assert sum(len(trace.x if trace.x is not None else trace.dimensions) for trace in figure.data)
+
+
+@pytest.mark.parametrize("n_bad", [0, 1, 9, 10])
+def test_one_of_ten_configurations_has_to_be_one_that_can_be_trained(
+    n_bad: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked: list[Any] = []
+
+    def check(config: Any) -> None:
+        checked.append(config)
+        if len(checked) <= n_bad:
+            raise ArithmeticError(f"no. {len(checked)}")
+
+    driver = StudyDriver(make_study(), suggest_two, "loss")
+    if n_bad == 10:
+        with pytest.raises(ArithmeticError, match=r"^no\. 1\b") as caught:
+            driver.validate(grid=False, check=check)
+        assert f"configuration lr={checked[0]['lr']}, n=" in caught.value.__notes__[0]
+    else:
+        driver.validate(grid=False, check=check)
+    assert len(checked) == min(10, n_bad + 1)
+    warned = f"such trials fail: of {checked[0]} it is said: ArithmeticError: no. 1"
+    assert (warned in caplog.text) == (0 < n_bad < 10)
+
+
+def test_where_there_is_one_configuration_its_error_ends_the_search() -> None:
+    def check(config: Any) -> None:
+        raise ArithmeticError("it cannot")
+
+    driver = StudyDriver(make_study(), lambda trial: {"n": trial.suggest_int("n", 1, 1)}, "loss")
+    with pytest.raises(ArithmeticError, match="it cannot"):
+        driver.validate(grid=True, check=check)

@@ -26,6 +26,7 @@ from dagsel.views.progress import SPARING, SearchProgress
 from dagsel.views.snapshot import Snapshot
 from dagsel.views.table import AROUND, IN_NOTEBOOK, notebook_table, terminal_lines
 from dagsel.views.words import seconds_left
+from dagsel.workloads.raised import Raised
 
 
 def terminal(width: int = 100, height: int = 24) -> Console:
@@ -248,7 +249,17 @@ def test_a_log_has_one_line_for_each_trial_that_ends(steps: list[str], data: st.
     told = Counter(int(found[1]) for found in named if found)
     ended = {trial.number for trial in record.trials.values() if not trial.is_live}
     assert told == Counter(ended - before)
-    assert not any("beyond repair" in text for text in lines)
+    whys = ["broken beyond repair" in text for text in lines]  # what has two lines is one here
+    assert whys == [found is not None and found[2] == "failed" for found in named]
+
+
+def test_a_trial_that_fails_is_told_with_the_line_that_has_raised() -> None:
+    def fail(record: Record) -> None:
+        told = Raised("ValueError", "odd", place="net.py:7 forward")
+        record.add(Turn(TrialFailed(2, told.reason), (), raised=told))
+
+    told = " · ValueError: odd (net.py:7 in forward) · lr="
+    assert sum(told in text for text in log(make_record(), fail)) == 1
 
 
 def test_trials_that_end_before_the_first_look_are_told_too() -> None:

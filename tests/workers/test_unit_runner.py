@@ -49,14 +49,16 @@ class Workers:
         self.workload: Any = SyntheticWorkload(n_batches=n_batches)
         self.told: list[Any] = []
 
-    def come(self, address: str) -> UnitRunner:
+    def come(
+        self, address: str, is_short_of_memory: Callable[[], bool] = lambda: False
+    ) -> UnitRunner:
         made = UnitRunner(
             self.spec,
             self.workload,
             address=address,
             tell=self.told.append,
             tell_surely=self.told.append,
-            is_short_of_memory=lambda: False,
+            is_short_of_memory=is_short_of_memory,
         )
         made.load(0)
         made.load(1)
@@ -337,3 +339,15 @@ def test_each_rank_of_a_gang_is_told_the_metric_of_the_epoch_before(tmp_path: Pa
     with lead_gang("127.0.0.1", size=2, gather=gather, **about):
         wait_until(member.is_idle, "the rank to end")
     assert workers.workload.told == [({"lr": 0.5}, 0.25)]
+
+
+@pytest.mark.parametrize(("state_bytes", "n_trained"), [(0, 2), (2_000_000, 1)])
+def test_a_task_trains_on_where_memory_is_short_only_with_a_small_state(
+    tmp_path: Path, state_bytes: int, n_trained: int
+) -> None:
+    """While the next unit trains there is one more state; a small one makes no difference."""
+    workers = Workers(tmp_path, n_batches=1)
+    workers.workload = SyntheticWorkload(state_bytes=state_bytes)
+    worker = workers.come("a", is_short_of_memory=lambda: True)
+    _, done = worker.train(UNIT, Assignment(shard=0, then=(1,)), {}, None)
+    assert len(done) == n_trained

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import dagsel.collate
 from dagsel.errors import WorkloadError
 from dagsel.flow import Goal
-from dagsel.storage.datasets.dataset import ShardSize
+from dagsel.storage import ShardSize
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import Visit
 from dagsel.workloads.base import DataOutline

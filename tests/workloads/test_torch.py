@@ -21,6 +21,7 @@ from dagsel.state import State
 from dagsel.testing import WorkloadSuite
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.abilities import DataOutline
+from dagsel.workloads.torch.loop import following
 from tests.fused import fused
 
 SEED, TRIAL, N_EPOCHS, N_SHARDS = 3, 2, 3, 4
@@ -452,6 +453,16 @@ def test_a_loop_of_the_users_own_is_preemptible_without_knowing_it(stop_every):
     assert own_losses == losses
 
 
+@pytest.mark.parametrize("stop_every", [None, 1])
+def test_a_loop_over_batches_that_are_used_up_is_refused(stop_every):
+    def loop(*args):
+        own_loop(*args)
+        own_loop(*args)
+
+    with pytest.raises(WorkloadError, match="a second time, and each is handed out once"):
+        units(TorchWorkload(Net, F.cross_entropy, adam, batch_size=5, train_fn=loop), stop_every)
+
+
 def test_a_loop_that_accumulates_gradients_stops_only_after_its_steps():
     places = []
 
@@ -636,6 +647,30 @@ def test_a_loss_that_would_compare_each_with_each_is_refused(loss: Any) -> None:
     with pytest.raises(WorkloadError, match=r"outputs \(3, 1\) and targets \(3,\) .*squeeze"):
         found["(n, 1)"]()
     assert found["(n,)"]().n_samples == 6
+
+
+def test_weights_of_classes_follow_the_model_as_wide_and_to_its_device() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x": rng.normal(size=(12, 3)).astype("float32"), "y": np.arange(12) % 2}
+    layer, weights = nn.Linear(3, 2), np.array([0.25, 2.0])  # float64, as scikit-learn gives them
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        loss = nn.CrossEntropyLoss(weight=torch.tensor(weights, dtype=dtype))
+        workload = TorchWorkload(
+            lambda config: copy.deepcopy(layer), loss, torch.optim.SGD, batch_size=4
+        )
+        shard, state = workload.prepare(arrays), workload.init({"lr": 0.1}, 0)
+        trained = workload.train(state, shard, {"lr": 0.1}, visit=Visit(0, 0, 1, 0))
+        scored = workload.evaluate(trained.state, shard, {"lr": 0.1})
+        found.append((trained.loss, trained.state, scored.metrics))
+        assert loss.get_buffer("weight").dtype == dtype, "the user's own stays as it is"
+    assert found[0] == found[1]
+    away = following(loss, nn.Linear(3, 2, device="meta").parameters())
+    assert (away.weight.device.type, away.weight.dtype) == ("meta", torch.float32)
+    double = nn.Linear(3, 2, dtype=torch.float64).parameters()
+    for fits in (loss, F.cross_entropy, nn.CrossEntropyLoss()):
+        assert following(fits, layer.parameters()) is fits
+        assert following(fits, double) is fits
 
 
 def test_arrays_that_nothing_uses_are_told_of(caplog: pytest.LogCaptureFixture) -> None:

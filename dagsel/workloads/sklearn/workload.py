@@ -25,6 +25,7 @@ from dagsel.workloads.base import (
     metric_functions,
     never,
 )
+from dagsel.workloads.batches import check_order
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -33,6 +34,7 @@ from dagsel.workloads.random_streams import (
     write_streams,
 )
 from dagsel.workloads.sklearn.objects import Decoder, Encoder, set_state
+from dagsel.workloads.unread import unread_by
 
 Shard: TypeAlias = dict[str, NDArray[Any]]
 #: Parameters that fix the shape of what is fitted, or what stands in it.
@@ -135,19 +137,36 @@ class SklearnWorkload(PoolsMetrics):
 shard; take an estimator that has it, such as SGDClassifier
         """
         self._batch_size(config, 1)
+        if not self._is_factory:  # what would not help is not asked for first
+            _check_trainable(self.estimator)
         with preserved_streams():
             estimator = self._make(config)
+        _check_trainable(estimator)
         name = type(estimator).__name__
-        if not hasattr(estimator, "partial_fit"):
-            raise WorkloadError(
-                f"{name} has no partial_fit, so it cannot be trained shard by shard; "
-                "take an estimator that has it, such as SGDClassifier"
-            )
         if "score" in self.metrics and not hasattr(estimator, "score"):
             raise WorkloadError(f"{name} has no score; give metrics, and an estimator to clone")
 
+    def unread(self, config: Config) -> frozenset[str]:
+        """Return the parameters that training with this configuration does not read.
+
+        Examples
+        --------
+        >>> from sklearn.linear_model import SGDClassifier
+        >>> make = lambda config: SGDClassifier(alpha=config["alpha"])
+        >>> sorted(SklearnWorkload(make, classes=[0, 1]).unread({"alpha": 0.1, "batch_size": 32}))
+        ['batch_size']
+        """
+
+        def build(config: Config) -> object:
+            self._batch_size(config, 1)
+            return self._make(config)
+
+        with preserved_streams():
+            return unread_by(build, config)
+
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if an estimator cannot be given the data set's arrays."""
+        check_order(data)
         if data.ragged:
             raise WorkloadError(
                 f"the samples of {sorted(data.ragged)[0]!r} differ in shape, and estimators take "
@@ -378,6 +397,15 @@ def _same(first: Any, second: Any) -> bool:
         return True  # a function, say: no state holds it, the configuration gives it anew
     pairs = zip(one.tensors.values(), other.tensors.values(), strict=True)
     return all(a.data.tobytes() == b.data.tobytes() for a, b in pairs)
+
+
+def _check_trainable(estimator: Any) -> None:
+    """Raise a `WorkloadError` if an estimator cannot be trained on one shard after the other."""
+    if not hasattr(estimator, "partial_fit"):
+        raise WorkloadError(
+            f"{type(estimator).__name__} has no partial_fit, so it cannot be trained shard by "
+            "shard; take an estimator that has it, such as SGDClassifier"
+        )
 
 
 def _is_classifier(estimator: Any) -> bool:

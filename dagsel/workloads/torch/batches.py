@@ -15,6 +15,7 @@ from dagsel.collate import Images
 from dagsel.errors import WorkloadError
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import Config, DataOutline, Visit
+from dagsel.workloads.batches import check_order
 from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.torch.augment import Augment, Augmentation
 from dagsel.workloads.torch.ddp import GangBatches
@@ -51,6 +52,8 @@ class Making:
 
     def check(self, data: DataOutline) -> None:
         """Raise a `WorkloadError` if batches of a data set cannot become tensors."""
+        if self.input_fn is None:
+            check_order(data)
         ragged, names = [name for name in data.arrays if name in data.ragged], list(data.arrays)
         if ragged and self.collate is None and self.input_fn is None:
             fills = ", ".join(f"{name}=0" for name in ragged)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from dagsel.checks import short_traceback, shown, takes
+from dagsel.checks import short_traceback, shown, takes, takes_in_another_order
 from dagsel.errors import WorkloadError
 from dagsel.workloads.base import Config
 
@@ -56,6 +56,11 @@ def check_functions(*, base: Any = None, **functions: Any) -> None:
             raise WorkloadError(
                 f"{name} must be a function, called as {name}({arguments}), got {shown(function)}; "
                 f"write {name}={instead}"
+            )
+        if takes_in_another_order(function, arguments.split(", ")):
+            raise WorkloadError(
+                f"{name} is called as {name}({arguments}), and {shown(function)} takes them in "
+                f"another order; write def {name}({arguments}): ..."
             )
 
 

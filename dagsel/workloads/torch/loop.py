@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import weakref
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from dagsel.checks import shown
 from dagsel.errors import WorkloadError
 from dagsel.workloads.batches import ShardPass, sizes_of, weighted_means
 from dagsel.workloads.pooled import Pool
@@ -106,6 +108,28 @@ def apply(model: Callable[..., Any], inputs: Any) -> Any:
     if type(inputs) is tuple:  # a packed sequence is a tuple too, and one input
         return model(*inputs)
     return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+
+
+def following(loss: Any, weights: Iterable[torch.Tensor]) -> Any:
+    """Return a loss whose weights are where a model's are, and not wider.
+
+    Weights of classes that come from NumPy are float64, and on the CPU.
+
+    Examples
+    --------
+    >>> loss = torch.nn.CrossEntropyLoss(weight=torch.ones(2, dtype=torch.float64))
+    >>> following(loss, torch.nn.Linear(3, 2).parameters()).weight.dtype
+    torch.float32
+    """
+    held = [*loss.buffers(), *loss.parameters()] if isinstance(loss, torch.nn.Module) else []
+    like = next((it for it in weights if it.is_floating_point()), None) if held else None
+    if like is None:
+        return loss
+    is_wide = like.dtype != torch.float64 and any(it.dtype == torch.float64 for it in held)
+    if not is_wide and all(it.device == like.device for it in held):
+        return loss
+    moved = copy.deepcopy(loss).to(like.device)
+    return moved.to(like.dtype) if is_wide else moved
 
 
 def check_shapes(loss: Any, output: Any, targets: Any) -> None:
@@ -252,4 +276,17 @@ def mean_metrics(
             values[name].append(metric(output, targets))
         if pool is not None:
             pool.add(output, targets)
-    return weighted_means(sizes, {name: _numbers(column) for name, column in values.items()})
+    return weighted_means(
+        sizes, {name: _of_batches(name, column) for name, column in values.items()}
+    )
+
+
+def _of_batches(name: str, values: list[Any]) -> list[float]:
+    """Return what a metric makes of each batch; raise a `WorkloadError` if it is no number."""
+    try:
+        return _numbers(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise WorkloadError(
+            f"metric {name!r} must return a number for a batch, and returns {shown(values[0])}: "
+            "return a mean, as in .float().mean()"
+        ) from None

@@ -28,7 +28,7 @@ from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch.batches import Making
 from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.live import LiveTrials
-from dagsel.workloads.torch.loop import apply, needs_closure
+from dagsel.workloads.torch.loop import apply, following, needs_closure
 from dagsel.workloads.torch.speed import Precision
 
 logger = logging.getLogger("dagsel")
@@ -188,7 +188,7 @@ def _saved(module: torch.nn.Module, pair: tuple[Any, Any], loss: Any, device: st
     module.train()
     inputs, targets = pair
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda it: it):
-        loss(apply(called, inputs), targets)
+        following(loss, there.values())(apply(called, inputs), targets)
     return _bytes_of(kept)
 
 

@@ -12,7 +12,7 @@ from dagsel.codec import Json
 from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config
-from dagsel.workloads.random_streams import seed_streams
+from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.device import Shard, accelerator, device_of
 from dagsel.workloads.torch.fit import Casting
@@ -27,6 +27,7 @@ from dagsel.workloads.torch.state import (
     load_optimizer,
     load_schedule,
 )
+from dagsel.workloads.unread import unread_by
 
 
 class MakesTrials(FollowsMetrics):
@@ -34,6 +35,8 @@ class MakesTrials(FollowsMetrics):
 
     model: Callable[..., torch.nn.Module]
     train_fn: Any
+    input_fn: Any
+    augment: Any
     precision: Precision
     compile: bool | str
     channels_last: bool
@@ -41,7 +44,31 @@ class MakesTrials(FollowsMetrics):
     state: Literal["all", "trainable"] | None
     _casting: Casting
     _live: LiveTrials
+    _batch_size: Callable[[Config], int]
     _unfilled = True  # until a build shows that it cannot be done
+
+    def unread(self, config: Config) -> frozenset[str]:
+        """Return the parameters that training with this configuration does not read.
+
+        Examples
+        --------
+        >>> from dagsel.workloads import TorchWorkload
+        >>> linear = lambda config: torch.nn.Linear(4, 2)
+        >>> mse, adam = torch.nn.functional.mse_loss, torch.optim.Adam
+        >>> workload = TorchWorkload(linear, mse, adam, batch_size=8)
+        >>> sorted(workload.unread({"lr": 0.1, "momentum": 0.9, "batch_size": 32}))
+        ['batch_size', 'momentum']
+        """
+        if not (self.train_fn is self.input_fn is self.augment is None):
+            return frozenset()  # they read it while a trial trains
+
+        def build(config: Config) -> object:
+            self._batch_size(config)
+            module = self._build(config, seed=0, large=True)
+            return module, self._build_optimizer(module, config)
+
+        with preserved_streams(torch=True):
+            return unread_by(build, config)
 
     def _trial(self, state: State, config: Config, shard: Shard, *, lives: bool) -> BuiltTrial:
         """Return what is trained: the live trial, or else one that is built from the state."""

@@ -41,6 +41,7 @@ from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mappe
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
     ShardBatches,
+    following,
     mean_metrics,
     needs_closure,
     standard_loop,
@@ -82,7 +83,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
     model
         ``model(config)`` builds the module; with a `base`, ``model(config, base)``.
     loss
-        ``loss(output, target)`` returns the mean loss of a batch.
+        ``loss(output, target)`` returns the mean loss of a batch. Weights of classes that a module
+        holds follow the model, to its device and its type.
     optimizer
         ``optimizer(parameters, config)`` builds the optimizer. Or a class such as
         ``torch.optim.Adam``: of the configuration it gets what has the name of one of its
@@ -437,7 +439,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                 pool, means = self._parted()
                 size = self.at_once(config, "evaluate") or self.eval_batch_size
                 parts = evaluation_batches(shard, config, size, self._making)
-                of_batch = {"loss": self.loss, **means}
+                of_batch = {"loss": following(self.loss, module.parameters()), **means}
                 n_samples, found = mean_metrics(module.eval(), parts, of_batch, pool)
         return Evaluated(n_samples, found, None if pool is None else pool.pack())
 
@@ -467,10 +469,11 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             batches.after_batch = schedule.step
         device = self._recorder(module, optimizer, batches)
         with stepping(optimizer, fused=self.fused, capturable=device is not None):
+            loss = following(self.loss, module.parameters())
             if device is not None:
-                return recorded_loop(module, optimizer, batches, self.loss, device)
+                return recorded_loop(module, optimizer, batches, loss, device)
             if self.train_fn is None:
-                return standard_loop(module, optimizer, batches, self.loss)
+                return standard_loop(module, optimizer, batches, loss)
             untrack = track_steps(module, optimizer, batches)
             self.train_fn(module, optimizer, batches, config)
             return untrack()

@@ -28,6 +28,8 @@ def as_array(name: str, value: Any) -> Any:
             raise DatasetInputError(f"{name} cannot become an array: {error}") from None
     if hasattr(value, "toarray"):
         raise DatasetInputError(f"{name} is a sparse matrix; give {name}.toarray()")
+    if type(value).__module__.startswith("pyarrow") and hasattr(value, "to_pandas"):
+        value = value.to_pandas()
     if isinstance(value, RaggedArray):
         return value
     array = value.to_numpy() if hasattr(value, "to_numpy") else value
@@ -46,15 +48,19 @@ def as_array(name: str, value: Any) -> Any:
         return array.astype("U")
     import pandas as pd  # only here: workers that read shards do without
 
+    lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else np.array([], int)
+    if len(lacking) and len(lacking) < array.size:
+        raise DatasetInputError(
+            f"row {lacking[0]} of {name} has no value; leave it out, or fill it in"
+        )
+    if all(isinstance(item, bool | int | float | np.bool_ | np.number) for item in array.flat):
+        numbers = np.array(array.tolist())
+        if numbers.dtype != object:  # some are larger than any of NumPy's
+            return numbers
     others = getattr(value, "select_dtypes", None)
     columns = list(others(exclude=["number", "bool"]).columns) if others else []
     if others and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
         return value.to_numpy(dtype="float64", na_value=np.nan)  # some are yes and no, or nullable
-    lacking = np.flatnonzero(pd.isna(array)) if array.ndim == 1 else np.array([], int)
-    if len(lacking) and sum(is_text) + len(lacking) == array.size:
-        raise DatasetInputError(
-            f"row {lacking[0]} of {name} has no value; leave it out, or fill it in"
-        )
     which = (
         f"columns {', '.join(map(repr, columns))} of {name} hold" if columns else f"{name} holds"
     )
@@ -77,10 +83,18 @@ def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:
     >>> of_list("ids", [[1, 2], [3]])
     <RaggedArray int64[*]: 2 samples, 3 values>
     """
+    if len(values) and hasattr(values[0], "detach"):
+        values = [value.detach() if hasattr(value, "detach") else value for value in values]
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
+    except TypeError as error:  # tensors of bfloat16
+        raise DatasetInputError(f"{name} cannot become an array: {error}") from None
     except ValueError:
         pass
+    else:
+        if array.dtype.kind == "U":
+            _check_text(name, values)
+        return array
     try:
         return RaggedArray.of(values)
     except ValueError as error:
@@ -88,6 +102,17 @@ def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:
             f"{name} is neither an array nor a ragged one: {error}; give all samples one dtype and "
             "one number of axes"
         ) from None
+
+
+def _check_text(name: str, values: Sequence[Any]) -> None:
+    """Raise a `DatasetInputError` if not all of a list is text: NumPy makes text of numbers."""
+    objects = np.asarray(values, object)
+    for at, value in zip(np.ndindex(objects.shape), objects.flat, strict=True):
+        if not isinstance(value, str):
+            raise DatasetInputError(
+                f"row {at[0]} of {name} has {value!r} among text; give text alone, or numbers "
+                "alone, and leave out rows without a value"
+            )
 
 
 def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:

@@ -72,7 +72,7 @@ def stream_samples(source: Any, what: str) -> Iterator[Sample]:
 def named(item: Any, what: str, at: int) -> dict[str, Any]:
     """Return the parts of a sample by name: x and y of a pair."""
     if isinstance(item, Mapping):
-        return dict(item)
+        return {str(name): part for name, part in item.items()}
     is_row = isinstance(item, list) and all(isinstance(part, int | float) for part in item)
     if isinstance(item, tuple | list) and not is_row:  # a list of numbers is one array
         if len(item) == 2:

@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
-from dagsel.storage.datasets.inputs.reading import Input, Reading
+from dagsel.storage.datasets.inputs.reading import Input, Reading, joined
 from dagsel.storage.datasets.inputs.tables import getter, make_array
 from dagsel.storage.datasets.sources import Batches
 
@@ -87,7 +87,7 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
     def values() -> Iterator[Any]:
         return (getter(table)(str(key)) for _, table in groups([str(key)]))
 
-    return Input(Batches(batches(), length), values)
+    return Input(Batches(batches(), length), values, joined(wanted))
 
 
 def _batch_rows(metadata: Any) -> int:

@@ -16,10 +16,11 @@ from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import read_parquet
 from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files
-from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column
+from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column, joined
 from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
 from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
+from dagsel.storage.datasets.manifest import check_name
 from dagsel.storage.datasets.sources import Batches
 
 _ROWS = 1 << 20  # whose values are looked at together
@@ -76,9 +77,21 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
             return _batches(source, reading, what)
         return _arrays(source, reading, classes, what)
     wanted = reading.chosen(names := table_columns(source) or [], what)
+    for name in wanted:
+        _check_array_name(name)
     key, get = reading.key(names, what), getter(source)
     arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
-    return Input(arrays, lambda: [get(str(key))])
+    return Input(arrays, lambda: [get(str(key))], joined(wanted))
+
+
+def _check_array_name(name: object) -> None:
+    """Raise a `DatasetInputError` if the column of a table needs another name as an array."""
+    try:
+        check_name(name)
+    except DatasetInputError as error:
+        raise DatasetInputError(
+            f'{error}; columns={{"x": {name!r}, ...}} gives it another name'
+        ) from None
 
 
 def _folder(path: str | os.PathLike[str]) -> ImageFolder:
@@ -93,6 +106,10 @@ def _folder(path: str | os.PathLike[str]) -> ImageFolder:
 def _is_samples(source: Any, what: str) -> bool:
     """Whether a source has samples; raise a `DatasetInputError` if it has nothing we know."""
     kind = type(source).__name__
+    if kind == "LazyFrame":
+        raise DatasetInputError(
+            f"{what} is a LazyFrame, which is not read yet; give {what}.collect()"
+        )
     if kind in ("DatasetDict", "IterableDatasetDict"):
         raise DatasetInputError(
             f"{what} is a {kind} of {', '.join(map(repr, source))}; give one of them, and "
@@ -108,6 +125,11 @@ def _is_samples(source: Any, what: str) -> bool:
         raise DatasetInputError(
             f'{what} is a {kind}; pass a mapping of names to arrays, such as {{"x": {what}}}'
         )
+    if isinstance(source, list | tuple) and source and all(map(is_dataset, source)):
+        raise DatasetInputError(
+            f"{what} is a {kind} of {len(source)} data sets; give one of them, and validation=... "
+            "of another: write(url, data[0], validation=data[1])"
+        )
     if isinstance(source, list | tuple) and 0 < len(source) < 5:
         lengths = {len(part) if hasattr(part, "shape") else 0 for part in source}
         if len(lengths) == 1 and min(lengths) > len(source):
@@ -121,6 +143,12 @@ def _is_samples(source: Any, what: str) -> bool:
         f"{what} is a {kind}, {shown(source)}; pass a mapping of names to arrays, a table, a path "
         "of Parquet files or images, a data set, or a stream of samples"
     )
+
+
+def is_dataset(part: Any) -> bool:
+    """Whether something is a data set of PyTorch or of Hugging Face, or a part of one."""
+    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(part).__mro__}
+    return not kinds.isdisjoint({("torch", "Dataset"), ("datasets", "Dataset")})
 
 
 @runtime_checkable
@@ -161,13 +189,21 @@ def _again(source: Sharded, reading: Reading, classes: Classes, what: str) -> In
         return (told[shard[key]] if len(told) else shard[key] for shard in shards())
 
     batches = ({name: shard[of] for name, (of,) in wanted.items()} for shard in shards())
-    return Input(Batches(batches, len(source)), values)
+    columns = {name: source.manifest.columns.get(of, ()) for name, (of,) in wanted.items()}
+    return Input(Batches(batches, len(source)), values, joined(columns))
 
 
 def _holds_arrays(value: Any) -> bool:
     """Whether an array of objects has arrays or lists as its samples."""
     is_objects = isinstance(value, np.ndarray) and value.dtype == object and value.ndim == 1
     return is_objects and len(value) > 0 and isinstance(value[0], np.ndarray | list | tuple)
+
+
+def _is_column(value: Any) -> bool:
+    """Whether something is a column of a table, or an array of objects as one is."""
+    if getattr(value, "ndim", 1) != 1 or not hasattr(value, "dtype"):
+        return False
+    return hasattr(value, "to_numpy") or (isinstance(value, np.ndarray) and value.dtype == object)
 
 
 def _batches(source: Batches, reading: Reading, what: str) -> Input:
@@ -187,9 +223,9 @@ def _arrays(source: Mapping[str, Any], reading: Reading, classes: Classes, what:
     """Return arrays by name; lists and tensors become arrays, others may be larger than memory."""
     arrays = {
         name: of_list(name, list(value))
-        if isinstance(value, list | tuple) or _holds_arrays(value)
-        else as_array(name, value)
-        if hasattr(value, "detach")
+        if _holds_arrays(value)
+        else as_array(name, list(value) if isinstance(value, tuple) else value)
+        if isinstance(value, list | tuple) or hasattr(value, "detach") or _is_column(value)
         else value
         for name, value in source.items()
     }

@@ -65,19 +65,24 @@ class Reading:
 
     def chosen(self, names: Sequence[str], what: str) -> dict[str, list[str]]:
         """Return of which columns each array is made."""
-        columns = self.columns
+        columns: Any = self.columns
         if columns is None:
             columns = [name for name in names if self.keeps(name)]
-        if isinstance(columns, str):
+        if isinstance(columns, str) or not isinstance(columns, Iterable):
             raise DatasetInputError(
-                f'columns= is {columns!r}; write {{"x": ..., "y": {columns!r}}}'
+                f'columns= is {columns!r}; write {{"x": ..., "y": {str(columns)!r}}}'
             )
         pairs = (
-            columns.items() if isinstance(columns, Mapping) else ((name, name) for name in columns)
+            columns.items()
+            if isinstance(columns, Mapping)
+            else ((str(name), name) for name in columns)
         )
-        found = {name: [of] if isinstance(of, str) else list(of) for name, of in pairs}
-        for name in (name for of in found.values() for name in of):
-            check_column(name, names, what)
+        found = {name: _labels(of, names) for name, of in pairs}
+        for name, of in found.items():
+            for column in of:
+                check_column(column, names, what)
+            if not of:
+                raise DatasetInputError(f"columns= makes {name!r} of no column; name one")
         return found
 
     def key(self, names: Sequence[str], what: str) -> str | None:
@@ -120,10 +125,13 @@ class Input:
     values
         Returns the values of the column by which samples are divided, block by block; None if the
         batches have them as `KEY`.
+    columns
+        Of arrays that were made of several columns of a table: the columns' names.
     """
 
     arrays: Arrays
     values: Callable[[], Iterable[NDArray[Any]]] | None = None
+    columns: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass
@@ -198,6 +206,30 @@ def as_objects(values: Sequence[Any]) -> NDArray[Any]:
     for at, value in enumerate(values):
         objects[at] = value
     return objects
+
+
+def _labels(of: Any, names: Sequence[str]) -> list[str]:
+    """Return the columns that are named; labels of pandas may be numbers or tuples.
+
+    Examples
+    --------
+    >>> _labels(1, ["0", "1"]), _labels([0, 1], ["0", "1"]), _labels(("a", 0), ["('a', 0)", "a"])
+    (['1'], ['0', '1'], ["('a', 0)"])
+    """
+    is_one = isinstance(of, str) or str(of) in names or not isinstance(of, Iterable)
+    return [str(of)] if is_one else [str(each) for each in of]
+
+
+def joined(wanted: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """Return the arrays that are made of several columns, with the columns if they have names.
+
+    Examples
+    --------
+    >>> joined({"x": ["age", "height"], "y": ["kind"], "numbered": ["0", "1"]})
+    {'x': ['age', 'height']}
+    """
+    several = {name: list(of) for name, of in wanted.items() if len(of) > 1}
+    return {name: of for name, of in several.items() if of != [*map(str, range(len(of)))]}
 
 
 def check_column(name: str, names: Sequence[str], what: str) -> None:

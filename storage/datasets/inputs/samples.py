@@ -68,6 +68,9 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
     def batches() -> Iterator[dict[str, Any]]:
         start = 0
         for items in blocks(chain([first], left)):
+            for at, item in enumerate(items, start):
+                if reading.columns is None and item.keys() != first.keys():
+                    _differ(what, at, first, item)
             block: dict[str, Any] = {}
             for name, (of,) in wanted.items():
                 values = [item.get(of) for item in items]
@@ -98,6 +101,16 @@ def stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any]
             )
     is_regular = all(array.shape == first.shape for array in arrays)
     return np.stack(arrays) if is_regular else RaggedArray.of(arrays)
+
+
+def _differ(what: str, at: int, first: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+    """Raise a `DatasetInputError`: a sample has other parts than the first one."""
+    extra = [name for name in other if name not in first]
+    lacks, has, part = (0, at, extra[0]) if extra else (at, 0, next(iter(first.keys() - other)))
+    raise DatasetInputError(
+        f"{what}: sample {has} has {part!r}, and sample {lacks} has not; give all samples the same "
+        "parts, or choose some of them by columns="
+    )
 
 
 def _plain(value: Any) -> Any:

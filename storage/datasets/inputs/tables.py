@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,21 +16,43 @@ from dagsel.storage.datasets.ragged import RaggedArray
 
 
 def table_columns(source: Any) -> list[str] | None:
-    """Names of a table's columns, be it of pandas, polars or Arrow; None if it is no table."""
-    if type(source).__module__.partition(".")[0] == "datasets":  # Hugging Face's has samples
+    """Names of a table's columns, be it of pandas, polars or Arrow; None if it is no table.
+
+    Raises
+    ------
+    DatasetInputError
+        If two columns have one name.
+    """
+    library = type(source).__module__.partition(".")[0]
+    if library == "datasets":  # Hugging Face's has samples
         return None
-    for of_table in ("column_names", "columns"):  # Arrow's columns are values; the others' names
-        names: Any = getattr(source, of_table, None)
-        if isinstance(names, Sequence) or hasattr(names, "to_list"):
-            return [str(name) for name in names]
-    return None
+    # Arrow's columns are values. Those of pandas are attributes, too, whatever they are called.
+    columns: Any = getattr(source, "column_names" if library == "pyarrow" else "columns", None)
+    if not (isinstance(columns, Sequence) or hasattr(columns, "to_list")):
+        return None
+    names = [str(column) for column in columns]
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise DatasetInputError(
+            f"two columns of the table are called {twice[0]!r}; rename one of them, or leave it out"
+        )
+    return names
 
 
 def getter(source: Any) -> Callable[[str], NDArray[Any]]:
-    """Return a function that makes an array of a table's column."""
+    """Return a function that makes an array of a table's column.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> table = pd.DataFrame([[1, 2], [3, 4]])  # its columns are 0 and 1
+    >>> table_columns(table), getter(table)("1").tolist()
+    (['0', '1'], [2, 4])
+    """
+    labels: Any = getattr(source, "columns", None)  # those of pandas need not be text
+    named = {str(label): label for label in labels} if hasattr(labels, "to_list") else {}
 
     def get(name: str) -> NDArray[Any]:
-        column = source[name]
+        column = source[named.get(name, name)]
         if str(getattr(column, "dtype", "")).startswith("category"):
             column = column.astype("object")
         if type(column).__module__.startswith("pyarrow"):
@@ -60,6 +83,12 @@ def make_array(
             raise DatasetInputError(
                 f"{where}: column {column!r} holds arrays; make it one of its own"
             )
+        if part.dtype.kind in "mMO":
+            what, cure = _no_numbers(column, part)
+            raise DatasetInputError(
+                f"{where}: column {column!r} holds {what}, and joins others as numbers: {cure}, or "
+                "leave it out"
+            )
         columns.append(part)
     dtype = np.result_type(*columns)
     # Features are what a model of float32 takes; float64 would be cast on each worker.
@@ -68,6 +97,17 @@ def make_array(
     for at, part in enumerate(columns):
         joined[:, at] = part
     return joined
+
+
+def _no_numbers(column: str, values: NDArray[Any]) -> tuple[str, str]:
+    """Return what a column holds that is no numbers, and how it becomes some."""
+    frame, kind = f"frame[{column!r}]", values.dtype.kind
+    objects = f"values of type {type(values[0]).__name__}" if kind == "O" else ""
+    if kind == "m" or (objects and hasattr(values[0], "total_seconds")):
+        return objects or "durations", f"write {frame} = {frame}.dt.total_seconds()"
+    if kind == "M" or (objects and hasattr(values[0], "timestamp")):
+        return objects or "dates", f"write {frame} = ({frame} - {frame}.min()).dt.days"
+    return objects, "make them numbers"
 
 
 def is_text(values: NDArray[Any]) -> bool:

@@ -424,7 +424,7 @@ def test_open_refuses_what_is_not_ours(place: Any) -> None:
 def test_open_refuses_a_newer_version(tmp_path: Path) -> None:
     data = ShardedDataset.write(tmp_path / "a.zarr", {"x": np.zeros(100)}, n_shards=2)
     manifest = tmp_path / "a.zarr" / "dagsel.json"
-    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 4'))
+    manifest.write_text(manifest.read_text().replace('"version": 2', '"version": 5'))
     with pytest.raises(DatasetFormatError, match="newer dagsel"):
         ShardedDataset.open(data.url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -348,6 +349,8 @@ def text_file(folder: Path) -> Path:
     return folder / "t.csv"
 
 
+THIRDS: list[Any] = [Fraction(n, 3) for n in range(N)]
+DATES = pd.Series(pd.date_range("2024-02-01", periods=60))
 GAPS_IN_NUMBERS = pd.Series(np.where(np.arange(N) == 3, np.nan, np.arange(N)))
 GAPS = pd.Series(["ant", None] * 30)
 WRONG: dict[str, tuple[Any, Any, str]] = {
@@ -380,6 +383,18 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "arrays together": (
         lambda p: table().assign(age=pd.Series([[1, 2]] * N)), {"x": ["height", "age"]},
         "column 'age' holds arrays; make it one of its own"),
+    "dates among numbers": (
+        lambda p: table().assign(age=DATES), {"x": ["height", "age"]},
+        r"'age' holds dates, and .*frame\['age'\] = \(frame\['age'\] - .*min\(\)\).dt.days, or le"),
+    "dates of a zone among numbers": (
+        lambda p: table().assign(age=DATES.dt.tz_localize("UTC")), {"x": ["height", "age"]},
+        r"'age' holds values of type Timestamp, .*\.dt\.days"),
+    "durations among numbers": (
+        lambda p: table().assign(age=DATES - DATES[0]), {"x": ["height", "age"]},
+        r"'age' holds durations, .*frame\['age'\].dt.total_seconds\(\)"),
+    "other objects among numbers": (
+        lambda p: table().assign(age=pd.Series(THIRDS, dtype=object)), {"x": ["height", "age"]},
+        "'age' holds values of type Fraction, .*: make them numbers, or leave it out"),
     "columns of arrays": (
         lambda p: {"a": np.zeros(N)}, {"x": ["a"]}, "and arrays has arrays by name"),
     "lists of other things": (
@@ -402,7 +417,7 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
         lambda p: Batches([{"x": np.zeros(N), "y": np.zeros(N - 1)}]), None,
         "the arrays of batch 0 differ in length"),
     "an array of mixed types": (
-        lambda p: {"x": np.array([1, "a", None] * 20, dtype=object)}, None, "'x' has an object"),
+        lambda p: {"x": np.array([1, "a", None] * 20, dtype=object)}, None, "row 2 of x has no"),
     "another dtype in a later batch": (
         lambda p: Batches([{"x": np.zeros(N)}, {"x": np.zeros(N, "f4")}]), None,
         "array 'x', batch 1: samples are <f4.*, but the array began or was declared as <f8"),

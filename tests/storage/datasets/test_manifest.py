@@ -106,7 +106,7 @@ def with_array(**changes: Any) -> bytes:
         (b"[" * 100_000, "no JSON"),
         (b"[]", "not a data set of dagsel"),
         (b'{"format": "other"}', "not a data set of dagsel"),
-        (damaged(version=4), "newer dagsel"),
+        (damaged(version=5), "newer dagsel"),
         (damaged(version=2), "crc32c"),
         (damaged(crc32c="00000000"), "crc32c"),
         (damaged(version="1"), "version"),

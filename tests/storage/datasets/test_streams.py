@@ -280,6 +280,9 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "several data sets": (
         lambda: type("DatasetDict", (dict,), {})(train=[1], test=[2]), {},
         r"is a DatasetDict of 'train', 'test'; .* write\(url, data\["),
+    "parts of a data set": (
+        lambda: torch.utils.data.random_split(Decoded(), [0.8, 0.2]), {},
+        r"arrays is a list of 2 data sets; .* write\(url, data\[0\], validation=data\[1\]\)"),
     "an empty stream": (lambda: iter(()), {}, "arrays is empty"),
     "empty batches": (lambda: Batches(iter(())), {}, "the stream of batches is empty"),
     "workers of a stream": (Stream, {"workers": 2}, "workers= decode the samples of a data set"),

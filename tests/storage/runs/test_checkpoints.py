@@ -61,6 +61,20 @@ def test_nothing_there(store: CheckpointStore) -> None:
     store.drop(1)
 
 
+def test_an_object_store_is_asked_to_remove_only_what_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each request takes it tens of milliseconds, in which the worker trains nothing."""
+    asked: list[str] = []
+    monkeypatch.setattr(MemoryFileSystem, "rm_file", lambda _, path: asked.append(path))
+    store = CheckpointStore("memory://removals")
+    store.save_first(1, 0, 0, b"state", {})
+    assert asked == []
+    store.save(1, 0, 1, b"half", {}, partial=True)
+    store.save_first(1, 0, 1, b"whole", {})
+    assert len(asked) == 2
+
+
 def test_keys_sort_as_numbers_do(store: CheckpointStore) -> None:
     places = [(10, 0), (2, 11), (2, 9), (1, 1_234_567), (0, 0)]
     for place in places:
