@@ -30,8 +30,9 @@ from dagsel.messages import ENTRIES, Turn
 from dagsel.observers.base import check_observers
 from dagsel.refitting import refit
 from dagsel.reopening import adopt, parts_of
-from dagsel.session import Call, Session, tidy
+from dagsel.session import Call, Session
 from dagsel.study import Space, Study, StudyDriver, home_of
+from dagsel.tidying import tidy
 from dagsel.workloads.base import checks
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from dagsel.errors import StudyStorageError
 from dagsel.history.settings import Settings
 from dagsel.messages import ENTRIES, Abandoned
 from dagsel.reopening import study_of, told
-from dagsel.session import tidy
 from dagsel.storage.files import Url
 from dagsel.study import give_up, guarded
+from dagsel.tidying import tidy
 
 if TYPE_CHECKING:
     from dagsel.study import Study

@@ -31,11 +31,12 @@ from dagsel.observers.base import check_observers
 from dagsel.planning.pools import Workers, dearest
 from dagsel.planning.prices import read_price
 from dagsel.reopening import adopt, parts_of, study_of
-from dagsel.session import Call, Session, tidy
+from dagsel.session import Call, Session
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.files import Url
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, open_study
+from dagsel.tidying import tidy
 from dagsel.workloads.base import Workload, checks
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagsel.console import Progress
@@ -61,6 +61,7 @@ from dagsel.storage.disk import retry_while_full
 from dagsel.storage.runs.lock import RunLock
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import StudyDriver
+from dagsel.tidying import drop_states, tidy
 from dagsel.views.facts import Facts
 from dagsel.views.progress import SearchProgress
 from dagsel.workloads.base import (
@@ -380,9 +381,11 @@ class Session:
             yield
         except BaseException as error:
             # Of a run that has ended, a resume tells the study what it lacks.
-            over = RunDirLockedError | AllTrialsFailedError | TooLittleTimeError
-            is_over = isinstance(error, over)
-            if journal.has_entries and self.visits is None and not is_over:
+            is_over = isinstance(error, AllTrialsFailedError | TooLittleTimeError)
+            is_lost = isinstance(error, RunDirLockedError)
+            if is_over:
+                drop_states(self.record, self.folder)
+            elif journal.has_entries and self.visits is None and not is_lost:
                 resume = f"dagsel.resume({self.folder.url!r}, workload=..., space=...)"
                 kept = f"the run is kept: go on with  {self.again or resume}"
                 if isinstance(error, DagselError) and len(error.args) == 1:
@@ -451,43 +454,6 @@ def _ended(
         before[1] + bill.worker_seconds(released),
         None if paid is None else before[2] + paid,
     )
-
-
-def tidy(record: Record, folder: RunDir) -> None:
-    """Leave the best states alone in the store, and say which trials failed.
-
-    Those of a search that Ctrl-C has ended stay where a resume needs them.
-    """
-    states = folder.states
-    for trial in record.trials.keys() - {best.trial for best in record.top} - record.interrupted:
-        states.drop(trial)
-    for best in record.top:
-        if best.trial in record.interrupted:
-            continue
-        kept = None if best.check else ((best.epoch, best.position), best.is_partial)
-        states.drop_checks(best.trial, but=best.check)
-        for partial in (False, True):  # one that the deadline ended has newer ones
-            for place in states.list(best.trial, partial=partial):
-                if (place, partial) != kept:
-                    states.delete(best.trial, *place, partial=partial)
-    if record.top:
-        winners = [(best, record.trials[best.trial]) for best in record.top]
-        about = [{**asdict(b), "params": t.params, "config": t.config} for b, t in winners]
-        if record.goals:
-            metrics = [goal.metric for goal in record.goals]
-            values = [{"values": dict(zip(metrics, t.values, strict=True))} for _, t in winners]
-            fronts = [one | told for one, told in zip(about, values, strict=True)]
-            folder.write_best({"front": fronts})
-        else:
-            others = [asdict(other) for other in record.top[1:]]
-            folder.write_best(about[0] | {"others": others})
-    if record.failures:
-        logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
-        by_reason: dict[str, list[str]] = {}
-        for failed in record.failures:
-            by_reason.setdefault(failed.why, []).append(str(failed.number))
-        for why, numbers in by_reason.items():
-            logger.warning("trial %s failed: %s", ", ".join(numbers), why)
 
 
 def _warn_of_copies(replicas: int | Literal["auto"], most_workers: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,8 @@ from dagsel import errors
 from dagsel.execution.process import QUIET
 from dagsel.execution.worker_plugin import TrainingPlugin
 from dagsel.flows import ASHA, Grid, RandomSearch
-from dagsel.storage import ShardedDataset
+from dagsel.metrics import over_set
+from dagsel.storage import RunDir, ShardedDataset
 
 F = torch.nn.functional
 ARRAYS = np.random.default_rng(0)
@@ -297,3 +299,14 @@ def test_labels_of_bytes_are_refused_before_anything_starts(tmp_path: Path) -> N
     with pytest.raises(errors.DagselError, match=r"classes, y = np.unique\(y, return_inverse=True"):
         search("tcp://127.0.0.1:9", tmp_path, write(tmp_path, y=labels), workload())
     assert not (tmp_path / "run").exists()
+
+
+def test_what_trains_at_that_moment_leaves_no_state(client: Client, tmp_path: Path) -> None:
+    def slow(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.02)  # a worker trains the second epoch as the first one's metric raises
+        return F.cross_entropy(output, target)
+
+    broken = workload(loss=slow, metrics={"broken": over_set(broken_metric)})
+    with pytest.raises(errors.AllTrialsFailedError, match="takes no tensors"):
+        search(client, tmp_path, write(tmp_path), broken, flow=RandomSearch(3, n_trials=3))
+    assert RunDir(tmp_path / "run").states.trials() == ()

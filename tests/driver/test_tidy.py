@@ -9,8 +9,8 @@ import pytest
 
 from dagsel.history.record import Best, Record
 from dagsel.history.trial import TrialRecord
-from dagsel.session import tidy
 from dagsel.storage import CheckpointStore, RunDir
+from dagsel.tidying import tidy
 
 
 def stored(states: CheckpointStore) -> list[tuple[int, ...]]:

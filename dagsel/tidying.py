@@ -1,0 +1,53 @@
+"""What a run leaves in its folder when it has ended: the best states, and what they are."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+from dagsel.history.record import Record
+from dagsel.storage import RunDir
+
+logger = logging.getLogger("dagsel")
+
+
+def tidy(record: Record, folder: RunDir) -> None:
+    """Leave the best states alone in the store, say what they are and which trials failed."""
+    drop_states(record, folder)
+    if record.top:
+        winners = [(best, record.trials[best.trial]) for best in record.top]
+        about = [{**asdict(b), "params": t.params, "config": t.config} for b, t in winners]
+        if record.goals:
+            metrics = [goal.metric for goal in record.goals]
+            values = [{"values": dict(zip(metrics, t.values, strict=True))} for _, t in winners]
+            fronts = [one | told for one, told in zip(about, values, strict=True)]
+            folder.write_best({"front": fronts})
+        else:
+            others = [asdict(other) for other in record.top[1:]]
+            folder.write_best(about[0] | {"others": others})
+    if record.failures:
+        logger.warning("%d of %d trials failed", len(record.failures), len(record.trials))
+        by_reason: dict[str, list[str]] = {}
+        for failed in record.failures:
+            by_reason.setdefault(failed.why, []).append(str(failed.number))
+        for why, numbers in by_reason.items():
+            logger.warning("trial %s failed: %s", ", ".join(numbers), why)
+
+
+def drop_states(record: Record, folder: RunDir) -> None:
+    """Leave the best states alone in the store, once no worker stores any more.
+
+    Those of a search that Ctrl-C has ended stay where a resume needs them.
+    """
+    states = folder.states
+    for trial in record.trials.keys() - {best.trial for best in record.top} - record.interrupted:
+        states.drop(trial)
+    for best in record.top:
+        if best.trial in record.interrupted:
+            continue
+        kept = None if best.check else ((best.epoch, best.position), best.is_partial)
+        states.drop_checks(best.trial, but=best.check)
+        for partial in (False, True):  # one that the deadline ended has newer ones
+            for place in states.list(best.trial, partial=partial):
+                if (place, partial) != kept:
+                    states.delete(best.trial, *place, partial=partial)
