@@ -53,7 +53,7 @@ class UnitWork:
     hop: bool  # whether the state came from another worker
     recovered: bool | None = None  # whether a stored result was found instead of training again
     state_bytes: int = 0  # size of the state after it
-    save_seconds: float = 0.0  # how long before `stop` it began to store that state
+    save_seconds: float = 0.0  # to store that state: after `stop`, of a piece before it
     members: tuple[str, ...] = ()  # the other workers of its gang
     share: float = 1.0  # how much of the unit is done after it: 1, or less where it was stopped
     ready_seconds: float = 0.0  # how long after `start` it had its state and its gang

@@ -400,9 +400,9 @@ class DispatchState:
         for unit in host.bound:
             binding = self.bindings[unit]
             began = end if binding.began_s is None else binding.began_s
-            end = max(self.now, began + binding.seconds)
+            end = end if binding.stores else max(self.now, began + binding.seconds)
             if unit.kind == "train":
-                self.list_scheduler.retime(unit.trial, end)
+                self.list_scheduler.retime(unit.trial, self.now if binding.stores else end)
         self.list_scheduler.free_at[host.worker] = end
         self.openings.note(host)
 

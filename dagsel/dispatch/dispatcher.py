@@ -268,7 +268,9 @@ class Dispatcher:
             return
         host = self.workers[worker]
         if host.bound[0] != unit:
-            self.bindings[host.bound[0]].began_s = None
+            other = self.bindings[host.bound[0]]
+            other.began_s, other.stores = None, other.started
+            self.state.stop_clock(other)
             host.bound.reverse()
         binding.started, binding.began_s = True, self.state.now
         self.state.time_worker(host)

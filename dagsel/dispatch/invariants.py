@@ -55,7 +55,8 @@ def _check_exclusivity(state: DispatchState) -> None:
     assert sorted(placed) == sorted(bound), "workers and bindings disagree"
     for host in hosts:
         assert len(host.bound) <= 2, f"exclusivity: {host.worker} has {len(host.bound)} units"
-        running = [unit for unit in host.bound if state.bindings[unit].started]
+        bindings = {unit: state.bindings[unit] for unit in host.bound}
+        running = [unit for unit, b in bindings.items() if b.started and not b.stores]
         assert len(running) <= 1, f"exclusivity: {host.worker} runs {running} at once"
 
 

@@ -176,6 +176,7 @@ class Binding:
     began_s: float | None = None  # None: another unit runs there
     started: bool = False  # the worker said that it runs
     trains_s: float | None = None  # since when it trains or scores, as far as its worker has said
+    stores: bool = False  # it has trained: its worker stores its state while another unit trains
     before: tuple[float, int] = (0.0, 0)  # seconds of workers, and lost workers, until then
     died: bool = False  # a worker was lost under it
     preempted_s: float | None = None  # when it was told to stop

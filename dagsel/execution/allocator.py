@@ -7,17 +7,21 @@ be asked for at once. Threads share it only where there may be no further ones.
 
 from __future__ import annotations
 
+import contextvars
 import ctypes
 import functools
 import platform
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from distributed import Worker
 from distributed.threadpoolexecutor import ThreadPoolExecutor
 
 from dagsel.execution.run_spec import EXECUTOR
+
+T = TypeVar("T")
 
 _M_TRIM_THRESHOLD = -1
 _M_TOP_PAD = -2
@@ -77,6 +81,14 @@ def own_executor(worker: Worker) -> Executor | None:
     """Return the executor in which units train alone; None where other tasks share it."""
     found = worker.executors[EXECUTOR]
     return None if found is worker.executors["default"] else found
+
+
+def where_units_train(worker: Worker, call: Callable[[], T]) -> T:
+    """Call what trains or scores in the thread in which units do, and wait for it."""
+    own = own_executor(worker)
+    if own is None:
+        return call()
+    return own.submit(contextvars.copy_context().run, call).result()
 
 
 def begin_training(worker: Worker, train: Callable[[], None]) -> None:

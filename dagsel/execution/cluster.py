@@ -369,7 +369,7 @@ def close(cluster: LocalCluster, *, timeout_s: float = 3.0) -> None:
 def local_cluster(n_workers: int | None = None, *, within_s: float = math.inf) -> LocalCluster:
     """Start a cluster for training on the CPUs of this machine, by default one worker a core.
 
-    Each worker trains one unit at a time in one thread, and has a second thread to read shards.
+    Each worker trains one unit at a time in one thread, and has a second one to read and store.
     It is waited for them so many seconds; on a busy machine some may come later. Raises a
     `ClusterError` if none has come by then.
     """

@@ -9,7 +9,7 @@ from dask._task_spec import Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, MaterializedLayer
 
 from dagsel.dispatch.units import Chain, Unit
-from dagsel.execution.run_spec import EXECUTOR, RESOURCE, Key, StoredResult, unit_key
+from dagsel.execution.run_spec import PER_UNIT, RESOURCE, Key, StoredResult, unit_key
 from dagsel.execution.worker_plugin import evaluate_unit, train_unit
 from dagsel.messages import StatePlace
 
@@ -75,7 +75,7 @@ def check_graph(
 
 
 def _graph(run: str, name: str, tasks: dict[Key, Task]) -> HighLevelGraph:
-    how = {"resources": {RESOURCE: 1}, "executor": EXECUTOR, "dagsel": run}
+    how = {"resources": {RESOURCE: PER_UNIT}, "dagsel": run}
     layer = MaterializedLayer(tasks, annotations=how)
     return HighLevelGraph({name: layer}, {name: set()})
 

@@ -12,9 +12,11 @@ from dagsel.messages import WORK, PieceRecord, UnitRecord
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.storage.shard_cache import Hold
 
-#: The one resource that a unit takes, so that a worker runs one unit at a time.
+#: The resource of which a worker has one, and a unit takes half: one trains, while the state of the
+#: one before is stored or the next one waits for its turn.
 RESOURCE = "TRAIN"
-#: Name of the executor of a worker that runs units; shards are read in its default one.
+PER_UNIT = 0.5
+#: Name of the executor of a worker in which units train; tasks wait for it in the default one.
 EXECUTOR = "dagsel"
 #: Under this name a worker's stream handler gets the orders of all runs, and the scheduler's the
 #: commands of their drivers.

@@ -64,6 +64,14 @@ class StateCache:
         blob, _ = self._store.load(*place, partial=stored.is_partial)
         return State(blob)
 
+    def check_end(self, unit: Unit, stored: StoredResult) -> None:
+        """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
+        if (stored.epoch, stored.position) != (unit.epoch, self._n_shards - 1):
+            raise CheckpointNotFoundError(
+                f"{self._store.url}: the state at the end of epoch {unit.epoch} of trial "
+                f"{unit.trial} is lost before it was scored on shard {unit.position}"
+            )
+
     def recover(self, unit: Unit, binding: Assignment) -> State | Found | None:
         """Find what an earlier attempt at a unit has left here or in the store.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -26,7 +26,7 @@ from distributed.comm.addressing import get_address_host
 
 from dagsel.checks import short_traceback, whole
 from dagsel.errors import ClusterError, GangBrokenError, NoWorkersError, WorkloadError
-from dagsel.execution.allocator import give_back_memory, own_executor, prepare_allocator
+from dagsel.execution.allocator import give_back_memory, prepare_allocator, where_units_train
 from dagsel.execution.cluster import workers_of
 from dagsel.execution.compatibility import check_versions, pack_workload
 from dagsel.execution.process import check_gpu_resource, gpus_seen
@@ -34,8 +34,6 @@ from dagsel.storage import ShardedDataset
 from dagsel.storage.datasets.ragged import join_rows
 from dagsel.workloads.base import Config, Visit, Workload, never
 from dagsel.workloads.gang.gang import gang_workload, join_gang, lead_gang
-
-T = TypeVar("T")
 
 #: Seconds that a gang waits for one of its ranks.
 _TIMEOUT_S = 60.0
@@ -307,14 +305,8 @@ def _train_alone(workload: Workload, config: Config, arrays: Any, warmup: int) -
     shard, boundaries = workload.prepare(arrays), _Boundaries(warmup + 1)
     state = workload.init(config, _VISIT.seed)
     train = partial(workload.train, state, shard, config, visit=_VISIT, should_stop=boundaries)
-    trained = _where_units_train(train)
+    trained = where_units_train(get_worker(), train)
     return _Ready(shard, trained.n_samples / max(1, len(boundaries.times)))
-
-
-def _where_units_train(train: Callable[[], T]) -> T:
-    """Call what trains in the thread in which the units of a run do."""
-    own = own_executor(get_worker())
-    return train() if own is None else own.submit(train).result()  # it may have this thread alone
 
 
 def _time_rank(
@@ -333,10 +325,10 @@ def _time_rank(
     begin = (state, ready.shard, config)
     how = {"visit": _VISIT, "should_stop": boundaries if member.rank == 0 else never}
     if member.size == 1:
-        _where_units_train(partial(workload.train, *begin, **how))
+        where_units_train(get_worker(), partial(workload.train, *begin, **how))
     else:
         with _gang(member) as gang:
-            _where_units_train(partial(workload.train_gang, *begin, **how, gang=gang))
+            where_units_train(get_worker(), partial(workload.train_gang, *begin, **how, gang=gang))
     memory = max(0, _memory(_cuda(), peak=True) - before)
     device = "the CPU" if _cuda() is None else _cuda().get_device_name()
     return _Rank(tuple(boundaries.times), ready.batch_samples, memory, device)

@@ -11,11 +11,11 @@ import logging
 import threading
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -26,16 +26,15 @@ from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
 from dagsel.errors import (
-    CheckpointNotFoundError,
     DivergedError,
     GangBrokenError,
-    NothingTrainedError,
 )
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
+from dagsel.execution.stops import Stops
 from dagsel.execution.visits import Recovered, Visited, visits_of
 from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
 from dagsel.state import State
@@ -46,8 +45,9 @@ from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
 
-#: A worker that leaves a run waits so long for the batches that train.
-LEAVE_S = 1.0
+
+#: The last state of a task, and records of all that it has done, in order.
+Result: TypeAlias = tuple[State | StoredResult, list[UnitRecord | PieceRecord]]
 
 
 class How(NamedTuple):
@@ -81,6 +81,8 @@ class UnitRunner:
         Holds the shards; by default in memory.
     raising
         Tells what units raise; by default to `tell`.
+    in_turn
+        Calls what trains or scores where units do; by default here.
     """
 
     def __init__(
@@ -94,17 +96,16 @@ class UnitRunner:
         is_short_of_memory: Callable[[], bool],
         shards: HeldShards | None = None,
         raising: Raising | None = None,
+        in_turn: Callable[[Callable[[], Any]], Any] = lambda call: call(),
     ) -> None:
         self.raising = raising or Raising(workload, tell)
         self.shards = shards or HeldShards(spec.data, workload)
         self.counters = self.shards.counters
         self.states = StateCache(spec.run_dir.states, spec.data.n_shards, is_short_of_memory)
-        self._spec, self._workload = spec, workload
+        self._spec, self._workload, self._in_turn = spec, workload, in_turn
         self._n_train = [size.n_train for size in spec.data.shard_sizes]
         self._address, self._tell, self._tell_surely = address, tell, tell_surely
-        self._stops: dict[Unit, threading.Event] = {}  # of units that train
-        self._has_ended = threading.Condition()  # notified as one of them ends
-        self._stop_early: set[tuple[Unit, int]] = set()  # told to stop before they began
+        self._stops = Stops()
         self._gathering: dict[tuple[Unit, int], Callable[[], None]] = {}  # ends the wait for others
         self._joined: set[JoinGang] = set()  # gangs that others lead
 
@@ -120,7 +121,7 @@ class UnitRunner:
         state: State | StoredResult | None,
         value: float | None = None,
         halvings: int = 0,
-    ) -> tuple[State | StoredResult, list[UnitRecord | PieceRecord]]:
+    ) -> Result:
         """Train a unit, and what follows in its task: return the last state, and records in order.
 
         `value` is the metric of the epoch before, for `Visit.last_value`. The samples that are
@@ -129,38 +130,47 @@ class UnitRunner:
         Raises
         ------
         Reschedule
-            If it was stopped, be it as it waited for another unit in this process, or its gang
-            broke: it waits for its turn again.
+            If it was stopped, be it as it waited for another unit, or its gang broke: it waits for
+            its turn again.
         DivergedError
             If the loss is not a number.
         """
-        stop = self._stops[unit] = threading.Event()
-        if (unit, binding.attempt) in self._stop_early:
-            stop.set()
-        try:
-            # One unit at a time in a process, whatever workers and runs it has.
-            with own_streams(give_up=stop.is_set) as is_its_turn:
-                if not is_its_turn:
-                    raise Reschedule
-                if binding.alone:
-                    self.raising.relieve()
-                how = How(config, value, halvings)
-                work, last, piece = self._train_all(unit, binding, how, state, stop)
-                if last is None:
-                    assert piece is not None
-                    self._tell(piece)
-                    raise Reschedule
-                trained, done = self._store(work, last, binding)
-                if piece is not None:
-                    return trained, [*done, piece]
-                is_whole = len(done) == 1 + len(binding.then)
-                scores = self._scores(unit, binding, config, trained, stop) if is_whole else ()
-                return trained, [*done, *scores]
-        finally:
-            with self._has_ended:
-                self._stops.pop(unit, None)
-                self._has_ended.notify_all()
-            self._stop_early.discard((unit, binding.attempt))
+        how = How(config, value, halvings)
+        with self._stops.of(unit, binding.attempt) as stop:
+            turn = partial(self._take_turn, unit, binding, how, state, stop)
+            store: Callable[[], Result] = self._in_turn(turn)
+            return store()
+
+    def _take_turn(
+        self,
+        unit: Unit,
+        binding: Assignment,
+        how: How,
+        state: State | StoredResult | None,
+        stop: threading.Event,
+    ) -> Callable[[], Result]:
+        """Train what a task trains, and score it; return what stores it.
+
+        Where memory is short it is stored already: no other unit trains until then.
+        """
+        # One unit at a time in a process, whatever workers and runs it has.
+        with own_streams(give_up=stop.is_set) as is_its_turn:
+            if not is_its_turn or stop.is_set():
+                raise Reschedule
+            if binding.alone:
+                self.raising.relieve()
+            work, last, piece = self._train_all(unit, binding, how, state, stop)
+            if last is None:
+                assert piece is not None
+                self._tell(piece)
+                raise Reschedule
+            if not self.states.has_room_beside(last.state):
+                done = self._store(work, last, [piece] if piece else [], binding)
+                return lambda: done
+            is_whole = len(work) == len(binding.then)
+            scores = self._scores(unit, binding, how.config, last.state, stop) if is_whole else ()
+            then = [piece] if piece else [*scores]
+            return partial(self._store, work, last, then, binding)
 
     def _train_all(
         self,
@@ -243,7 +253,7 @@ class UnitRunner:
                 f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN; lower the "
                 "learning rate, clip gradients, or look for NaN in the data"
             )
-        self._check_consumed(unit, binding.shard, trained)
+        visited.check_consumed(self._n_train[binding.shard])
         return visited
 
     def _tell_of_begin(self, notice: UnitStarted | UnitTrains, binding: Assignment) -> None:
@@ -301,32 +311,30 @@ class UnitRunner:
         return replace(visited.piece, share=share)
 
     def _store(
-        self, work: list[UnitRecord], last: Visited | Recovered, binding: Assignment
-    ) -> tuple[State | StoredResult, list[UnitRecord]]:
+        self,
+        work: list[UnitRecord],
+        last: Visited | Recovered,
+        then: Sequence[UnitRecord | PieceRecord],
+        binding: Assignment,
+    ) -> Result:
         """Store the last state of a task, unless it comes from there.
 
-        Return it, and the records of all units; `work` has those of the units before the last one.
+        Return it, and all records: `work` has those of the units before the last one, `then` those
+        of what followed, a piece or scores.
         """
         if isinstance(last, Recovered):
-            return last.state, [*work, last.done]
+            return last.state, [*work, last.done, *then]
         mine = replace(last.to_store, losses=tuple((done.n_samples, done.loss) for done in work))
+        began = time.time()
         kept = self.states.save(last.unit, last.state, mine, binding)
-        done = [*work, last.stored]
+        done = [*work, replace(last.done, save_seconds=time.time() - began)]
         if kept.visits == mine.visits:
-            return self.states.keep(last.unit, last.state), [*work, as_stored(done[-1], kept)]
-        # Another attempt, believed lost, was first.
+            state = self.states.keep(last.unit, last.state)
+            return state, [*work, as_stored(done[-1], kept), *then]
+        # Another attempt, believed lost, was first, and this state's scores are not its own.
         found = StoredResult(last.unit.trial, last.unit.epoch, last.unit.position)
-        return found, [as_stored(each, until(kept, each.unit.position)) for each in done]
-
-    def _check_consumed(self, unit: Unit, shard: int, trained: Trained) -> None:
-        """Raise an error if a unit that has ended has trained on nothing."""
-        n_there = self._n_train[shard]
-        if n_there and not trained.n_samples:
-            raise NothingTrainedError(
-                f"trial {unit.trial} trained on none of the {n_there} samples of shard {shard}: "
-                "see that train consumes the shard's batches and returns their n_samples (of "
-                "TorchWorkload, that train_fn loops over batches)"
-            )
+        done = [as_stored(each, until(kept, each.unit.position)) for each in done]
+        return found, [*done, *(each for each in then if isinstance(each, PieceRecord))]
 
     def evaluate(
         self,
@@ -345,16 +353,23 @@ class UnitRunner:
         CheckpointNotFoundError
             If only a later state is left of the end of the epoch that is to be scored.
         """
+        how = How(config, halvings=halvings)
+        scored: UnitRecord = self._in_turn(partial(self._score, unit, binding, how, state))
+        return scored
+
+    def _score(
+        self, unit: Unit, binding: Assignment, how: How, state: State | StoredResult
+    ) -> UnitRecord:
         with own_streams():
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
             start = time.time()
             use_torch_threads(self._spec.threads)
             if isinstance(state, StoredResult) and unit.kind == "evaluate":
-                self._check_end(unit, state)
+                self.states.check_end(unit, state)
             loaded = self.states.load(state) if isinstance(state, StoredResult) else state
             if binding.alone:
                 self.raising.relieve()
-            return replace(self._evaluate(unit, config, loaded, halvings), start=start)
+            return replace(self._evaluate(unit, how.config, loaded, how.halvings), start=start)
 
     def _scores(
         self,
@@ -390,15 +405,6 @@ class UnitRunner:
         done = UnitRecord(unit, self._address, unit.position, start, time.time(), hop=False)
         told = {"n_samples": scores.n_samples, "metrics": scores.metrics, "halved": halvings}
         return replace(done, **told)
-
-    def _check_end(self, unit: Unit, stored: StoredResult) -> None:
-        """Raise an error if a state is not the one at the end of the epoch that a unit scores."""
-        end = (unit.epoch, self._spec.data.n_shards - 1)
-        if (stored.epoch, stored.position) != end:
-            raise CheckpointNotFoundError(
-                f"{self._spec.run_dir.states.url}: the state at the end of epoch {unit.epoch} of "
-                f"trial {unit.trial} is lost before it was scored on shard {unit.position}"
-            )
 
     def _visit(self, unit: Unit, shard: int, value: float | None) -> Visit:
         ends_epoch = unit.position == self._spec.data.n_shards - 1
@@ -471,15 +477,11 @@ class UnitRunner:
 
     def stop(self, order: messages.StopUnit) -> None:
         """Stop a unit at its next batch, or before its first."""
-        self._stop_early.add((order.unit, order.attempt))
-        stop = self._stops.get(order.unit)
-        if stop is not None:
-            stop.set()
+        self._stops.tell(order.unit, order.attempt)
 
     def stop_all(self) -> None:
         """Stop what trains at its next batch."""
-        for stop in list(self._stops.values()):
-            stop.set()
+        self._stops.tell_all()
 
     def drop(self, shard: int) -> None:
         """Forget a shard."""
@@ -490,11 +492,7 @@ class UnitRunner:
         self.states.warm.pop(unit, None)
 
     def clear(self) -> None:
-        """Forget shards and states, once what was told to stop has stored where it stopped.
-
-        A batch that takes long is not waited for.
-        """
-        with self._has_ended:
-            self._has_ended.wait_for(lambda: not self._stops, LEAVE_S)
+        """Forget shards and states, once what was told to stop has stored where it stopped."""
+        self._stops.wait()
         self.shards.clear()
         self.states.warm.clear()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from dagsel.dispatch.units import Unit
+from dagsel.errors import NothingTrainedError
 from dagsel.execution.run_spec import StoredResult
 from dagsel.messages import Assignment, PieceRecord, StoredState, UnitRecord
 from dagsel.state import State
@@ -56,21 +57,22 @@ class Visited:
     @property
     def done(self) -> UnitRecord:
         """The record of its end."""
-        return self._done(self.ended)
-
-    @property
-    def stored(self) -> UnitRecord:
-        """The record of its end, and of the time until now, in which its state was stored."""
-        return self._done(time.time())
-
-    def _done(self, stop: float) -> UnitRecord:
         n_bytes = self.trained.state.nbytes
-        return self._record(UnitRecord, stop, recovered=False, state_bytes=n_bytes)
+        return self._record(UnitRecord, self.ended, recovered=False, state_bytes=n_bytes)
 
     @property
     def piece(self) -> PieceRecord:
         """The record of what was trained until it was stopped, and stored until now."""
         return self._record(PieceRecord, time.time())
+
+    def check_consumed(self, n_there: int) -> None:
+        """Raise an error if the unit has trained on none of the shard's samples."""
+        if n_there and not self.trained.n_samples:
+            raise NothingTrainedError(
+                f"trial {self.unit.trial} trained on none of the {n_there} samples of shard "
+                f"{self.shard}: see that train consumes the shard's batches and returns their "
+                "n_samples (of TorchWorkload, that train_fn loops over batches)"
+            )
 
     def _record(self, kind: type[Work], stop: float, **more: Any) -> Work:
         losses = self.trained.losses

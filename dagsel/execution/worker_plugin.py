@@ -32,7 +32,12 @@ from dagsel.codec import Json, from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
-from dagsel.execution.allocator import begin_training, give_back_memory, prepare_allocator
+from dagsel.execution.allocator import (
+    begin_training,
+    give_back_memory,
+    prepare_allocator,
+    where_units_train,
+)
 from dagsel.execution.held_shards import HeldShards, memory_for_shards, shards_that_fit
 from dagsel.execution.process import (
     QUIET,
@@ -123,6 +128,7 @@ class TrainingPlugin(WorkerPlugin):
             tell=self._tell,
             tell_surely=self._tell_surely,
             is_short_of_memory=self._is_short_of_memory,
+            in_turn=partial(where_units_train, worker),
             shards=shards,
             raising=self._raising(worker, workload),
         )

@@ -171,9 +171,10 @@ class Result:
         ``"evaluate"``, or ``"check"`` if a paused trial was scored), ``trial``, ``epoch``,
         ``position``, ``shard``, ``worker``, and ``start`` and ``stop`` in seconds since 1970 by the
         worker's clock. ``hop`` says whether the state came from another worker, ``gang`` how many
-        workers trained, ``save_seconds`` how long storing the state took. ``recovered`` says that
-        only the stored result was found: ``start`` and ``stop`` are the time of finding it. It has
-        no worker if the search was killed before it knew which one had trained.
+        workers trained, ``save_seconds`` how long storing the state took after ``stop``, while the
+        worker trains another trial. ``recovered`` says that only the stored result was found:
+        ``start`` and ``stop`` are the time of finding it. It has no worker if the search was killed
+        before it knew which one had trained.
 
         A visit may begin more than once, because its worker or its result was lost, or because it
         was suspended. It is one row all the same: ``attempts`` says how often it began, and

@@ -447,19 +447,28 @@ class IndependentCluster:
             return
         machine.queue.insert(0, machine.queue.pop(index))
         machine.started = True
-        unit = machine.queue[0][0]
+        self.begins(machine.queue[0][0], worker, trains)
+
+    def begins(self, unit, worker, trains):
         self.tell(UnitStarted(unit, worker))
         if trains and unit.kind == "train":
             self.tell(UnitTrains(unit, worker))
 
-    def finish(self, worker, seconds, together=True, n_scored=100, n_then=100, is_cut=False):
-        """The worker's task ends: perhaps before all its visits, perhaps within one of them."""
+    def finish(
+        self, worker, seconds, together=True, n_scored=100, n_then=100, is_cut=False, overlaps=False
+    ):
+        """The worker's task ends: perhaps before all its visits, perhaps within one of them.
+
+        The next one may train before the worker has stored what the task has trained, and said so.
+        """
         machine = self.machines[worker]
         if not machine.queue:
             return
         self.start(worker)
         unit, shard = machine.queue.pop(0)
-        machine.started = False
+        machine.started = overlaps and len(machine.queue) > 0
+        if machine.started:
+            self.begins(machine.queue[0][0], worker, trains=True)
         self.part(unit)
         self.preempts = [(u, w) for u, w in self.preempts if u != unit]
         planned, last = self.to_visit[unit], unit

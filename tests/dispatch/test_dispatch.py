@@ -202,6 +202,38 @@ def test_looks_ahead_only_when_the_end_is_near_and_nobody_is_idle():
     assert binds(tell(TimerFired(), at=wake_at + 0.001)) == [], "one behind is enough"
 
 
+def storing_and_beginning():
+    """A worker that stores what a unit has trained at 0.2 s while another one begins."""
+    tell = Driver(n_shards=2, lookahead_s=0.1)
+    tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(3, 2, evaluate=False)))
+    (first,) = binds(tell(*ready(0, 1, 2)))
+    (stores,) = binds(tell(UnitDone(first.unit, 0.1, first.shard), at=0.1))
+    tell(UnitStarted(stores.unit, "a"), UnitTrains(stores.unit, "a"))
+    (begins,) = binds(tell(TimerFired(), at=tell.dispatcher.wake_at))
+    tell(UnitStarted(begins.unit, "a"), at=0.2)
+    return tell, stores, begins
+
+
+def test_a_unit_whose_state_is_stored_takes_no_more_of_its_workers_time():
+    tell, stores, begins = storing_and_beginning()
+    seconds = tell.dispatcher.bindings[begins.unit].seconds
+    for _ in range(2):
+        assert tell.dispatcher.list_scheduler.free_at["a"] == pytest.approx(0.2 + seconds)
+        tell(UnitDone(stores.unit, 0.1, stores.shard))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_not_the_unit_whose_state_is_stored_is_suspected_of_its_workers_death(trains):
+    tell, stores, begins = storing_and_beginning()
+    if trains:
+        tell(UnitTrains(begins.unit, "a"))
+    tell(WorkerRemoved("a"), *(UnitReady(each.unit) for each in (stores, begins)))
+    again = []
+    for worker in "bc":
+        again += binds(tell(WorkerAdded(worker, frozenset({0, 1}))))
+    assert [each.unit for each in again if each.is_suspect] == [begins.unit]
+
+
 def test_long_units_whose_end_is_vague_are_not_looked_behind():
     tell = Driver(n_shards=2, lookahead_s=0.1)
     tell(WorkerAdded("a", frozenset({0, 1})), RoundAdded(round_of(3, 2, evaluate=False)))

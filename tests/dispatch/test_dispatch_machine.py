@@ -180,13 +180,13 @@ class DispatchMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(), seconds=SECONDS, together=st.booleans(), n=st.integers(1, 4),
         n_scored=st.sampled_from([0, 1, 100]), n_then=st.sampled_from([0, 1, 100]),
-        is_cut=st.booleans(),
+        is_cut=st.booleans(), overlaps=st.booleans(),
     )  # fmt: skip
-    def units_finish(self, data, seconds, together, n, n_scored, n_then, is_cut):
+    def units_finish(self, data, seconds, together, n, n_scored, n_then, is_cut, overlaps):
         for _ in range(n):
             self.model.now += seconds
             worker = self.some_worker(data)
-            self.model.finish(worker, seconds, together, n_scored, n_then, is_cut)
+            self.model.finish(worker, seconds, together, n_scored, n_then, is_cut, overlaps)
 
     @precondition(lambda self: self.model.machines)
     @rule(data=st.data())

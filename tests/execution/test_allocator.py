@@ -6,6 +6,7 @@ import platform
 import resource
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,19 @@ import numpy as np
 import optuna
 import pytest
 import torch
-from distributed import Client
+from distributed import Client, get_worker
 
 import dagsel
 from dagsel.dispatch.events import TrialAllowed
 from dagsel.dispatch.units import Chain, Round
 from dagsel.execution.allocator import _glibc, _is_on_main_arena
 from dagsel.flows import RandomSearch
+from dagsel.messages import UnitRecord
+from dagsel.state import State
 from dagsel.storage import ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
 from dagsel.workloads.gang.gang import Gang
-from tests.execution.helpers import client_of, done, engine_for, listen, own_cluster
+from tests.execution.helpers import client_of, done, engine_for, listen, of, own_cluster
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc's allocator")
 
@@ -101,6 +104,28 @@ def test_nor_on_a_worker_of_somebody_elses(digits: ShardedDataset, run_dir: str)
 )
 def test_training_has_huge_pages(digits: ShardedDataset, run_dir: str) -> None:
     assert measured(huge_bytes, digits, run_dir, max_cluster_workers=1) > 32 << 20
+
+
+class TellsWhereItIs(SyntheticWorkload):
+    """Writes down which worker trains, and in which thread."""
+
+    def train(self, state: State, shard: Any, config: Any, **how: Any) -> Any:
+        with Path(config["folder"], "told").open("a") as told:
+            told.write(f"{get_worker().address} {threading.get_ident()}\n")
+        return super().train(state, shard, config, **how)
+
+
+def test_a_worker_trains_in_one_thread_which_knows_it(
+    digits: ShardedDataset, run_dir: str, tmp_path: Path
+) -> None:
+    configs = {trial: {"folder": str(tmp_path)} for trial in range(8)}
+    chains = tuple(Chain(trial, range(1, 3), 4, evaluate=False) for trial in configs)
+    with client_of(2) as client, engine_for(client, digits, TellsWhereItIs(), run_dir) as engine:
+        engine.submit(Round(1, chains), configs)
+        heard = listen(engine, until=lambda heard: len(done(heard)) == 8 * 2 * 4)
+    told = {*(tmp_path / "told").read_text().splitlines()}
+    assert len(told) == 2
+    assert {line.split()[0] for line in told} == {record.worker for record in of(UnitRecord, heard)}
 
 
 class TellsItsArena(SyntheticWorkload):

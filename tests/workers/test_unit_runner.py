@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from dagsel.messages import (
     StoredState,
 )
 from dagsel.state import State
-from dagsel.storage import RunDir, ShardedDataset
+from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads.base import ShouldStop, Visit
 from dagsel.workloads.gang.gang import lead_gang
@@ -351,3 +352,61 @@ def test_a_task_trains_on_where_memory_is_short_only_with_a_small_state(
     worker = workers.come("a", is_short_of_memory=lambda: True)
     _, done = worker.train(UNIT, Assignment(shard=0, then=(1,)), {}, None)
     assert len(done) == n_trained
+
+
+def test_a_unit_that_is_told_to_stop_before_its_turn_trains_nothing(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    worker = workers.come("a")
+    worker.stop(StopUnit(UNIT, 1))
+    with pytest.raises(Reschedule):
+        worker.train(UNIT, Assignment(shard=0), {}, None)
+    assert (workers.told, store_of(workers)) == ([], ((), ()))
+    after, _ = worker.train(UNIT, Assignment(shard=0, attempt=2), {}, None)
+    assert isinstance(after, State)
+    assert seen(after) == [(1, 0, 0), (1, 0, 1)]
+
+
+@pytest.mark.parametrize(("state_bytes", "at_once"), [(0, True), (2_000_000, False)])
+def test_the_next_unit_trains_while_a_state_is_stored_unless_memory_is_short(
+    tmp_path: Path, state_bytes: int, at_once: bool
+) -> None:
+    workers = Workers(tmp_path, n_batches=1)
+    trains, order, save = threading.Event(), list[str](), CheckpointStore.save_first
+
+    def next_begins() -> None:
+        order.append("the next one trains")
+        trains.set()
+
+    def slow_save(store: CheckpointStore, trial: int, *what: Any) -> Any:
+        if trial == 0:
+            next_.start()
+            if at_once:
+                assert trains.wait(180.0), "no unit trains while this one is stored"
+            order.append("this one is stored")
+        return save(store, trial, *what)
+
+    class Both(SyntheticWorkload):
+        def train(self, state: State, shard: Any, config: Any, **how: Any) -> Any:
+            if config["trial"] == 1:
+                next_begins()
+            return super().train(state, shard, config, **how)
+
+    workers.workload = Both(n_batches=1, state_bytes=state_bytes)
+    worker = workers.come("a", is_short_of_memory=lambda: True)
+    train = partial(worker.train, UNIT._replace(trial=1), Assignment(shard=0), {"trial": 1}, None)
+    next_ = threading.Thread(target=train)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CheckpointStore, "save_first", slow_save)
+        worker.train(UNIT, Assignment(shard=0), {"trial": 0}, None)
+        next_.join(180.0)
+    assert order == ["the next one trains", "this one is stored"][:: 1 if at_once else -1]
+
+
+def test_what_a_unit_has_scored_does_not_count_if_another_attempt_was_first(tmp_path: Path) -> None:
+    workers = Workers(tmp_path, n_batches=2)
+    slow, other = workers.come("a"), workers.come("b")
+    other.train(UNIT, Assignment(shard=1, attempt=2, then=(0,)), {}, None)
+    binding = Assignment(shard=0, attempt=1, then=(1,), scores=(0, 1))
+    state, done = slow.train(UNIT, binding, {}, None)
+    assert state == StoredResult(0, 1, 1)
+    assert [each.unit for each in done] == [UNIT, UNIT._replace(position=1)]
