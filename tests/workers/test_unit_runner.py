@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from dagsel.storage import CheckpointStore, RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
 from dagsel.workloads.base import ShouldStop, Visit
 from dagsel.workloads.gang.gang import lead_gang
+from dagsel.workloads.random_streams import own_streams
 from tests.waiting import wait_until
 
 UNIT = Unit("train", 0, 1, 0)
@@ -366,40 +366,33 @@ def test_a_unit_that_is_told_to_stop_before_its_turn_trains_nothing(tmp_path: Pa
     assert seen(after) == [(1, 0, 0), (1, 0, 1)]
 
 
-@pytest.mark.parametrize(("state_bytes", "at_once"), [(0, True), (2_000_000, False)])
-def test_the_next_unit_trains_while_a_state_is_stored_unless_memory_is_short(
-    tmp_path: Path, state_bytes: int, at_once: bool
+@pytest.mark.parametrize(
+    ("state_bytes", "is_short", "may_train"),
+    [(0, True, True), (2_000_000, True, False), (2_000_000, False, True)],
+)
+def test_the_next_unit_may_train_while_a_state_is_stored_unless_memory_is_short(
+    tmp_path: Path, state_bytes: int, is_short: bool, may_train: bool
 ) -> None:
     workers = Workers(tmp_path, n_batches=1)
-    trains, order, save = threading.Event(), list[str](), CheckpointStore.save_first
+    workers.workload = SyntheticWorkload(n_batches=1, state_bytes=state_bytes)
+    worker = workers.come("a", is_short_of_memory=lambda: is_short)
+    told, save = list[bool](), CheckpointStore.save_first
 
-    def next_begins() -> None:
-        order.append("the next one trains")
-        trains.set()
+    def take_turn() -> None:
+        with own_streams(give_up=lambda: True) as is_its_turn:
+            told.append(is_its_turn)
 
-    def slow_save(store: CheckpointStore, trial: int, *what: Any) -> Any:
-        if trial == 0:
-            next_.start()
-            if at_once:
-                assert trains.wait(180.0), "no unit trains while this one is stored"
-            order.append("this one is stored")
-        return save(store, trial, *what)
+    def watched(store: CheckpointStore, *what: Any) -> Any:
+        other = threading.Thread(target=take_turn)
+        other.start()
+        other.join()
+        return save(store, *what)
 
-    class Both(SyntheticWorkload):
-        def train(self, state: State, shard: Any, config: Any, **how: Any) -> Any:
-            if config["trial"] == 1:
-                next_begins()
-            return super().train(state, shard, config, **how)
-
-    workers.workload = Both(n_batches=1, state_bytes=state_bytes)
-    worker = workers.come("a", is_short_of_memory=lambda: True)
-    train = partial(worker.train, UNIT._replace(trial=1), Assignment(shard=0), {"trial": 1}, None)
-    next_ = threading.Thread(target=train)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CheckpointStore, "save_first", slow_save)
-        worker.train(UNIT, Assignment(shard=0), {"trial": 0}, None)
-        next_.join(180.0)
-    assert order == ["the next one trains", "this one is stored"][:: 1 if at_once else -1]
+        patch.setattr(CheckpointStore, "save_first", watched)
+        _, done = worker.train(UNIT, Assignment(shard=0, then=(), scores=(0, 1)), {}, None)
+    assert told == [may_train]
+    assert len(done) == (3 if may_train else 1)  # what is not scored here has tasks of its own
 
 
 def test_what_a_unit_has_scored_does_not_count_if_another_attempt_was_first(tmp_path: Path) -> None:
