@@ -25,10 +25,7 @@ from distributed.comm.addressing import get_address_host
 from dagsel import messages
 from dagsel.dispatch.events import GangBroke, UnitStarted, UnitTrains
 from dagsel.dispatch.units import Unit
-from dagsel.errors import (
-    DivergedError,
-    GangBrokenError,
-)
+from dagsel.errors import DivergedError, GangBrokenError
 from dagsel.execution.held_shards import HeldShards
 from dagsel.execution.process import use_torch_threads
 from dagsel.execution.raising import Raising
@@ -44,7 +41,6 @@ from dagsel.workloads.memory import drop_frames, is_out_of_memory, with_halved
 from dagsel.workloads.random_streams import own_streams
 
 logger = logging.getLogger("dagsel")
-
 
 #: The last state of a task, and records of all that it has done, in order.
 Result: TypeAlias = tuple[State | StoredResult, list[UnitRecord | PieceRecord]]
