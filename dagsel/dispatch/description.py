@@ -57,7 +57,8 @@ def describe(
     """Yield what workers do, of those whose process is `there`.
 
     A worker that has not said which unit it runs is about to run the first one that it was given.
-    One that is paused runs none, unless it had begun before.
+    One that is paused runs none, unless it had begun before. Of one that stores what a unit has
+    trained it is told what it trains meanwhile.
 
     Examples
     --------
@@ -70,7 +71,7 @@ def describe(
     [('a', True, 2), ('b', True, 2), ('c', False, 0), ('d', False, None)]
     """
     runs: dict[Worker, Binding] = {}
-    for one in sorted(bindings, key=lambda binding: not binding.started):
+    for one in sorted(bindings, key=lambda binding: (binding.stores, not binding.started)):
         for worker in one.workers:
             runs.setdefault(worker, one)
     for host in workers:

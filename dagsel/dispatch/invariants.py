@@ -1,7 +1,7 @@
 """What must hold for the dispatcher's state at every moment, each as a clear sentence.
 
 Completeness: in an epoch a trial visits each shard once. Isolation: a trial trains one unit at a
-time. Exclusivity: a worker runs one unit at a time.
+time. Exclusivity: a worker trains one unit at a time; it may store what another one has trained.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Which epochs are sent when: rounds of what trials are to train.
 
 Epochs are sent as they are decided, all of a decision as one chain; of a million that nobody will
-ever train, a thousand at a time. But training that follows the
-metric of the search begins an epoch with that of the one before. So such a trial's epochs are sent
-one by one, each when the one before it was reported; the journal has the metric, so a later session
-sends the same.
+ever train, a thousand at a time. But training that follows the metric of the search begins an epoch
+with that of the one before. So such a trial's epochs are sent one by one, each when the one before
+it was reported; the journal has the metric, so a later session sends the same.
 """
 
 from __future__ import annotations

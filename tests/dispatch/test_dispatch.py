@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dagsel.dispatch.description import ProcessNow, describe
 from dagsel.dispatch.dispatcher import DispatchConfig, Dispatcher
 from dagsel.dispatch.events import (
     Bind,
@@ -220,6 +221,13 @@ def test_a_unit_whose_state_is_stored_takes_no_more_of_its_workers_time():
     for _ in range(2):
         assert tell.dispatcher.list_scheduler.free_at["a"] == pytest.approx(0.2 + seconds)
         tell(UnitDone(stores.unit, 0.1, stores.shard))
+
+
+def test_a_view_is_told_what_a_worker_trains_and_not_what_it_stores():
+    tell, _, begins = storing_and_beginning()
+    state = tell.dispatcher.state
+    (now,) = describe(state.workers.values(), state.bindings.values(), {"a": ProcessNow()})
+    assert now.unit == begins.unit
 
 
 @pytest.mark.parametrize("trains", [True, False])
