@@ -39,6 +39,7 @@ PARTS = {
     "peers-two": "peers.py --rounds 3 --only dagsel,plain {data}",
     "peers-64": "peers.py --trials 64 --rounds 2 --only dagsel,plain {data}",
     "large-tensors": "large_tensors.py --rounds 3",
+    "layouts": "layouts.py --rounds 5",
     "tabular": "tabular.py --rounds 3",
     "engine": "engine.py",
     "dispatch": "dispatch.py --quick",

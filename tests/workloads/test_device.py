@@ -451,6 +451,7 @@ def test_what_cannot_be_recorded_is_not(device: HostDevice, options: dict[str, A
         ("compile", "inducter", "compile is 'inducter'; take one that this PyTorch has: "),
         ("compile", 3, "compile is 3"),
         ("fused", "yes", "fused is 'yes', not 'auto', True or False"),
+        ("channels_last", "yes", "channels_last is 'yes', not 'auto', True or False"),
         ("device_memory", 1.5, "device_memory is 1.5, not a share"),
         ("device_memory", -1, "device_memory is -1"),
         ("device_memory", True, "device_memory is True"),

@@ -190,7 +190,7 @@ class HFWorkload(TorchWorkload):
             input_fn=AsItIs(), collate=collating(collator, names, packing=is_packed),
             bucket_by=None if is_packed else bucket_by, max_batch=max_batch, precision=precision,
             drop_last=drop_last, eval_batch_size=eval_batch_size, compile=compile, fused=fused,
-            device_memory=device_memory, base=base, state=state, memory=memory,
+            channels_last=False, device_memory=device_memory, base=base, state=state, memory=memory,
         )  # fmt: skip
         self.collator, self.label_names, self.packing = collator, names, is_packed
         self.gradient_checkpointing = flag(

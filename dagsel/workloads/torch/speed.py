@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from dagsel.errors import WorkloadError
 from dagsel.workloads.torch.device import Accelerator
+from dagsel.workloads.torch.layout import ChannelsLast, lay_out
 from dagsel.workloads.torch.loop import ShardBatches, apply
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
@@ -24,6 +25,7 @@ def check_options(
     precision: str,
     compile: bool | str,  # noqa: A002 - PyTorch's own word
     fused: Fused,
+    channels_last: ChannelsLast = False,
     device_memory: int | float,
     flags: Mapping[str, Any],
 ) -> None:
@@ -37,8 +39,9 @@ def check_options(
     for name, flag in {"compile": isinstance(compile, str) or compile, **flags}.items():
         if not isinstance(flag, bool):
             raise WorkloadError(f"{name} is {flag!r}, not True or False")
-    if not (isinstance(fused, bool) or fused == "auto"):
-        raise WorkloadError(f"fused is {fused!r}, not 'auto', True or False")
+    for name, flag in {"fused": fused, "channels_last": channels_last}.items():
+        if not (isinstance(flag, bool) or flag == "auto"):
+            raise WorkloadError(f"{name} is {flag!r}, not 'auto', True or False")
     room: Any = device_memory
     is_number = isinstance(room, Real) and not isinstance(room, bool)
     if not is_number or not 0 <= room <= (1 if isinstance(room, float) else 1 << 60):
@@ -59,9 +62,7 @@ def equip(
 ) -> None:
     """Make a module's forward pass fast, in place; names and values of its state stay."""
     if channels_last:
-        for parameter in module.parameters():
-            if parameter.dim() == 4:
-                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        lay_out(module)
     if compile:
         module.compile(backend="inductor" if compile is True else compile)
     if precision == "bf16":

@@ -13,10 +13,12 @@ from dagsel.errors import WorkloadError
 from dagsel.state import State
 from dagsel.workloads.base import Config
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
+from dagsel.workloads.torch.batches import Making
 from dagsel.workloads.torch.build import LARGE, build_unfilled, check_module
 from dagsel.workloads.torch.device import Shard, accelerator, device_of
 from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.frozen import Frozen, checksums
+from dagsel.workloads.torch.layout import ChannelsLast, bears, gains
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
 from dagsel.workloads.torch.pretrained import Base, own_what_trains
 from dagsel.workloads.torch.schedules import FollowsMetrics
@@ -36,10 +38,12 @@ class MakesTrials(FollowsMetrics):
     model: Callable[..., torch.nn.Module]
     train_fn: Any
     input_fn: Any
+    collate: Any
     augment: Any
     precision: Precision
     compile: bool | str
-    channels_last: bool
+    bucket_by: str | None
+    channels_last: ChannelsLast
     base: Base | None
     state: Literal["all", "trainable"] | None
     _casting: Casting
@@ -69,6 +73,10 @@ class MakesTrials(FollowsMetrics):
 
         with preserved_streams(torch=True):
             return unread_by(build, config)
+
+    @property
+    def _making(self) -> Making:
+        return Making(self.input_fn, self.collate, self.augment, self.bucket_by)
 
     def _trial(self, state: State, config: Config, shard: Shard, *, lives: bool) -> BuiltTrial:
         """Return what is trained: the live trial, or else one that is built from the state."""
@@ -109,8 +117,7 @@ class MakesTrials(FollowsMetrics):
 
     def _about(self, config: Config, shard: Shard) -> Any:
         """Return what a trial is built with; None if it is always built from its state."""
-        on_cpu = accelerator() is None and device_of(shard).type == "cpu"
-        if not on_cpu or self.train_fn is not None or self.compile:
+        if not _is_on_cpu(shard) or self.train_fn is not None or self.compile:
             return None
         options = self.precision, self.channels_last
         return {**config}, self.model, self.optimizer, self.lr_scheduler, options
@@ -206,7 +213,28 @@ class MakesTrials(FollowsMetrics):
 
     def _equipped(self, reader: StateReader, config: Config, shard: Shard) -> torch.nn.Module:
         module = self._restore(reader, config, device_of(shard))
-        equip(
-            module, precision=self.precision, compile=self.compile, channels_last=self.channels_last
-        )
+        channels_last = self._has_channels_last(module, config, shard)
+        equip(module, precision=self.precision, compile=self.compile, channels_last=channels_last)
         return module
+
+    def _has_channels_last(self, module: torch.nn.Module, config: Config, shard: Shard) -> bool:
+        """Whether four-dimensional weights are stored with channels last.
+
+        Under ``"auto"`` a function of the configuration, so that each unit of a trial and a replay
+        have the same: samples of one shape go through a copy of the model, and nobody else calls
+        its parts.
+        """
+        if self.channels_last != "auto":
+            return self.channels_last
+        calls_all = self.train_fn is self.collate is None and not (self.compile or self._leaves_out)
+        if not (calls_all and _is_on_cpu(shard) and gains(module)):
+            return False
+        twice = torch.zeros(2, dtype=torch.int64)
+        inputs, _ = self._making.pair(
+            {name: rows.index_select(0, twice) for name, rows in shard.items()}, config
+        )
+        return bears(module, inputs)
+
+
+def _is_on_cpu(shard: Shard) -> bool:
+    return accelerator() is None and device_of(shard).type == "cpu"

@@ -29,15 +29,11 @@ from dagsel.workloads.gang.gang import Gang
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories
-from dagsel.workloads.torch.batches import (
-    Making,
-    evaluation_batches,
-    tensors_of,
-    training_batches,
-)
+from dagsel.workloads.torch.batches import evaluation_batches, tensors_of, training_batches
 from dagsel.workloads.torch.ddp import GangBatches, check_shares, distribute, seed_rank
 from dagsel.workloads.torch.device import Accelerator, Shard, accelerator, device_of, place_shard
 from dagsel.workloads.torch.fit import Casting, FitsData, check_dtypes, is_mapped
+from dagsel.workloads.torch.layout import ChannelsLast
 from dagsel.workloads.torch.live import LiveTrials
 from dagsel.workloads.torch.loop import (
     ShardBatches,
@@ -135,7 +131,10 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
     compile
         Compile the model with ``torch.compile``; a name chooses its backend.
     channels_last
-        Store four-dimensional weights in the format that convolutions on a GPU prefer.
+        Store four-dimensional weights with their channels last: ``"auto"`` on the CPU, for networks
+        that are faster so, which rounds otherwise. These have `torch.nn.Conv2d` with eight channels
+        or more between them and no ``InstanceNorm2d``, and must bear it: a copy is tried. Not with
+        a ``train_fn``, `compile`, `collate`, a `base` or a `state` of what is ``"trainable"``.
     fused
         Step Adam, AdamW and SGD by one kernel for all parameters, which rounds otherwise:
         ``"auto"`` where PyTorch has it and the optimizer has no ``foreach`` or ``fused`` of its
@@ -225,7 +224,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         eval_batch_size: int = 512,
         precision: Precision = "fp32",
         compile: bool | str = False,  # noqa: A002 - PyTorch's own word
-        channels_last: bool = False,
+        channels_last: ChannelsLast = "auto",
         fused: Fused = "auto",
         cuda_graphs: bool = False,
         device_memory: int | float = 0.5,
@@ -261,10 +260,10 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
                                 "train_fn, or leave max_batch out")  # fmt: skip
         if not callable(batch_size):
             whole("batch_size", batch_size, error=WorkloadError)
-        flags = {"channels_last": channels_last, "cuda_graphs": cuda_graphs, "drop_last": drop_last}
         check_options(
-            precision=precision, compile=compile, fused=fused, device_memory=device_memory,
-            flags=flags,
+            precision=precision, compile=compile, fused=fused, channels_last=channels_last,
+            device_memory=device_memory,
+            flags={"cuda_graphs": cuda_graphs, "drop_last": drop_last},
         )  # fmt: skip
         self.batch_size, self.drop_last, self.eval_batch_size = (
             batch_size, drop_last, eval_batch_size)  # fmt: skip
@@ -282,10 +281,16 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
 
     def as_of(self, description: Mapping[str, str]) -> TorchWorkload:
         """Return this workload with the kernels that a run of an earlier dagsel began with."""
-        if self.fused != "auto" or description.get("fused", "False") != "False":
+        chosen = {"fused": self.fused, "channels_last": self.channels_last}
+        before = [
+            name
+            for name, value in chosen.items()
+            if value == "auto" and description.get(name, "False") == "False"
+        ]
+        if not before:
             return self
         then = copy.copy(self)
-        then.fused = False
+        vars(then).update(dict.fromkeys(before, False))
         return then
 
     def validate(self, config: Config) -> None:
@@ -449,10 +454,6 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             if self.base is not None and not self.base.is_intact():  # somebody has a model of it
                 self.base.forget()
             return self._restore(StateReader(state), config, torch.device("cpu")).eval()
-
-    @property
-    def _making(self) -> Making:
-        return Making(self.input_fn, self.collate, self.augment, self.bucket_by)
 
     def _batch_size(self, config: Config) -> int:
         return batch_size_of(self.batch_size, config)
