@@ -157,7 +157,7 @@ def ways_of(network: Callable[[], nn.Module], shape: tuple[int, ...]) -> dict[st
         ways[f"score {layout}"] = lambda: workload.evaluate(state, shard, CONFIG)
 
     add("first", channels_last=False)
-    if bears(network(), torch.ones(2, *shape)):
+    if bears(network(), lambda: torch.ones(2, *shape)):
         add("last", channels_last=True)
     return ways
 

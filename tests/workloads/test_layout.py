@@ -90,6 +90,19 @@ class Normed(Net):
         self.norm = nn.InstanceNorm2d(8)  # type: ignore[assignment]
 
 
+class InOnePlace(Net):
+    """Two of its weights lie in one place: a step of one is a step of the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.third = nn.Conv2d(8, 8, 1)
+        self.third.weight.data = self.second.weight.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.second(F.relu(self.norm(self.first(x))))
+        return self.last(self.third(F.relu(x)).mean((2, 3)))
+
+
 def make(model: Any = Net, **options: Any) -> TorchWorkload:
     given = {"optimizer": torch.optim.Adam, "batch_size": 5, **options}
     return TorchWorkload(lambda *_: model(), F.cross_entropy, **given)
@@ -141,10 +154,11 @@ def test_in_bfloat16() -> None:
 
 
 FEW = [lambda: Net(4), lambda: Net(stride=2), Normed]
+OTHERS = [InOnePlace]
 VIEWED = [Viewed, ViewedInTraining, ViewedInScoring, ViewedBackwards]
 
 
-@pytest.mark.parametrize("model", [*FEW, *VIEWED])
+@pytest.mark.parametrize("model", [*FEW, *VIEWED, *OTHERS])
 def test_a_network_that_would_not_gain_or_cannot_is_left_as_it_is(model: Any) -> None:
     found = run(make(model))
     assert found == run(make(model, channels_last=False))
@@ -155,6 +169,12 @@ def test_a_network_that_would_not_gain_or_cannot_is_left_as_it_is(model: Any) ->
 def test_what_cannot_is_said_by_pytorch_if_channels_last_is_named(model: Any) -> None:
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         run(make(model, channels_last=True))
+
+
+def no_two_alike(batch: Any, config: Any) -> Any:
+    if len(batch["x"].flatten(1).unique(dim=0)) < len(batch["x"]):
+        raise ValueError("two samples are equal")
+    return batch["x"], batch["y"]
 
 
 def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
@@ -170,6 +190,7 @@ def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
     "options",
     [
         {"train_fn": loop},
+        {"input_fn": no_two_alike},
         {"collate": lambda batch: {name: torch.stack(list(rows)) for name, rows in batch.items()}},
         {"compile": "eager"},
         {"state": "trainable"},
@@ -211,7 +232,7 @@ def test_trying_it_leaves_the_model_and_the_streams_alone() -> None:
     module = Net()
     lay_out(module)
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    assert bears(module, torch.ones(2, 1, PIXELS, PIXELS))
+    assert bears(module, lambda: torch.ones(2, 1, PIXELS, PIXELS))
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
     assert module.training
     assert all(parameter.grad is None for parameter in module.parameters())

@@ -9,6 +9,7 @@ which has no such kernel, they may take longer (`tests/benchmarks/layouts.py`).
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -55,16 +56,19 @@ def gains(module: torch.nn.Module) -> bool:
     return min(between) >= FEWEST_CHANNELS
 
 
-def bears(module: torch.nn.Module, inputs: Any) -> bool:
+def bears(module: torch.nn.Module, make_inputs: Callable[[], Any]) -> bool:
     """Whether a module can be trained and scored with channels last: a copy of it is tried.
 
     Some cannot: ``x.view(len(x), -1)`` of images is for channels that come first.
     """
+    places = [parameter.data_ptr() for parameter in module.parameters()]
+    if len(set(places)) < len(places):
+        return False  # two that lie in one place would no longer
     try:
         tried = copy.deepcopy(module)
         lay_out(tried)
         for is_training in (True, False):
-            output = apply(tried.train(is_training), inputs)
+            output = apply(tried.train(is_training), make_inputs())
         sums = [leaf.sum() for leaf in pytree.tree_leaves(output) if _has_gradients(leaf)]
         torch.autograd.backward(sums)
     except Exception:  # noqa: BLE001 - the model's own code raised it; it stays as it is

@@ -229,11 +229,13 @@ class MakesTrials(FollowsMetrics):
         calls_all = self.train_fn is self.collate is None and not (self.compile or self._leaves_out)
         if not (calls_all and _is_on_cpu(shard) and gains(module)):
             return False
-        twice = torch.zeros(2, dtype=torch.int64)
-        inputs, _ = self._making.pair(
-            {name: rows.index_select(0, twice) for name, rows in shard.items()}, config
-        )
-        return bears(module, inputs)
+
+        def make_inputs() -> Any:
+            twice = torch.zeros(2, dtype=torch.int64)  # a norm wants more than one
+            batch = {name: rows.index_select(0, twice) for name, rows in shard.items()}
+            return self._making.pair(batch, config)[0]
+
+        return bears(module, make_inputs)
 
 
 def _is_on_cpu(shard: Shard) -> bool:
