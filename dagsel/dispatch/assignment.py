@@ -101,6 +101,8 @@ class Assigner:
             return False
         if state.now > binding.began_s + binding.seconds + binding.ahead_s:
             return False  # it is overdue, and its end is not known
+        if binding.in_plenty:
+            return state.has_plenty(host, binding.seconds)
         if binding.unit.kind == "train" and binding.unit.trial in state.trials:
             is_long = binding.seconds >= LONG_UNIT * state.config.overhead_s
             return not (is_long and self.list_scheduler.would_stay(binding.unit.trial, host.worker))

@@ -32,6 +32,10 @@ LOOKAHEAD_OVERHEADS = 4.0  # but no less than so many times `overhead_s`
 SHORT_UNIT = (
     60.0  # times `overhead_s`: behind so short a unit one is bound even if its end is vague
 )
+# Where a worker has all shards and there are trials for all workers, one that is bound early is
+# missed nowhere. Behind longer tasks the time to tell is not worth it.
+PLENTY_SHARE = 0.5  # of the task's time
+PLENTY_UNIT = 300.0  # times `overhead_s`: the longest task
 MOST_LOOKED_AT = 32  # waiting evaluations of a shard
 GUIDED_SHARE = 0.25  # of the work left for a worker: one task takes no more while trials wait
 
@@ -241,10 +245,14 @@ class DispatchState:
             scheduler.free_at[other.worker] = start + seconds
         began = None if ahead else self.now
         # Nothing is bound behind a gang: its next unit needs all its workers at once.
-        ahead_s = 0.0 if gang or alone else self._ahead_s(seconds, 1 + len(then))
+        ahead_s, in_plenty = 0.0, False
+        if not (gang or alone):
+            in_plenty = self.has_plenty(host, seconds)
+            ahead_s = self._ahead_s(seconds, 1 + len(then), in_plenty=in_plenty)
         self.bindings[unit] = Binding(
-            unit, worker, shard, seconds, ahead_s, began, members=gang, then=then, scores=scores
-        )
+            unit, worker, shard, seconds, ahead_s, in_plenty, began,
+            members=gang, then=then, scores=scores,
+        )  # fmt: skip
         for other in (host, *members):
             self.openings.note(other)
         suspect = self.suspects.get(unit)
@@ -406,11 +414,21 @@ class DispatchState:
         self.list_scheduler.free_at[host.worker] = end
         self.openings.note(host)
 
-    def _ahead_s(self, seconds: float, n_visits: int) -> float:
+    def has_plenty(self, host: KnownWorker, seconds: float) -> bool:
+        """Whether there are trials for all workers to take behind tasks that take so long."""
+        return (
+            seconds <= PLENTY_UNIT * self.config.overhead_s
+            and host.held == (1 << self.config.n_shards) - 1
+            and self.list_scheduler.n_idle >= len(self.workers)
+        )
+
+    def _ahead_s(self, seconds: float, n_visits: int, *, in_plenty: bool) -> float:
         """Return how long before a task's end its worker may get another; 0 for never."""
         overhead_s = self.config.overhead_s
-        share = max(LOOKAHEAD_OVERHEADS * overhead_s, LOOKAHEAD_SHARE * seconds)
-        ahead_s = min(self.config.lookahead_s, share)
+        share = (PLENTY_SHARE if in_plenty else LOOKAHEAD_SHARE) * seconds
+        ahead_s = min(self.config.lookahead_s, max(LOOKAHEAD_OVERHEADS * overhead_s, share))
+        if in_plenty:
+            return ahead_s
         error_s = self.times.noise * seconds / sqrt(n_visits)  # those of several cancel in part
         is_vague = error_s > ahead_s
         return 0.0 if is_vague and seconds > SHORT_UNIT * overhead_s else ahead_s

@@ -79,6 +79,11 @@ class ListScheduler(Generic[W]):
         """Whether a trial is idle."""
         return bool(self._idle)
 
+    @property
+    def n_idle(self) -> int:
+        """How many trials are idle."""
+        return len(self._idle)
+
     def is_idle(self, trial: int) -> bool:
         """Whether the trial waits for a worker."""
         return trial in self._key

@@ -173,6 +173,7 @@ class Binding:
     shard: int
     seconds: float  # expected
     ahead_s: float  # so long before its end its worker may get another unit
+    in_plenty: bool = False  # ... if there are enough other trials then
     began_s: float | None = None  # None: another unit runs there
     started: bool = False  # the worker said that it runs
     trains_s: float | None = None  # since when it trains or scores, as far as its worker has said

@@ -256,14 +256,53 @@ def test_long_units_whose_end_is_vague_are_not_looked_behind():
 def test_the_end_of_a_task_of_many_visits_is_less_vague_than_that_of_one(
     n_shards: int, unit_s: float, is_looked_behind: bool
 ):
-    tell = Driver(n_shards=n_shards, lookahead_s=0.1)
+    tell = Driver(n_shards=n_shards + 1, lookahead_s=0.1)  # the worker lacks one
     shards = frozenset(range(n_shards))
-    tell(WorkerAdded("a", shards), RoundAdded(round_of(9, n_shards, evaluate=False)))
+    tell(WorkerAdded("a", shards), RoundAdded(round_of(9, n_shards + 1, evaluate=False)))
     for _ in range(27):  # the noise falls to a tenth of a unit
         tell.dispatcher.times.observe(0, "a", [unit_s])
     (first,) = binds(tell(*ready(*range(9))))
     assert len((first.shard, *first.then)) == n_shards
     assert (tell.dispatcher.wake_at is not None) is is_looked_behind
+
+
+def running_and_waiting(n_waiting: int, *, unit_s: float = 0.4):
+    """Two workers with all shards that run units, whose ends are vague, while trials wait."""
+    tell = Driver(n_shards=1, lookahead_s=0.1)
+    tell(*(WorkerAdded(worker, frozenset({0})) for worker in "ab"))
+    tell(RoundAdded(round_of(2 + n_waiting, 1, evaluate=False)))
+    for sign in (-1, 1) * 9:
+        for worker in "ab":
+            tell.dispatcher.times.observe(0, worker, [unit_s * (1 + 0.6 * sign)])
+    first = binds(tell(*ready(*range(2 + n_waiting))))
+    assert len(first) == 2
+    return tell, {bound.worker: bound.unit for bound in first}
+
+
+@pytest.mark.parametrize("unit_s", [0.06, 0.4])
+def test_where_trials_for_all_workers_wait_the_next_one_is_bound_before_an_end(unit_s: float):
+    tell, first = running_and_waiting(3, unit_s=unit_s)
+    seconds = tell.dispatcher.bindings[first["a"]].seconds
+    assert seconds == pytest.approx(tell.dispatcher.bindings[first["b"]].seconds, rel=0.1)
+    opens = seconds - min(0.1, seconds / 2)
+    assert tell.dispatcher.wake_at == pytest.approx(opens, rel=0.1)
+    assert binds(tell(TimerFired(), at=opens * 0.8)) == []
+    behind = binds(tell(TimerFired(), at=opens * 1.1))
+    assert [bound.worker for bound in behind] == ["a", "b"], "one each, and one trial is left"
+    done = tell(UnitDone(first["a"], unit_s, 0), at=opens * 1.2)
+    assert binds(done) == [], "it has one, and its next is bound when that ends"
+
+
+def test_the_last_trials_that_wait_are_for_whoever_is_free_first():
+    tell, first = running_and_waiting(1)
+    assert binds(tell(TimerFired(), at=0.35)) == []
+    (third,) = binds(tell(UnitDone(first["b"], 0.4, 0), at=0.36))
+    assert third.worker == "b"
+
+
+def test_long_units_are_not_looked_behind_however_many_trials_wait():
+    tell, _ = running_and_waiting(9, unit_s=1.5)
+    assert tell.dispatcher.wake_at is None
 
 
 def test_does_not_bind_behind_a_running_unit_what_an_idle_worker_can_run():
