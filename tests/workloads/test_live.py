@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -546,3 +547,17 @@ def test_a_copy_or_what_is_frozen_may_be_made_outside(model: Any) -> None:
     for seed in range(2):
         workload.validate({})
         workload.init({}, seed)
+
+
+def test_a_workload_that_is_there_when_python_ends_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[Any] = []
+    workload = make()
+    workload.init({}, 7)
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    (first, *_) = workload._live._made.values()
+    first._free_weak_ref = None.__getattribute__  # PyTorch's modules are empty then
+    del first
+    workload._live._made.clear()
+    assert said == []

@@ -44,6 +44,16 @@ _HOOKS = (
 )  # fmt: skip
 
 
+class _StorageRef(StorageWeakRef):
+    """Knows whether a storage is still there; says nothing if it is still there at Python's end."""
+
+    def __del__(self) -> None:
+        try:
+            super().__del__()  # type: ignore[no-untyped-call]
+        except (AttributeError, TypeError):  # PyTorch's modules are empty then
+            return
+
+
 @dataclass(slots=True)
 class BuiltTrial:
     """What a unit trains."""
@@ -89,7 +99,7 @@ class LiveTrials:
     def __init__(self) -> None:
         self._kept: list[_Kept] = []  # the last one that was used at the end
         self._outlines = Outlines()
-        self._made: dict[int, StorageWeakRef] = {}  # storages of parameters that train
+        self._made: dict[int, _StorageRef] = {}  # storages of parameters that train
         self.n_used = 0
 
     def __reduce__(self) -> Any:
@@ -115,7 +125,7 @@ class LiveTrials:
                     "was made outside (copy.deepcopy); freeze what is not to train "
                     "(requires_grad_(False))"
                 )
-            new[storage._cdata] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+            new[storage._cdata] = _StorageRef(storage)  # type: ignore[no-untyped-call]
         self._made |= new
 
     def built(self, trial: BuiltTrial, about: Any) -> None:
