@@ -34,7 +34,7 @@ class Assigner:
                 self._look_ahead()
 
     def _is_any_ready(self) -> bool:
-        return bool(self.state.n_evaluations) or self.list_scheduler.has_idle
+        return bool(self.state.n_evaluations or self.list_scheduler.n_idle)
 
     def _bind_idle(self) -> None:
         state, list_scheduler = self.state, self.list_scheduler

@@ -75,11 +75,6 @@ class ListScheduler(Generic[W]):
         return (key[2] for key in self._idle)
 
     @property
-    def has_idle(self) -> bool:
-        """Whether a trial is idle."""
-        return bool(self._idle)
-
-    @property
     def n_idle(self) -> int:
         """How many trials are idle."""
         return len(self._idle)

@@ -15,6 +15,7 @@ from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.describe import describe
 from dagsel.workloads.torch.layout import bears, gains, lay_out
+from dagsel.workloads.torch.loop import standard_loop
 
 N, PIXELS = 22, 8
 N_UNITS = 5
@@ -80,7 +81,8 @@ class Turned(torch.autograd.Function):
 
 class ViewedBackwards(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.second(Turned.apply(F.relu(self.norm(self.first(x)))))
+        x = F.relu(self.norm(self.first(x)))
+        x = self.second(Turned.apply(x) if self.training else x)
         return self.last(x.mean((2, 3)))
 
 
@@ -178,12 +180,7 @@ def no_two_alike(batch: Any, config: Any) -> Any:
 
 
 def loop(model: Any, optimizer: Any, batches: Any, config: Any) -> None:
-    for inputs, targets in batches:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        batches.log(loss)
+    standard_loop(model, optimizer, batches, F.cross_entropy)
 
 
 @pytest.mark.parametrize(

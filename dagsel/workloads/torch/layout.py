@@ -61,13 +61,13 @@ def bears(module: torch.nn.Module, make_inputs: Callable[[], Any]) -> bool:
 
     Some cannot: ``x.view(len(x), -1)`` of images is for channels that come first.
     """
-    places = [parameter.data_ptr() for parameter in module.parameters()]
+    places = [it.untyped_storage().data_ptr() for it in module.parameters() if it.numel()]
     if len(set(places)) < len(places):
-        return False  # two that lie in one place would no longer
+        return False  # two that share their memory would no longer
     try:
         tried = copy.deepcopy(module)
         lay_out(tried)
-        for is_training in (True, False):
+        for is_training in (False, True):  # what is trained goes backwards, too
             output = apply(tried.train(is_training), make_inputs())
         sums = [leaf.sum() for leaf in pytree.tree_leaves(output) if _has_gradients(leaf)]
         torch.autograd.backward(sums)

@@ -132,7 +132,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         Compile the model with ``torch.compile``; a name chooses its backend.
     channels_last
         Store four-dimensional weights with their channels last: ``"auto"`` on the CPU, for networks
-        that are faster so, which rounds otherwise. These have `torch.nn.Conv2d` with eight channels
+        that are faster so. It rounds otherwise, and dropout between convolutions draws its numbers
+        in another order. These networks have `torch.nn.Conv2d` with eight channels
         or more between them and no ``InstanceNorm2d``, and must bear it: a copy is tried. Not with
         a ``train_fn``, `compile`, `collate`, a `base` or a `state` of what is ``"trainable"``.
     fused
