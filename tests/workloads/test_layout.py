@@ -14,6 +14,7 @@ from dagsel.state import State
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Visit
 from dagsel.workloads.describe import describe
+from dagsel.workloads.torch import trials
 from dagsel.workloads.torch.layout import bears, gains, lay_out
 from dagsel.workloads.torch.loop import standard_loop
 
@@ -257,3 +258,28 @@ def test_a_network_gains_by_what_is_between_its_convolutions() -> None:
     assert not gains(nn.Sequential(conv(3, 16, 3), conv(16, 4, 3), conv(4, 16, 3)))
     assert not gains(nn.Sequential(conv(3, 16, 3, stride=2), conv(16, 32, 3, stride=2)))
     assert not gains(nn.Sequential(nn.Conv1d(8, 8, 3), nn.Linear(8, 8)))
+
+
+def test_a_configuration_is_tried_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+
+    def counted(*about: Any) -> bool:
+        tried.append(about)
+        return bears(*about)
+
+    monkeypatch.setattr(trials, "bears", counted)
+    workload = make()
+    run(workload, stop_every=2, fresh=True)
+    assert len(tried) == 1
+    state, shard = workload.init({}, 7), workload.prepare(arrays())
+    for config in (
+        {"lr": 0.02},
+        {"lr": 0.02},
+        {"lr": 1},
+        {"lr": 1.0},
+        {"lr": 0.02, "of": object()},
+    ):
+        workload.evaluate(state, shard, config)
+    assert len(tried) == 1 + 3 + 1
+    workload.evaluate(state, shard, {"of": object()})  # which may be another one
+    assert len(tried) == 6

@@ -20,6 +20,7 @@ from dagsel.workloads.torch.fit import Casting
 from dagsel.workloads.torch.frozen import Frozen, checksums
 from dagsel.workloads.torch.layout import ChannelsLast, bears, gains
 from dagsel.workloads.torch.live import BuiltTrial, LiveTrials
+from dagsel.workloads.torch.outline import Outlines, UnknownError
 from dagsel.workloads.torch.pretrained import Base, own_what_trains
 from dagsel.workloads.torch.schedules import FollowsMetrics
 from dagsel.workloads.torch.speed import Precision, equip
@@ -48,6 +49,7 @@ class MakesTrials(FollowsMetrics):
     state: Literal["all", "trainable"] | None
     _casting: Casting
     _live: LiveTrials
+    _borne: dict[str, bool]  # which configurations bear channels last, as far as it was tried
     _batch_size: Callable[[Config], int]
     _unfilled = True  # until a build shows that it cannot be done
 
@@ -235,7 +237,13 @@ class MakesTrials(FollowsMetrics):
             batch = {name: rows.index_select(0, twice) for name, rows in shard.items()}
             return self._making.pair(batch, config)[0]
 
-        return bears(module, make_inputs)
+        try:
+            about = repr((Outlines().of({**config}), [rows.shape[1:] for rows in shard.values()]))
+        except (UnknownError, AttributeError):  # of what it holds nobody can tell if it is the same
+            return bears(module, make_inputs)
+        if about not in self._borne:
+            self._borne[about] = bears(module, make_inputs)
+        return self._borne[about]
 
 
 def _is_on_cpu(shard: Shard) -> bool:

@@ -274,6 +274,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self.device_memory, self.max_batch, self._memory = device_memory, max_batch, memory
         self._casting = Casting(loss)
         self._live, self._has_made_two = LiveTrials(), False
+        self._borne: dict[str, bool] = {}
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
