@@ -29,6 +29,7 @@ from dagsel.workloads.base import (
     Workload,
     never,
 )
+from dagsel.workloads.describe import describe, differences
 from dagsel.workloads.gang.gang import Gang, GangWorkload, join_gang, lead_gang
 from dagsel.workloads.memory import SavesMemory
 
@@ -278,6 +279,14 @@ class WorkloadSuite:
             if epoch == 4:  # a unit that is run again
                 assert self._train(workload, state, epoch).state == expected.state
             states[seed] = trained.state
+
+    def test_a_workload_that_was_used_is_the_same(self) -> None:
+        """A resume knows it by its description, which stays that of a new one."""
+        workload = self.make_workload()
+        before = describe(workload)
+        state = self._train(workload, workload.init(self.config, 0)).state
+        workload.evaluate(state, workload.prepare(self.make_arrays(7)), self.config)
+        assert differences(before, describe(workload)) == []
 
     def test_a_state_is_safetensors_and_json(self) -> None:
         """The safetensors library opens a state; nothing in it is pickled."""

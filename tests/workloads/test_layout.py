@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from dagsel.state import State
 from dagsel.testing.workloads import in_gang
 from dagsel.workloads import TorchWorkload, Visit
-from dagsel.workloads.describe import describe
+from dagsel.workloads.describe import describe, differences
 from dagsel.workloads.torch import trials
 from dagsel.workloads.torch.layout import bears, gains, lay_out
 from dagsel.workloads.torch.loop import standard_loop
@@ -269,8 +269,10 @@ def test_a_configuration_is_tried_once_in_a_process(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(trials, "bears", counted)
     workload = make()
+    before = describe(workload)
     run(workload, stop_every=2, fresh=True)
     assert len(tried) == 1
+    assert differences(before, describe(workload)) == []  # so that a resume knows it
     state, shard = workload.init({}, 7), workload.prepare(arrays())
     for config in (
         {"lr": 0.02},
