@@ -297,6 +297,14 @@ class GoesOnWithTheLastState(Line):
         return trained
 
 
+class CountsItsUnits(Line):
+    """What it counts would be a part of what it is."""
+
+    def train(self, state: State, shard: Shard, config: Config, **how: Any) -> Trained:
+        vars(self)["n_units"] = vars(self).get("n_units", 0) + 1
+        return super().train(state, shard, config, **how)
+
+
 class PicklesIntoItsState(Line):
     def pack(self, line: NDArray[np.float64], *, at: int, total: float) -> State:
         pickled = Tensor.from_numpy(np.frombuffer(pickle.dumps(line), np.uint8))
@@ -349,6 +357,7 @@ BAD: list[tuple[type[NoModel], str]] = [
     (CountsBatches, SCORES),
     (LearnsFromScoring, SCORES),
     (GoesOnWithTheLastState, "test_what_is_kept_of_a_trial_changes_nothing"),
+    (CountsItsUnits, "test_a_workload_that_was_used_is_the_same"),
     (PicklesIntoItsState, "test_a_state_is_safetensors_and_json"),
     (InitsByTheGlobalStream, STREAMS),
     (DrawsAsItScores, STREAMS),
