@@ -14,6 +14,9 @@ from dagsel.messages import PieceRecord, Turn, UnitRecord, UnitWork
 from dagsel.planning.bill import Bill
 from dagsel.steering import SetLimits
 
+#: What comes in together, as the units of a task, gets one time: no limit is as fine as this.
+MOMENT_S = 1e-3
+
 Work = TypeVar("Work", UnitRecord, PieceRecord)
 
 
@@ -69,15 +72,16 @@ class RunClock:
 
     @property
     def taken(self) -> tuple[float, float, float | None]:
-        """Seconds, worker-seconds and money until now; the same values while no time passes."""
+        """Seconds, worker-seconds and money until now; the same values for `MOMENT_S`."""
         bill = self.engine.bill  # first: another thread writes on it, at times up to then
         now = self.engine.now()
-        if self._last is None or self._last[0] != now or self._last[1] is not bill:
+        last = self._last
+        if last is None or now - last[0] >= MOMENT_S or last[1] is not bill:
             money = bill.money(now)
             cost = self._cost_before + bill.worker_seconds(now)
             paid = None if money is None else self._money_before + money
-            self._last = (now, bill, (now - self._began, cost, paid))
-        return self._last[2]
+            last = self._last = (now, bill, (now - self._began, cost, paid))
+        return last[2]
 
     @property
     def end_s(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -85,10 +86,11 @@ class IdleWorkers:
         if record.wanted is not None or record.gives_gangs:
             self._gang, self._members = 1, frozenset()
             return []
-        # One that is being scored counts: what becomes of it is decided in a moment.
-        trials = [t for t in record.trials.values() if t.is_live and not (t.is_paused or t.is_held)]
         is_as_ever = not self._members and self._wanted is None and self._idle_since is None
-        if not trials or (len(trials) >= n_workers and is_as_ever):
+        if is_as_ever and _are_enough(record, n_workers):
+            return []
+        trials = [trial for trial in record.trials.values() if _is_busy(trial)]
+        if not trials:
             return []
         changes = [
             self._divide(record, trials, n_workers),
@@ -221,6 +223,17 @@ class IdleWorkers:
             return ""
         self._said.add(key)
         return text
+
+
+def _is_busy(trial: TrialRecord) -> bool:
+    # One that is being scored counts: what becomes of it is decided in a moment.
+    return trial.is_live and not (trial.is_paused or trial.is_held)
+
+
+def _are_enough(record: Record, n_workers: int) -> bool:
+    """Whether there is a trial for each worker; of many, the last ones are most often busy."""
+    busy = filter(_is_busy, reversed(record.trials.values()))
+    return len([*islice(busy, n_workers)]) == n_workers
 
 
 def _least(known: Sequence[Efficiency | None]) -> Efficiency | None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from distributed import Client
 
-from dagsel.codec import Json
 from dagsel.errors import ClusterError
 
 #: So often a command that waits for its answer looks at the connection.
@@ -49,12 +48,12 @@ class Connection:
             f"the scheduler at {self.address} is gone, or the connection to it broke"
         )
 
-    def log(self, topic: str, message: Json) -> None:
+    def log(self, topic: str, message: str) -> None:
         """Log an event as `Client.log_event` does; do not wait for a scheduler that is gone."""
         self.check()
         self.client.sync(self._log, topic, message)
 
-    async def _log(self, topic: str, message: Json) -> None:
+    async def _log(self, topic: str, message: str) -> None:
         scheduler: Any = self.client.scheduler
         logging = asyncio.ensure_future(scheduler.log_event(topic=topic, msg=message))
         try:

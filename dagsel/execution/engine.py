@@ -13,7 +13,6 @@ from typing import Any
 
 from distributed import Client, Future
 
-from dagsel.codec import Json
 from dagsel.dispatch.description import DescribeWorkers, WorkerNow, WorkersDescribed
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import (
@@ -216,7 +215,7 @@ class DaskEngine:
             return
         for leave in (
             # The one command that is waited for: no task is left that a worker cannot run.
-            partial(self._connection.log, command_topic(run), COMMANDS.encode(EndRun())),
+            partial(self._connection.log, command_topic(run), COMMANDS.to_text(EndRun())),
             partial(self.client.unregister_scheduler_plugin, plugin_name(run)),
             partial(self.client.unregister_worker_plugin, plugin_name(run)),
             partial(self.client.unsubscribe_topic, report_topic(run)),
@@ -234,9 +233,9 @@ class DaskEngine:
         if self.driver is None or self.driver.own_since is None:
             self._workforce.end()
 
-    def _hear(self, event: tuple[float, list[Json]]) -> None:
+    def _hear(self, event: tuple[float, str]) -> None:
         """Take messages of the dispatcher; runs in the client's event loop."""
-        heard = [message for told in event[1] if self._take(message := REPORTS.decode(told))]
+        heard = [message for message in REPORTS.from_text(event[1]) if self._take(message)]
         if heard:
             self._messages.put(heard)  # at once: the driver's thread wakes up once
 

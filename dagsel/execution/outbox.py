@@ -52,7 +52,7 @@ class Outbox:
 
     def tell(self, command: Command) -> None:
         """Tell the dispatcher something."""
-        told = {"op": CHANNEL, "run": self.run, "command": COMMANDS.encode(command)}
+        told = {"op": CHANNEL, "run": self.run, "command": COMMANDS.to_text(command)}
         self._put(_Step(partial(self.connection.client._send_to_scheduler, told)))
 
     def send(self, graph: Any, wanted: Mapping[int, Mapping[int, Sequence[Key]]]) -> None:

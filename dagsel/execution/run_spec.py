@@ -31,7 +31,7 @@ def plugin_name(run: str) -> str:
 
 
 def worker_topic(run: str) -> str:
-    """Topic of `dagsel.messages.NOTICES`, each the entry ``"notice"`` of a mapping."""
+    """Topic of `dagsel.messages.NOTICES`, each text the entry ``"notice"`` of a mapping."""
     return f"dagsel-{run}-workers"
 
 
@@ -82,12 +82,12 @@ def write_records(metadata: dict[str, Any], *done: UnitRecord | PieceRecord) -> 
 
     A task's metadata travels in the message that the task is done: none is lost or early.
     """
-    metadata["dagsel"] = [WORK.encode(record) for record in done]
+    metadata["dagsel"] = WORK.to_text(*done)
 
 
 def read_records(metadata: Mapping[str, Any]) -> list[UnitRecord | PieceRecord]:
     """Return the records that a task has written."""
-    return [WORK.decode(told) for told in metadata["dagsel"]]
+    return WORK.from_text(metadata["dagsel"])
 
 
 @dataclass(frozen=True, slots=True)

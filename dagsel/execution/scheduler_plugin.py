@@ -245,9 +245,9 @@ class DispatchPlugin(SchedulerPlugin):
     def log_event(self, topic: str, msg: Any) -> None:
         """Hear the run's workers and its driver."""
         if topic == worker_topic(self.run):
-            self._hear_worker(messages.NOTICES.decode(msg["notice"]))
+            self._hear_worker(*messages.NOTICES.from_text(msg["notice"]))
         elif topic == command_topic(self.run):
-            self._hear_driver(messages.COMMANDS.decode(msg))
+            self._hear_driver(*messages.COMMANDS.from_text(msg))
         elif topic == FILLED and (of := self.scheduler.workers.get(msg["worker"])) is not None:
             self._push(events.MemoryFilled(of.address, msg["rss"], of.memory_limit))
 
@@ -458,7 +458,7 @@ class DispatchPlugin(SchedulerPlugin):
     def _send(self, worker: str, order: messages.Order) -> None:
         # One that has not joined, such as a restarted one at the same address, does not listen.
         if self._is_there(worker):
-            told = {"op": CHANNEL, "run": self.run, "order": messages.ORDERS.encode(order)}
+            told = {"op": CHANNEL, "run": self.run, "order": messages.ORDERS.to_text(order)}
             self.scheduler.worker_send(worker, told)
 
     def _is_there(self, worker: str) -> bool:
@@ -476,8 +476,7 @@ class DispatchPlugin(SchedulerPlugin):
         task.add_done_callback(self._background.discard)
 
     def _report(self, *told: messages.Message) -> None:
-        encoded = [messages.REPORTS.encode(message) for message in told]
-        self.scheduler.log_event(report_topic(self.run), encoded)
+        self.scheduler.log_event(report_topic(self.run), messages.REPORTS.to_text(*told))
 
     def end(self) -> None:
         """Stop listening and leave the scheduler as it was."""

@@ -13,7 +13,6 @@ from typing import Any
 from distributed import Scheduler, Status
 from distributed.scheduler import TaskState
 
-from dagsel.codec import Json
 from dagsel.dispatch.description import ProcessNow
 from dagsel.execution.run_spec import CHANNEL, RESOURCE, command_topic, key_unit, plugin_name
 
@@ -25,7 +24,7 @@ def hear_commands(scheduler: Scheduler) -> None:
     scheduler.stream_handlers.setdefault(CHANNEL, partial(_hear, scheduler))
 
 
-def _hear(scheduler: Scheduler, client: str, run: str, command: Json) -> None:
+def _hear(scheduler: Scheduler, client: str, run: str, command: str) -> None:
     # Dask closes a client that sends what nobody handles, or whose message raises. This one
     # therefore stays when the run has ended: a command may be on its way until then.
     plugin = scheduler.plugins.get(plugin_name(run))

@@ -28,7 +28,7 @@ from distributed.worker_state_machine import TaskState, UpdateDataEvent
 from tornado.ioloop import PeriodicCallback
 
 from dagsel import messages
-from dagsel.codec import Json, from_json
+from dagsel.codec import from_json
 from dagsel.dispatch.events import DropShard
 from dagsel.dispatch.units import Unit
 from dagsel.errors import ClusterError, VersionMismatchError, WorkerMemoryError
@@ -276,14 +276,14 @@ class TrainingPlugin(WorkerPlugin):
 
     def _tell(self, notice: messages.Notice) -> None:
         # Dask writes the worker's address into what it is given.
-        told = {"notice": messages.NOTICES.encode(notice)}
+        told = {"notice": messages.NOTICES.to_text(notice)}
         self._worker.log_event(worker_topic(self.spec.run), told)
 
     def _tell_surely(self, notice: messages.Notice) -> None:
         """Tell the scheduler something and wait until it knows; for a task's thread."""
         log_event, topic = self._worker.scheduler.log_event, worker_topic(self.spec.run)
         with suppress(OSError):  # the scheduler is lost, and the run with it
-            told = {"notice": messages.NOTICES.encode(notice)}
+            told = {"notice": messages.NOTICES.to_text(notice)}
             sync(self._worker.loop, log_event, topic=topic, msg=told)
 
     def pass_on(self, key: Key, state: State | StoredResult, told: messages.UnitsDone) -> None:
@@ -344,12 +344,12 @@ class TrainingPlugin(WorkerPlugin):
         )
 
 
-def _hear(worker: Worker, run: str, order: Json) -> None:
+def _hear(worker: Worker, run: str, order: str) -> None:
     # Dask closes a worker that is told what it has no handler for. This one therefore stays when
     # the run has ended: a message may be on its way until then.
     plugin = worker.plugins.get(plugin_name(run))
     if isinstance(plugin, TrainingPlugin):
-        plugin.follow(messages.ORDERS.decode(order))
+        plugin.follow(*messages.ORDERS.from_text(order))
 
 
 def measure_speed(*, repeats: int = 20, size: int = 64, n: int = 32) -> float:

@@ -28,7 +28,6 @@ import cloudpickle
 import numpy as np
 from distributed import Client
 
-from dagsel.codec import Json
 from dagsel.dispatch.dispatcher import DispatchConfig
 from dagsel.dispatch.events import TrialAllowed, TrialHeld, TrialRests, UnitTrains
 from dagsel.dispatch.units import Chain, Round
@@ -65,8 +64,8 @@ class Bench:
     suspends: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     resumes: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def hear(self, event: tuple[float, Json]) -> None:
-        message = NOTICES.decode(event[1]["notice"])
+    def hear(self, event: tuple[float, dict[str, str]]) -> None:
+        (message,) = NOTICES.from_text(event[1]["notice"])
         if isinstance(message, UnitTrains):
             self.trains.put(message.unit.trial)
 

@@ -364,7 +364,7 @@ async def _drain(worker: str, dask_scheduler: Any) -> None:
     """Ask all runs on a scheduler to drain a worker, wait for them, and retire it."""
     runs = [name for name in dask_scheduler.plugins if name.startswith("dagsel-")]
     for run in runs:
-        dask_scheduler.log_event(f"{run}-commands", COMMANDS.encode(DrainRequested(worker)))
+        dask_scheduler.log_event(f"{run}-commands", COMMANDS.to_text(DrainRequested(worker)))
     while worker in dask_scheduler.workers and any(
         run in dask_scheduler.plugins and not _is_drained(dask_scheduler, run, worker)
         for run in runs
@@ -376,4 +376,4 @@ async def _drain(worker: str, dask_scheduler: Any) -> None:
 
 def _is_drained(dask_scheduler: Any, run: str, worker: str) -> bool:
     said = dask_scheduler.get_events(f"{run}-reports")
-    return any(REPORTS.encode(Drained(worker)) in messages for _, messages in said)
+    return any(Drained(worker) in REPORTS.from_text(told) for _, told in said)

@@ -15,12 +15,12 @@ import dask
 from distributed import Client, LocalCluster
 
 from dagsel.dispatch.dispatcher import DispatchConfig
-from dagsel.dispatch.events import Drained, DrainRequested, FailRun
+from dagsel.dispatch.events import Drained, DrainRequested, FailRun, UnitTrains
 from dagsel.dispatch.units import Chain, Round, Unit
 from dagsel.execution.cluster import close, workers_of
 from dagsel.execution.engine import DaskEngine
 from dagsel.execution.run_spec import RESOURCE, RunSpec, plugin_name
-from dagsel.messages import TrialReport, UnitRecord
+from dagsel.messages import NOTICES, TrialReport, UnitRecord, UnitsDone
 from dagsel.state import State
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload, seen
@@ -162,11 +162,11 @@ def started_units(client: Client, run: str) -> int:
     def count(dask_scheduler: Any) -> int:
         n = 0
         for _, message in dask_scheduler.get_events(f"dagsel-{run}-workers"):
-            notice = message["notice"]
-            n += notice["is"] == "UnitTrains"
-            if notice["is"] == "UnitsDone":
-                done = [it for it in notice["work"] if it["unit"][0] == "train"]
-                n += sum(not it["recovered"] for it in done if it["is"] == "UnitRecord") - 1
+            (notice,) = NOTICES.from_text(message["notice"])
+            n += isinstance(notice, UnitTrains)
+            if isinstance(notice, UnitsDone):
+                done = [it for it in notice.work if it.unit.kind == "train"]
+                n += sum(not it.recovered for it in done if isinstance(it, UnitRecord)) - 1
         return n
 
     return int(client.run_on_scheduler(count))

@@ -98,7 +98,7 @@ def test_a_command_for_a_run_that_is_over_and_one_that_raises_leave_the_client_c
     over.tell(TrialHeld(0, 1))
     over.flush()
     with engine_for(client, digits, SyntheticWorkload(), str(tmp_path / "next")) as engine:
-        for command in (COMMANDS.encode(TrialHeld(0, 1)), {"is": "Nonsense"}):
+        for command in (COMMANDS.to_text(TrialHeld(0, 1)), "nonsense"):
             told = {"op": CHANNEL, "run": engine.spec.run, "command": command}
             client._send_to_scheduler(told)
         assert len(train(engine, 1, 1)) == digits.n_shards
@@ -175,5 +175,8 @@ def test_all_goes_out_in_the_order_it_was_put_in_however_the_loop_runs(
             loop.run(n)
     outbox.flush()
     loop.run()
-    sent = [it if isinstance(it, int) else it["command"]["trial"] for it in loop.sent]
+    sent: list[int] = []
+    for it in loop.sent:
+        held: Any = [] if isinstance(it, int) else COMMANDS.from_text(it["command"])
+        sent += [told.trial for told in held] or [it]
     assert sent == [at for at, (kind, _) in enumerate(steps) if kind != "flush"]

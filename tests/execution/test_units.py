@@ -138,7 +138,7 @@ def test_a_call_to_a_worker_that_was_lost_is_given_up(
 
     def tell(dask_scheduler: Scheduler, run: str) -> None:
         for worker in dask_scheduler.workers:
-            told = {"op": CHANNEL, "run": run, "order": ORDERS.encode(WorkerLost(lost))}
+            told = {"op": CHANNEL, "run": run, "order": ORDERS.to_text(WorkerLost(lost))}
             dask_scheduler.worker_send(worker, told)
 
     with engine_for(client, digits, SyntheticWorkload(), run_dir) as engine:
@@ -197,8 +197,8 @@ def test_what_is_noted_while_workers_join_is_heard_afterwards() -> None:
     spec: Any = SimpleNamespace(run="0")
     engine = DaskEngine(client, spec, DispatchConfig(n_shards=1))
     for worker, threads in (("a", 1), ("b", 2)):
-        engine._hear((0.0, [REPORTS.encode(WorkerJoined(worker, worker, threads))]))
-    engine._hear((0.0, [REPORTS.encode(WorkerRemoved("b"))]))
+        engine._hear((0.0, REPORTS.to_text(WorkerJoined(worker, worker, threads))))
+    engine._hear((0.0, REPORTS.to_text(WorkerRemoved("b"))))
     engine._wait_for_workers()
     (note,) = engine.messages(timeout_s=0.0)
     assert isinstance(note, Note)

@@ -9,6 +9,7 @@ lacking, it is known as that; nothing else is.
 from __future__ import annotations
 
 import errno
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -176,6 +177,31 @@ def test_code_of_the_user_runs_for_an_estimate_alone_and_may_fail() -> None:
     assert not called
     assert workload(model=own, memory="estimate").memory_bytes({}, DATA) == counted
     assert called == [2]
+
+
+def test_what_was_built_to_be_checked_is_counted_there_and_not_built_again() -> None:
+    built: list[Any] = []
+
+    def model(config: Any) -> nn.Module:
+        built.append(config)
+        return nn.Sequential(nn.Linear(8, config["width"]), nn.Linear(config["width"], 1))
+
+    def make(**options: Any) -> Any:
+        made = workload(model=model, **options)
+        made.validate({"width": 1})  # the first one is built twice
+        built.clear()
+        return made
+
+    counting, config, equal = make(), {"width": 5}, {"width": 5}
+    counting.validate(config)
+    n_bytes = counting.memory_bytes(config, DATA)
+    assert len(built) == 1
+    assert n_bytes == counting.memory_bytes(equal, DATA)  # which may be of another trial
+    assert len(built) == 2
+    assert pickle.loads(pickle.dumps(counting._counts)).of(config) is None
+    estimates = make(memory="estimate")
+    estimates.validate(config)
+    assert (estimates.memory_bytes(config, DATA) or 0) > (n_bytes or 0)
 
 
 def test_streams_of_the_process_are_where_they_were() -> None:

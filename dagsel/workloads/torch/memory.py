@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, Literal, Self, TypeAlias
@@ -36,10 +36,40 @@ logger = logging.getLogger("dagsel")
 #: What `TorchWorkload` is told of memory.
 Memory: TypeAlias = int | Callable[[Any], int] | Literal["estimate"] | None
 
+#: Configurations whose counts are kept until somebody asks.
+MOST_COUNTS = 256
 #: So many samples go through a model, the second time more.
 FEW = (2, 4)
 #: Bytes of a model whose batch is counted without numbers, which takes a while to get ready.
 LARGE = 50_000_000
+
+
+class Counts:
+    """What trials take, counted where each was built to be checked, for who asks of it next.
+
+    A configuration is known by its identity; what is copied or pickled is empty.
+
+    Examples
+    --------
+    >>> counts, config = Counts(), {"lr": 0.1}
+    >>> counts.note(config, 1000)
+    >>> counts.of({"lr": 0.1}), counts.of(config)
+    (None, 1000)
+    """
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[Config, int]] = deque(maxlen=MOST_COUNTS)
+
+    def __reduce__(self) -> Any:
+        return Counts, ()
+
+    def note(self, config: Config, n_bytes: int) -> None:
+        """Keep a count."""
+        self._counts.append((config, n_bytes))
+
+    def of(self, config: Config) -> int | None:
+        """Return the count for a configuration; None if there is none."""
+        return next((n_bytes for known, n_bytes in self._counts if known is config), None)
 
 
 class SparesMemory:
@@ -56,6 +86,7 @@ class SparesMemory:
     _build_optimizer: Callable[..., tuple[torch.optim.Optimizer, Any]]
     _casting: Casting
     _live: LiveTrials
+    _counts: Counts
     _halvings = 0
 
     @property
@@ -100,16 +131,23 @@ class SparesMemory:
         """Return the bytes that a training unit takes beside its shard, as far as it is known."""
         if not self.is_counted:
             return self._said(config)
+        if (counted := self._counts.of(config)) is not None:
+            return counted
         with preserved_streams(torch=True):
             module = self._build(config, seed=0, large=True)
             optimizer, _ = self._build_optimizer(module, config)
-            kept = _bytes_of([*module.parameters(), *module.buffers()])
-            trained = _bytes_of(p for p in module.parameters() if p.requires_grad)
-            n_bytes = kept + trained
+            n_bytes = self._count(module, optimizer)
             if self._memory == "estimate":  # which runs the user's own code
-                return n_bytes + _moments(optimizer) + self._of_a_batch(module, config, data)
-            is_pytorchs = type(optimizer).__module__.startswith("torch.optim.")
-            return n_bytes + (_moments(optimizer) if is_pytorchs else 0)
+                n_bytes += self._of_a_batch(module, config, data)
+            return n_bytes
+
+    def _count(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
+        """Return the bytes of what is there for a whole unit."""
+        kept = _bytes_of([*module.parameters(), *module.buffers()])
+        trained = _bytes_of(p for p in module.parameters() if p.requires_grad)
+        is_pytorchs = type(optimizer).__module__.startswith("torch.optim.")
+        may_step = is_pytorchs or self._memory == "estimate"
+        return kept + trained + (_moments(optimizer) if may_step else 0)
 
     def _said(self, config: Config) -> int | None:
         """Return what the user says that a unit takes; raise a `WorkloadError` if it is odd."""

@@ -43,7 +43,7 @@ from dagsel.workloads.torch.loop import (
     standard_loop,
     track_steps,
 )
-from dagsel.workloads.torch.memory import Memory, SparesMemory
+from dagsel.workloads.torch.memory import Counts, Memory, SparesMemory
 from dagsel.workloads.torch.models import GivesModules
 from dagsel.workloads.torch.pretrained import Base, as_base
 from dagsel.workloads.torch.reconfigure import Reconfigures
@@ -275,6 +275,7 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
         self._casting = Casting(loss)
         self._live, self._has_made_two = LiveTrials(), False
         self._borne: dict[str, bool] = {}
+        self._counts = Counts()
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -316,6 +317,8 @@ class TorchWorkload(MakesTrials, GivesModules, Reconfigures, FitsData, PoolsMetr
             factories.check_options_of(self.optimizer, config)
             optimizer, schedule = self._build_optimizer(module, config)
             check(module, optimizer, schedule, without=self._frozen(module).left_out())
+            if self._memory is None:
+                self._counts.note(config, self._count(module, optimizer))
             del module, optimizer, schedule
             if not self._has_made_two:
                 self._build(config, seed=0, large=True)  # which must have parameters of its own
