@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,6 +58,8 @@ class ArrayPair:
         classes = Classes()
         arrays = {"x": _inputs(x), "y": _targets(y, classes)}
         source = check_input(arrays)
+        _warn_of_what_is_not_finite("x", arrays["x"], table_columns(x) or [])
+        _warn_of_what_is_not_finite("y", arrays["y"])
         nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
         n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
         options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
@@ -126,6 +128,29 @@ def _check_complete(values: Any, names: list[str]) -> None:
         f"x lacks {int(rows.sum())} of its values, the first in row {row} of column "
         f"{names[column]!r}; fill them in, such as by x.fillna(x.median()), or give x.to_numpy() "
         "if your model takes NaN"
+    )
+
+
+def _warn_of_what_is_not_finite(name: str, values: Any, columns: Sequence[str] = ()) -> None:
+    """Say in the log where numbers are NaN or infinite: some models take them, most do not."""
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+        return
+    with np.errstate(all="ignore"):
+        if np.isfinite(values.sum(dtype=np.float64)):  # the sum is none by a single one of them
+            return
+    rows = ~np.isfinite(values.reshape(len(values), -1))
+    if not (n := int(rows.sum())):
+        return
+    row, column = (int(at) for at in np.argwhere(rows)[0])
+    logger.warning(
+        "%d of the numbers in %s %s NaN or infinite, the first in row %d%s: with one of them the "
+        "loss of most models is NaN; fill them in, such as by np.nan_to_num(%s)",
+        n,
+        name,
+        "is" if n == 1 else "are",
+        row,
+        f" of column {columns[column]!r}" if len(columns) == rows.shape[1] else "",
+        name,
     )
 
 

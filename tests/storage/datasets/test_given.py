@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -141,6 +142,42 @@ def test_a_column_called_as_an_attribute_of_arrow_is_a_column() -> None:
 def test_names_of_parts_may_be_numbers() -> None:
     rows, _ = written([{0: at, "id": at} for at in range(N)])
     assert (rows["0"] == ID).all()
+
+
+def with_one(value: float, *, at: tuple[int, ...] = (3, 1), of: Any = X) -> Any:
+    changed = of.astype("float32")
+    changed[at] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "said"),
+    [
+        (with_one(np.nan), Y, "1 of the numbers in x is NaN or infinite, the first in row 3: "),
+        (with_one(-np.inf), Y, "1 of the numbers in x is"),
+        (with_one(np.nan, of=with_one(np.inf)[None].repeat(N, 0)), Y, "are NaN or .* in row 0: "),
+        (torch.tensor(with_one(np.inf)), Y, "in row 3: .* np.nan_to_num\\(x\\)"),
+        (pd.DataFrame(with_one(np.inf), columns=["a", "b"]), Y, "in row 3 of column 'b': "),
+        (
+            X,
+            with_one(np.inf, at=(7,), of=Y),
+            "in y is .* in row 7: .* np.nan_to_num\\(y\\)",
+        ),
+    ],
+)
+def test_a_number_that_is_none_is_told_and_stays(
+    x: Any, y: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = pair(x, y)
+    assert sum((~np.isfinite(array)).sum() for array in read[:2]) > 0
+    (record,) = caplog.records
+    assert re.search(said, record.getMessage())
+
+
+def test_large_numbers_are_no_infinite_ones(caplog: pytest.LogCaptureFixture) -> None:
+    pair(np.full_like(X, np.finfo("float32").max), Y)
+    pair(np.full((N, 2), np.finfo("float64").max), Y)  # whose sum is infinite
+    assert not caplog.records
 
 
 def test_an_index_that_differs_but_in_order_is_no_matter() -> None:
