@@ -68,9 +68,11 @@ class Reconfigures:
                 changed = [k for k, v in new_config.items() if k not in config or config[k] != v]
                 alone = {k: self._outline({**config, k: new_config[k]}, {}).kind for k in changed}
                 keys = [k for k in changed if alone[k] != before.kind] or changed
+                names = " and ".join(map(repr, keys))
                 raise WorkloadError(
-                    f"a trial cannot go on with another {' and '.join(map(repr, keys))}: "
-                    f"{difference(before.kind, after.kind)}"
+                    f"a trial cannot go on with another {names}: "
+                    f"{difference(before.kind, after.kind)}; leave {names} out of what the flow "
+                    "changes, such as PBT's mutations"
                 )
         meta = {name: value for name, value in reader.meta.items() if name != "tree"}
         merged = merge(tree, before.settings, after.settings)
