@@ -275,11 +275,17 @@ def _data(data: Any) -> ShardedDataset:
 
 def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
     are_datasets = isinstance(data, tuple | list) and data and all(map(is_dataset, data))
-    if isinstance(data, tuple) and len(data) == 2 and not are_datasets:
+    brings_validation = not are_datasets and _brings_validation(data)
+    if isinstance(data, tuple) and len(data) == 2 and not (are_datasets or brings_validation):
         return ArrayPair.read(*data)
     if isinstance(data, ShardedDataset | str | os.PathLike):
         return _data(data)
-    if isinstance(data, Mapping):
+    if brings_validation:
+        write = (
+            'data=ShardedDataset.write("data.zarr", {"x": x, "y": y}, '
+            'validation={"x": x_test, "y": y_test}, n_shards=8)'
+        )
+    elif isinstance(data, Mapping):
         write = 'data=ShardedDataset.write("data.zarr", {"x": ..., "y": ...}, n_shards=8)'
     elif are_datasets:
         write = 'data=ShardedDataset.write("data.zarr", train, validation=test, n_shards=8)'
@@ -296,6 +302,14 @@ def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
     raise DatasetInputError(
         f"data must be a data set, its URL, or two arrays, got {shown(data)}; write {write}"
     )
+
+
+def _brings_validation(data: Any) -> bool:
+    """Whether it is arrays to train on and others to validate with, as some libraries give them."""
+    if isinstance(data, Mapping):
+        return "train" in data and not {"validation", "valid", "val", "test"}.isdisjoint(data)
+    are_pairs = isinstance(data, tuple | list) and all(isinstance(part, tuple) for part in data)
+    return isinstance(data, tuple | list) and (len(data) == 4 or (len(data) == 2 and are_pairs))
 
 
 # ---- how it is searched

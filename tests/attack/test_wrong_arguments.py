@@ -149,6 +149,9 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
     "data=X": (DATA, "got a ndarray of shape (600, 4)", "data=(x, y)"),
     "data=None": (DATA, "got None", "data=(x, y)"),
     "data=(X, Y, Y)": (DATA, "got a tuple", "data=(x, y)"),
+    "data=((X, Y), (X, Y))": (DATA, "got a tuple", 'validation={"x": x_test, "y": y_test}'),
+    "data=[X, X, Y, Y]": (DATA, "got a list", 'validation={"x": x_test, "y": y_test}'),
+    "data={'train': X, 'test': X}": (DATA, "got a dict", 'validation={"x": x_test, "y": y_test}'),
     "data=torch.utils.data.TensorDataset(torch.tensor(X), torch.tensor(Y))": (
         DATA, "got a TensorDataset", "data=dataset.tensors"),
     "data=torch.utils.data.random_split(SAMPLES, [500, 100])": (
