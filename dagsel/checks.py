@@ -51,10 +51,10 @@ def shown(value: Any) -> str:
     name = type(value).__qualname__
     a = f"an {name}" if name[0] in "AEIOUaeiou" else f"a {name}"
     shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and shape:
+    if isinstance(shape, tuple) and shape and all(isinstance(n, int) for n in shape):
         return f"{a} of shape {tuple(shape)}"
     text = repr(value)
-    is_told = len(text) <= _LONGEST and "\n" not in text and " object at 0x" not in text
+    is_told = len(text) <= _LONGEST and "\n" not in text and " at 0x" not in text.lower()
     return text if is_told else a
 
 

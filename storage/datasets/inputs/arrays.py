@@ -38,8 +38,10 @@ def as_array(name: str, value: Any) -> Any:
         if isinstance(array, RaggedArray):
             return array
     if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
+        reads = [how for how in ("collect", "compute") if callable(getattr(value, how, None))]
+        cure = f"; give {name}.{reads[0]}()" if reads else ""
         raise DatasetInputError(
-            f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}"
+            f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}{cure}"
         )
     if not isinstance(array, np.ndarray) or array.dtype != object:
         return array  # read block by block: it may be larger than memory
