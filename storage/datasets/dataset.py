@@ -217,7 +217,12 @@ class ShardedDataset:
                 f"a write to {folder.url} did not end (or is still going on); "
                 "write it again with overwrite=True"
             )
-        if folder.is_file() or folder.names():
+        if folder.is_file():
+            raise DatasetFormatError(
+                f"{folder.url} is a file, and a data set of dagsel is a folder: make one of it "
+                f'with ShardedDataset.write("data.zarr", {folder.url!r}, n_shards=8), and give that'
+            )
+        if folder.names():
             raise DatasetFormatError(
                 f"{folder.url} is not a data set of dagsel: it has no {MANIFEST}; make one with "
                 "ShardedDataset.write"
