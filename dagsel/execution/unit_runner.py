@@ -246,8 +246,8 @@ class UnitRunner:
             return self._suspend(visited)
         if trained.diverged:
             raise DivergedError(
-                f"trial {unit.trial}: the training loss of epoch {unit.epoch} is NaN; lower the "
-                "learning rate, clip gradients, or look for NaN in the data"
+                f"the training loss of epoch {unit.epoch} is NaN; lower the learning rate, clip "
+                "gradients, or look for NaN in the data"
             )
         visited.check_consumed(self._n_train[binding.shard])
         return visited
