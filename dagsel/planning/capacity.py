@@ -93,8 +93,9 @@ class ClusterCapacity:
             return
         if seconds <= startup_s:
             raise SearchError(
-                f"the first worker takes {startup_s:.3g} s to come, and {seconds:.3g} s are left "
-                f"until the deadline: give more than {startup_s:.3g} s, or start workers beforehand"
+                f"the first worker takes {startup_s:.3g} s to come, and {max(0.0, seconds):.3g} s "
+                f"are left until the deadline: let it be more than {startup_s - seconds:.3g} s "
+                "later, or start workers beforehand"
             )
         least = startup_s * self.node_size
         if worker_seconds <= least:

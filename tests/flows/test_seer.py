@@ -380,7 +380,7 @@ def test_starts_that_have_used_up_the_time_are_told_of() -> None:
     [
         (
             ClusterCapacity(4, 60.0),
-            "60 s to come, and 60 s are left until the deadline: give more than 60 s",
+            "60 s to come, and 60 s are left until the deadline: let it be more than 0 s later",
         ),
         (ClusterCapacity(4, 30.0, 4), "a job of 4 workers costs 120 worker-seconds"),
     ],
