@@ -276,7 +276,8 @@ def _data(data: Any) -> ShardedDataset:
 def _data_or_pair(data: Any) -> ShardedDataset | ArrayPair:
     are_datasets = isinstance(data, tuple | list) and data and all(map(is_dataset, data))
     brings_validation = not are_datasets and _brings_validation(data)
-    if isinstance(data, tuple) and len(data) == 2 and not (are_datasets or brings_validation):
+    is_pair = isinstance(data, tuple) and len(data) == 2
+    if is_pair and not (are_datasets or brings_validation):
         return ArrayPair.read(*data)
     if isinstance(data, ShardedDataset | str | os.PathLike):
         return _data(data)
@@ -308,8 +309,10 @@ def _brings_validation(data: Any) -> bool:
     """Whether it is arrays to train on and others to validate with, as some libraries give them."""
     if isinstance(data, Mapping):
         return "train" in data and not {"validation", "valid", "val", "test"}.isdisjoint(data)
-    are_pairs = isinstance(data, tuple | list) and all(isinstance(part, tuple) for part in data)
-    return isinstance(data, tuple | list) and (len(data) == 4 or (len(data) == 2 and are_pairs))
+    if not isinstance(data, tuple | list):
+        return False
+    are_pairs = len(data) == 2 and all(isinstance(part, tuple) for part in data)
+    return are_pairs or (len(data) == 4 and all(hasattr(part, "shape") for part in data))
 
 
 # ---- how it is searched

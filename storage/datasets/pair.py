@@ -56,14 +56,15 @@ class ArrayPair:
         """
         _check_order(x, y)
         classes = Classes()
-        arrays = {"x": _inputs(x), "y": _targets(y, classes)}
+        inputs, names = _inputs(x)
+        arrays = {"x": inputs, "y": _targets(y, classes)}
         source = check_input(arrays)
-        _warn_of_what_is_not_finite("x", arrays["x"], table_columns(x) or [])
+        _warn_of_what_is_not_finite("x", arrays["x"], names)
         _warn_of_what_is_not_finite("y", arrays["y"])
         nbytes = source.length * sum(column.sample_bytes for column in source.columns.values())
         n_shards = max(1, min(math.ceil(nbytes / SHARD_BYTES), source.length // SHARD_SAMPLES))
         options: dict[str, Any] = {"n_shards": n_shards, "validation": VALIDATION, "seed": 0}
-        columns = joined({"x": table_columns(x) or ()})
+        columns = joined({"x": names})
         known: dict[str, Any] = {"classes": classes.known, "columns_of": columns}
         plan = plan_write(arrays, "data-00000000", **known, **options)
         return cls(arrays, plan.manifest)
@@ -105,29 +106,26 @@ def _check_order(x: Any, y: Any) -> None:
         )
 
 
-def _inputs(x: Any) -> Any:
-    """Return inputs; several columns of a table, all of numbers, as a model takes them."""
-    names = table_columns(x) or []
+def _inputs(x: Any) -> tuple[Any, list[str]]:
+    """Return inputs, several columns of a table as a model takes them, and the columns' names."""
     array = as_array("x", x)  # which names the columns that hold something else
+    names = table_columns(x) or []
     is_numbers = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
     if not (names and is_numbers):
-        return array
+        return array, names
     one = len(names) == 1  # a feature, too
     values = array.astype(np.float32) if one else make_array("x", names, getter(x), Classes(), "x")
     _check_complete(values, names)
-    return values
+    return values, names
 
 
 def _check_complete(values: Any, names: list[str]) -> None:
     """Raise a `DatasetInputError` that names the first value that a table lacks."""
     if values.dtype.kind != "f" or not (missing := np.isnan(values)).any():
         return
-    rows = missing.reshape(len(values), -1)
-    row, column = (int(at) for at in np.argwhere(rows)[0])
     raise DatasetInputError(
-        f"x lacks {int(rows.sum())} of its values, the first in row {row} of column "
-        f"{names[column]!r}; fill them in, such as by x.fillna(x.median()), or give x.to_numpy() "
-        "if your model takes NaN"
+        f"x lacks {int(missing.sum())} of its values, the first {_first(missing, names)}; fill "
+        "them in, such as by x.fillna(x.median()), or give x.to_numpy() if your model takes NaN"
     )
 
 
@@ -138,20 +136,24 @@ def _warn_of_what_is_not_finite(name: str, values: Any, columns: Sequence[str] =
     with np.errstate(all="ignore"):
         if np.isfinite(values.sum(dtype=np.float64)):  # the sum is none by a single one of them
             return
-    rows = ~np.isfinite(values.reshape(len(values), -1))
-    if not (n := int(rows.sum())):
+    is_odd = ~np.isfinite(values)
+    if not (n := int(is_odd.sum())):
         return
-    row, column = (int(at) for at in np.argwhere(rows)[0])
     logger.warning(
-        "%d of the numbers in %s %s NaN or infinite, the first in row %d%s: with one of them the "
+        "%d of the numbers in %s %s NaN or infinite, the first %s: with one of them the "
         "loss of most models is NaN; fill them in, such as by np.nan_to_num(%s)",
         n,
         name,
         "is" if n == 1 else "are",
-        row,
-        f" of column {columns[column]!r}" if len(columns) == rows.shape[1] else "",
+        _first(is_odd, columns),
         name,
     )
+
+
+def _first(marked: Any, columns: Sequence[str]) -> str:
+    """Say where the first value stands that is marked, in which column if it is a table's."""
+    row, column = (int(at) for at in np.argwhere(marked.reshape(len(marked), -1))[0])
+    return f"in row {row}" + (f" of column {columns[column]!r}" if columns else "")
 
 
 def _targets(y: Any, classes: Classes) -> Any:

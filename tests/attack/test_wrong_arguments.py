@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[type[Exception], str, str]] = {
         DATA, "x lacks 1 of its values, the first in row 3 of column", "x.fillna(x.median())"),
     "data=(X, pd.Series(['a', 'b', None] * 200))": (DATA, "row 2 of y has no value", "leave it o"),
     "data=(scipy.sparse.eye(600), Y)": (DATA, "x is a sparse matrix", "x.toarray()"),
-    "data=(pl.DataFrame(X).lazy(), Y)": (DATA, "got a LazyFrame", "give x.collect()"),
+    "data=(pl.DataFrame(X).lazy(), Y)": (DATA, "x is a LazyFrame", "give x.collect()"),
     "data=([[1], [[1, 2]]], [0, 1])": (DATA, "x is neither an array nor a", "number of axes"),
     "data=(X[:2], Y[:2])": (DATA, "2 samples with validation=0.2", "change validation"),
     "data='nowhere.zarr'": (errors.DatasetNotFoundError, "nowhere.zarr", "ShardedDataset.write"),

@@ -36,7 +36,7 @@ logger = logging.getLogger("dagsel")
 #: What `TorchWorkload` is told of memory.
 Memory: TypeAlias = int | Callable[[Any], int] | Literal["estimate"] | None
 
-#: Configurations whose counts are kept until somebody asks.
+#: Configurations whose counts are kept, the newest ones.
 MOST_COUNTS = 256
 #: So many samples go through a model, the second time more.
 FEW = (2, 4)

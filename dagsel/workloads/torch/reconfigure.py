@@ -71,7 +71,7 @@ class Reconfigures:
                 names = " and ".join(map(repr, keys))
                 raise WorkloadError(
                     f"a trial cannot go on with another {names}: "
-                    f"{difference(before.kind, after.kind)}; leave {names} out of what the flow "
+                    f"{difference(before.kind, after.kind)}; leave {names} out of what "
                     "changes, such as PBT's mutations"
                 )
         meta = {name: value for name, value in reader.meta.items() if name != "tree"}

@@ -21,6 +21,7 @@ def as_array(name: str, value: Any) -> Any:
     >>> as_array("y", ["cat", "dog"])
     array(['cat', 'dog'], dtype='<U3')
     """
+    check_is_read(name, value)
     if hasattr(value, "detach") and hasattr(value, "numpy"):  # a tensor
         try:
             return value.detach().cpu().numpy()
@@ -38,8 +39,8 @@ def as_array(name: str, value: Any) -> Any:
         if isinstance(array, RaggedArray):
             return array
     if not all(hasattr(array, member) for member in ("shape", "dtype", "__getitem__")):
-        reads = [how for how in ("collect", "compute") if callable(getattr(value, how, None))]
-        cure = f"; give {name}.{reads[0]}()" if reads else ""
+        # A data set is written of Dask's tables, too, part by part.
+        cure = f"; give {name}.compute()" if hasattr(value, "compute") else ""
         raise DatasetInputError(
             f"{name} must be an array, a tensor, a data frame or a series, got {shown(value)}{cure}"
         )
@@ -115,6 +116,14 @@ def _check_text(name: str, values: Sequence[Any]) -> None:
                 f"row {at[0]} of {name} has {value!r} among text; give text alone, or numbers "
                 "alone, and leave out rows without a value"
             )
+
+
+def check_is_read(name: str, value: Any) -> None:
+    """Raise a `DatasetInputError` if a table of polars has no rows until it is collected."""
+    if type(value).__name__ == "LazyFrame":
+        raise DatasetInputError(
+            f"{name} is a LazyFrame, which is not read yet; give {name}.collect()"
+        )
 
 
 def check_labels(name: str, values: Any, where: str, row: int = 0) -> None:

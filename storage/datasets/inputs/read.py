@@ -11,7 +11,7 @@ import numpy as np
 
 from dagsel.checks import shown
 from dagsel.errors import DatasetInputError
-from dagsel.storage.datasets.inputs.arrays import as_array, of_list
+from dagsel.storage.datasets.inputs.arrays import as_array, check_is_read, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.images import ImageFolder
 from dagsel.storage.datasets.inputs.parquet import read_parquet
@@ -106,10 +106,7 @@ def _folder(path: str | os.PathLike[str]) -> ImageFolder:
 def _is_samples(source: Any, what: str) -> bool:
     """Whether a source has samples; raise a `DatasetInputError` if it has nothing we know."""
     kind = type(source).__name__
-    if kind == "LazyFrame":
-        raise DatasetInputError(
-            f"{what} is a LazyFrame, which is not read yet; give {what}.collect()"
-        )
+    check_is_read(what, source)
     if kind in ("DatasetDict", "IterableDatasetDict"):
         raise DatasetInputError(
             f"{what} is a {kind} of {', '.join(map(repr, source))}; give one of them, and "

@@ -24,8 +24,7 @@ def table_columns(source: Any) -> list[str] | None:
         If two columns have one name.
     """
     library = type(source).__module__.partition(".")[0]
-    # Hugging Face's have samples; one that is read when it is collected is no table yet.
-    if library == "datasets" or callable(getattr(source, "collect", None)):
+    if library == "datasets":  # Hugging Face's has samples
         return None
     # Arrow's columns are values. Those of pandas are attributes, too, whatever they are called.
     columns: Any = getattr(source, "column_names" if library == "pyarrow" else "columns", None)
