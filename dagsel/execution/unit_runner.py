@@ -31,7 +31,7 @@ from dagsel.execution.process import use_torch_threads
 from dagsel.execution.raising import Raising
 from dagsel.execution.run_spec import RunSpec, StoredResult
 from dagsel.execution.state_cache import Found, StateCache, as_stored, before, until
-from dagsel.execution.stops import Stops
+from dagsel.execution.stops import Stops, own_turn
 from dagsel.execution.visits import Recovered, Visited, visits_of
 from dagsel.messages import Assignment, JoinGang, Notice, PieceRecord, UnitRecord
 from dagsel.state import State
@@ -149,10 +149,7 @@ class UnitRunner:
 
         Where memory is short it is stored already: no other unit trains until then.
         """
-        # One unit at a time in a process, whatever workers and runs it has.
-        with own_streams(give_up=stop.is_set) as is_its_turn:
-            if not is_its_turn or stop.is_set():
-                raise Reschedule
+        with own_turn(stop):
             if binding.alone:
                 self.raising.relieve()
             work, last, piece = self._train_all(unit, binding, how, state, stop)
@@ -346,17 +343,26 @@ class UnitRunner:
 
         Raises
         ------
+        Reschedule
+            If it was told to stop before its turn.
         CheckpointNotFoundError
             If only a later state is left of the end of the epoch that is to be scored.
         """
         how = How(config, halvings=halvings)
-        scored: UnitRecord = self._in_turn(partial(self._score, unit, binding, how, state))
-        return scored
+        with self._stops.of(unit, binding.attempt) as stop:
+            score = partial(self._score, unit, binding, how, state, stop)
+            scored: UnitRecord = self._in_turn(score)
+            return scored
 
     def _score(
-        self, unit: Unit, binding: Assignment, how: How, state: State | StoredResult
+        self,
+        unit: Unit,
+        binding: Assignment,
+        how: How,
+        state: State | StoredResult,
+        stop: threading.Event,
     ) -> UnitRecord:
-        with own_streams():
+        with own_turn(stop):
             self._tell_of_begin(UnitStarted(unit, self._address), binding)
             start = time.time()
             use_torch_threads(self._spec.threads)
@@ -469,14 +475,14 @@ class UnitRunner:
 
     def is_idle(self) -> bool:
         """Whether no training unit runs, nor a part of a gang's."""
-        return not self._stops and not self._joined
+        return not self._stops.are_training() and not self._joined
 
     def stop(self, order: messages.StopUnit) -> None:
         """Stop a unit at its next batch, or before its first."""
         self._stops.tell(order.unit, order.attempt)
 
     def stop_all(self) -> None:
-        """Stop what trains at its next batch."""
+        """Stop what trains at its next batch, and let nothing begin any more."""
         self._stops.tell_all()
 
     def drop(self, shard: int) -> None:

@@ -366,6 +366,53 @@ def test_a_unit_that_is_told_to_stop_before_its_turn_trains_nothing(tmp_path: Pa
     assert seen(after) == [(1, 0, 0), (1, 0, 1)]
 
 
+def test_a_worker_that_has_left_a_run_begins_nothing_and_stores_nothing(tmp_path: Path) -> None:
+    """A task may come to its turn as the worker leaves, and the run's store be tidied already."""
+    workers = Workers(tmp_path, n_batches=2)
+    state, _ = workers.come("a").train(UNIT, Assignment(shard=0), {}, None)
+    assert isinstance(state, State)
+    worker, before = workers.come("b"), store_of(workers)
+    worker.stop_all()
+    worker.clear()
+    with pytest.raises(Reschedule):
+        worker.train(Unit("train", 0, 1, 1), Assignment(shard=1), {}, state)
+    with pytest.raises(Reschedule):
+        worker.evaluate(Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
+    assert store_of(workers) == before
+    assert worker.is_idle()
+
+
+def test_a_worker_that_leaves_a_run_waits_for_what_is_scored(tmp_path: Path) -> None:
+    """What it keeps for metrics of the whole set is stored by then."""
+    workers = Workers(tmp_path, n_batches=1)
+    worker, begins, goes_on = workers.come("a"), threading.Event(), threading.Event()
+    state, _ = worker.train(UNIT, Assignment(shard=0), {}, None)
+    assert isinstance(state, State)
+    evaluate = SyntheticWorkload.evaluate
+
+    def waits(*what: Any) -> Any:
+        begins.set()
+        assert goes_on.wait(60)
+        return evaluate(*what)
+
+    scoring: Any = (Unit("evaluate", 0, 1, 0), Assignment(shard=0), {}, state)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SyntheticWorkload, "evaluate", waits)
+        patch.setattr("dagsel.execution.stops.LEAVE_S", 60.0)
+        scores = threading.Thread(target=worker.evaluate, args=scoring)
+        scores.start()
+        assert begins.wait(60)
+        leaves = threading.Thread(target=worker.clear)
+        leaves.start()
+        leaves.join(0.1)
+        assert leaves.is_alive()
+        assert worker.is_idle()  # a worker that is told to end need not wait for scores
+        goes_on.set()
+        leaves.join(60)
+        assert not leaves.is_alive()
+        scores.join(60)
+
+
 @pytest.mark.parametrize(
     ("state_bytes", "is_short", "may_train"),
     [(0, True, True), (2_000_000, True, False), (2_000_000, False, True)],
