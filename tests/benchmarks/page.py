@@ -37,7 +37,7 @@ LIMIT_S = 1800
 PARTS = {
     "peers": "peers.py --rounds 5 {data}",
     "peers-two": "peers.py --rounds 3 --only dagsel,plain {data}",
-    "peers-64": "peers.py --trials 64 --rounds 2 --only dagsel,plain {data}",
+    "peers-64": "peers.py --trials 64 --rounds 5 --only dagsel,plain {data}",
     "large-tensors": "large_tensors.py --rounds 3",
     "layouts": "layouts.py --rounds 5",
     "tabular": "tabular.py --rounds 3",
