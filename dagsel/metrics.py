@@ -334,8 +334,8 @@ def auroc(output: Any, target: Any) -> float:
     """
     if _are_classes(output):
         raise ValueError(
-            "auroc ranks samples by their logits, and the model returns classes; take f1 or "
-            "accuracy, or a metric of your own"
+            "auroc ranks samples by their logits, and the model returns classes, as estimators of "
+            "scikit-learn do; take f1 or accuracy"
         )
     scores, classes = _scores(output, target)
     if np.isnan(scores).any():

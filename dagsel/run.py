@@ -42,6 +42,7 @@ from dagsel.storage.datasets.pair import ArrayPair
 from dagsel.storage.files import Url
 from dagsel.storage.shard_cache import Hold
 from dagsel.study import Callback, Space, StudyDriver, home_of
+from dagsel.study.checks import say_unasked
 from dagsel.workloads.base import Workload, checks
 from dagsel.workloads.describe import describe
 from dagsel.workloads.gang.gang import gang_workload
@@ -389,6 +390,7 @@ def _prepared(
     seed = given.seed
     metric, direction = goals[0].metric, goals[0].direction
     driver = StudyDriver(study, space, metric, seed, given.callbacks, run, traits=flow.traits)
+    say_unasked(study, flow_name(flow), flow.traits)
     grid = flow.traits.sampling == "grid"
     fits = checks(workload, dataset.manifest, goals[0])
 

@@ -224,9 +224,15 @@ def check_cluster(client: Any = None, cluster: Any = None, *, starts: bool = Tru
         return
     if client is not None and cluster == "cuda":
         raise ClusterError('cluster="cuda" starts a cluster of its own: give no client with it')
+    if isinstance(cluster, Client):
+        raise ClusterError("cluster is a Dask client; write client= in place of cluster=")
     for name, value in (("client", client), ("cluster", cluster)):
         if value is not None:
             _check_open(name, value)
+    if isinstance(client, Client) and hasattr(cluster, "scheduler_address"):
+        ours = client.scheduler_info(n_workers=0)["id"]  # it may have several addresses
+        if (getattr(cluster, "scheduler_info", None) or {}).get("id", ours) != ours:
+            raise ClusterError("client is not connected to what cluster= is; give one of the two")
 
 
 def _check_no_daemon() -> None:
@@ -241,7 +247,7 @@ def _check_no_daemon() -> None:
 def warm_up(client: Any, cluster: Any) -> None:
     """Begin what a cluster of ours takes longest for, if `connect` is to start one."""
     if client is None and cluster in (None, "cuda"):
-        fork_server.is_there()
+        fork_server.begin()
 
 
 def _check_open(name: str, value: Any) -> None:

@@ -7,21 +7,26 @@ others as they were; so it is made only while no other thread could hold one.
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
 import re
 import signal
+import site
 import sys
+import sysconfig
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any
 
+import distributed.utils
 import psutil
 from dask.system import CPU_COUNT
 
@@ -29,8 +34,9 @@ from dask.system import CPU_COUNT
 _IMPORTS_BYTES = 400 << 20
 #: More than that may be this share of a worker's part of the memory: it would count for each copy.
 _SHARE = 0.1
-#: Threads that wait, and whose libraries begin anew in a copy: zarr's, fsspec's and Arrow's.
-_AWARE = re.compile(r"zarr_io|fsspecIO|asyncio_\d+")
+#: Threads that wait, and whose libraries begin anew in a copy: zarr's, fsspec's and Arrow's. Dask's
+#: is left of a search before, and is made to.
+_AWARE = re.compile(r"zarr_io|fsspecIO|asyncio_\d+|Dask-Offload_\d+")
 _AWARE_NATIVE = frozenset({"jemalloc_bg_thd"})
 #: So long the threads that OpenMP was told to end may take for it.
 _PAUSE_S = 0.1
@@ -41,6 +47,10 @@ _NOT_INITIALIZED = 3
 _TASKS = Path("/proc/self/task")
 
 _in_copy = False
+#: What the modules of the user's held when the server was copied; None if it is no copy.
+_held: dict[str, dict[str, Any]] | None = None
+#: Where Python and what is installed stand.
+_INSTALLED = tuple({*sysconfig.get_paths().values(), *site.getsitepackages()})
 _thread = threading.local()
 
 
@@ -152,8 +162,66 @@ def copying() -> Iterator[None]:
         util.spawnv_passfds = spawn
 
 
+def is_outdated() -> bool:
+    """Whether the server is a copy, and a module of the user's holds something else by now.
+
+    A value may have been set, or the module been loaded again.
+    """
+    if _held is None:
+        return False
+    now = _users_modules()
+    return any(now.get(name) != held for name, held in _held.items())
+
+
+def end() -> None:
+    """End the server."""
+    global _held
+    _held = None
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+
+
+def _users_modules() -> dict[str, dict[str, Any]]:
+    """Return what the modules hold that are neither Python's, nor installed, nor dagsel's."""
+    return {
+        name: {key: _Held(value) for key, value in vars(module).items()}
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] not in ("dagsel", "__main__", "__mp_main__")
+        and (file := getattr(module, "__file__", None)) is not None
+        and not file.startswith(_INSTALLED)
+    }
+
+
+class _Held:
+    """What a name stood for: the same object, or an equal one if it is plain."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        is_plain = isinstance(value, dict | list | set)
+        self.content = copy.copy(value) if is_plain else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Held):
+            return NotImplemented
+        if self.value is other.value:
+            return self._says_same(self.content, other.content)
+        plain = (bool, int, float, str, bytes, tuple)
+        kinds = type(self.value), type(other.value)
+        return kinds[0] is kinds[1] and kinds[0] in plain and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @staticmethod
+    def _says_same(before: Any, after: Any) -> bool:
+        try:
+            return bool(before == after)
+        except Exception:  # noqa: BLE001 - arrays in it, say: nobody knows
+            return True
+
+
 def _copy(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:
     """Run the program of ``python -c`` in a copy; return its process identifier."""
+    global _held
+    _held = _users_modules()
     for stream in (sys.stdout, sys.stderr):  # or the copy would have the text as well
         with suppress(AttributeError, OSError, ValueError):
             stream.flush()
@@ -188,6 +256,7 @@ def _begin_anew(passed: Sequence[int]) -> None:
         if fd > 2 and fd not in passed and fd != nothing:
             with suppress(OSError):
                 os.dup2(nothing, fd, inheritable=False)
+    distributed.utils._offload_executor = ThreadPoolExecutor(1, "Dask-Offload")
     limit_threads(everywhere=True)
 
 

@@ -126,6 +126,17 @@ def deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def begin(*, as_copy: bool = False) -> bool:
+    """Start the server, if it can be, and anew if it is a copy that holds code of before.
+
+    With `as_copy` it is replaced by a copy alone: a new process imports for seconds.
+    """
+    is_free = not _n_open and not multiprocessing.active_children()
+    if is_free and copied_server.is_outdated() and (not as_copy or copied_server.is_possible()):
+        copied_server.end()
+    return is_there()
+
+
 def is_there() -> bool:
     """Whether workers can come from the server; start it if it does not run, wait for nothing."""
     if not is_possible():
@@ -147,7 +158,7 @@ class OwnCluster(LocalCluster):
     """A cluster of ours. While one is open, Dask takes processes from the fork server."""
 
     def __init__(self, **options: Any) -> None:
-        self._takes_from_server = is_there()  # it imports while the scheduler starts
+        self._takes_from_server = begin(as_copy=True)  # it imports while the scheduler starts
         if self._takes_from_server:
             _count(+1)
         try:

@@ -65,7 +65,10 @@ class Result:
             )
         if self.record.best is None:
             reasons = "; ".join(f"trial {t.number}: {t.why}" for t in self.failures[:3])
-            why = reasons or ("none was scored" if self.record.trials else "none was started")
+            trials = self.record.trials.values()
+            if n := sum(trial.is_live and bool(trial.epochs) for trial in trials):
+                reasons = f"{n} that are scored still train, see run.leaderboard()"
+            why = reasons or ("none was scored" if trials else "none was started")
             raise NoCompletedTrialError(f"no trial has completed ({why})")
         return self.record.best
 

@@ -14,19 +14,21 @@ from typing import Any, TypeAlias
 import optuna
 from optuna.pruners import (
     HyperbandPruner,
+    MedianPruner,
+    NopPruner,
     PatientPruner,
     PercentilePruner,
     SuccessiveHalvingPruner,
     ThresholdPruner,
     WilcoxonPruner,
 )
-from optuna.samplers import BaseSampler
+from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial
 
 from dagsel.checks import shown
 from dagsel.errors import DagselError, SearchError
-from dagsel.flow import Direction, Goal
+from dagsel.flow import Direction, Goal, Traits
 from dagsel.study.grid import GridWalk
 from dagsel.study.sampler import quiet
 
@@ -40,6 +42,29 @@ MAX_GRID_POINTS = 100_000
 MOST_CHECKED = 10
 #: A space that rejects so many draws one after the other ends the search.
 MAX_REJECTIONS = 1_000
+
+
+def say_unasked(study: optuna.Study, flow: str, traits: Traits) -> None:
+    """Say in the log if somebody has given a study a sampler or a pruner that a flow never asks.
+
+    Those that a study has by itself are nobody's choice.
+    """
+    sampler, pruner = type(study.sampler), type(study.pruner)
+    own = sampler in (TPESampler, NSGAIISampler, RandomSampler)
+    if traits.sampling != "study" and not own:
+        logger.warning(
+            "the study's %s is not asked: %s draws the configurations itself; SamplerSearch, ASHA "
+            "and others ask it",
+            sampler.__name__,
+            flow,
+        )
+    if not traits.uses_pruner and pruner not in (MedianPruner, NopPruner):
+        logger.warning(
+            "the study's %s is not asked: %s decides itself which trials go on; OptunaPruner asks "
+            "it",
+            pruner.__name__,
+            flow,
+        )
 
 
 class RejectedError(SearchError):
@@ -170,6 +195,13 @@ def check_metrics(
                 f"{told} is to {direction} and {metric!r} is to {better[metric]}; create the study "
                 f"with {create}"
             )
+    if directions == ("minimize",) and better[metrics[0]] is None:  # what a study does by default
+        logger.warning(
+            "nothing says whether a larger %s is better, and the study minimizes it: create the "
+            'study with direction="maximize", or give the function the attribute '
+            'direction = "minimize"',
+            metrics[0],
+        )
     return tuple(map(Goal, metrics, directions))
 
 

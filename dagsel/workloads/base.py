@@ -10,16 +10,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-import dagsel.metrics
-from dagsel.checks import short_traceback, shown, takes
-from dagsel.errors import WorkloadError
 from dagsel.flow import Direction, Goal, Losses
 from dagsel.state import State
 from dagsel.workloads.abilities import (
@@ -33,7 +30,6 @@ from dagsel.workloads.abilities import (
     Reconfigurable,
     outline,
 )
-from dagsel.workloads.pooled import accumulates, check_pooled
 
 if TYPE_CHECKING:
     from dagsel.storage.datasets.manifest import Manifest
@@ -47,7 +43,6 @@ __all__ = [
     "FollowsMetric",
     "GivesModels",
     "HasNewDefaults",
-    "Metrics",
     "PoolsScores",
     "Reconfigurable",
     "ShouldStop",
@@ -55,8 +50,6 @@ __all__ = [
     "Visit",
     "Workload",
     "checks",
-    "directions",
-    "metric_functions",
     "never",
     "outline",
 ]
@@ -203,90 +196,6 @@ class ShouldStop:
     def __call__(self) -> bool:
         """Say whether to stop; asked once a batch."""
         return self._stop.is_set() or time.monotonic() >= self._deadline
-
-
-def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
-    """Return the better direction of each metric, if it says so, as dagsel's or torchmetrics'."""
-    of_torchmetrics: dict[bool | None, Direction] = {True: "maximize", False: "minimize"}
-    return {
-        name: getattr(
-            metric, "direction", of_torchmetrics.get(getattr(metric, "higher_is_better", None))
-        )
-        for name, metric in metrics.items()
-    }
-
-
-@short_traceback
-def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
-    """Return metrics by name; names of dagsel's own, and functions with a name, will do.
-
-    Raises
-    ------
-    WorkloadError
-        If one is no function, or dagsel has none of that name.
-
-    Examples
-    --------
-    >>> list(metric_functions(["accuracy", dagsel.metrics.mean_squared_error]))
-    ['accuracy', 'mean_squared_error']
-    >>> metric_functions("f2")
-    Traceback (most recent call last):
-    ...
-    dagsel.errors.WorkloadError: dagsel has no metric 'f2', it has accuracy, binary_accuracy, ...
-    """
-    if metrics is None:
-        return {}
-    if isinstance(metrics, str) or callable(metrics):
-        metrics = [metrics]
-    if not isinstance(metrics, Mapping):
-        if not isinstance(metrics, list | tuple | set | frozenset):
-            raise _no_metric(metrics)
-        metrics = {item if isinstance(item, str) else _name(item): item for item in metrics}
-    named: dict[str, Any] = {
-        name: _OWN.get(it, it) if isinstance(it, str) else it for name, it in metrics.items()
-    }
-    for name, function in named.items():
-        if isinstance(function, str):
-            raise WorkloadError(
-                f"dagsel has no metric {function!r}, it has {', '.join(_OWN)}; write "
-                f"metrics={{{function!r}: function}} with a function of output and target"
-            )
-        if not (accumulates(function) or takes(function, 2)):
-            raise _no_metric(function)
-        check_pooled(name, function)
-    return named
-
-
-#: Metrics by name, or names of dagsel's own.
-Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any] | str] | Sequence[Any]
-
-_OWN: dict[str, Callable[[Any, Any], Any]] = {
-    name: getattr(dagsel.metrics, name)
-    for name in (
-        "accuracy",
-        "binary_accuracy",
-        "mean_absolute_error",
-        "mean_squared_error",
-        "auroc",
-        "f1",
-        "r2",
-    )
-}
-
-
-def _name(function: Any) -> str:
-    kind = type(function).__name__ if accumulates(function) else "<lambda>"
-    name = getattr(function, "__name__", kind)
-    if not callable(function) or not name.isidentifier():
-        raise _no_metric(function)
-    return str(name)
-
-
-def _no_metric(given: Any) -> WorkloadError:
-    return WorkloadError(
-        f"metrics must be functions of output and target by name, got {shown(given)}; write "
-        'metrics={"accuracy": dagsel.metrics.accuracy} or metrics=["accuracy"]'
-    )
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ trial's next unit goes on from there, and has the losses of the batches before.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,6 +18,8 @@ from dagsel.errors import WorkloadError
 from dagsel.flow import Losses
 from dagsel.state import State, reading_state
 from dagsel.workloads.base import Config, DataOutline, Trained, Visit
+
+logger = logging.getLogger("dagsel")
 
 #: Losses kept as they were reported before they are added up.
 FOLD = 4096
@@ -288,6 +291,19 @@ one, 'x', the target: write x before y, or give them other names
         raise WorkloadError(
             "the first array of the data set, 'y', is the input, and the last one, 'x', the "
             "target: write x before y, or give them other names"
+        )
+
+
+def say_unused(data: DataOutline, cure: str) -> None:
+    """Log which arrays of a data set no batch has: all but the first one and the last one."""
+    arrays = [*map(repr, data.arrays)]
+    if arrays[1:-1]:
+        logger.warning(
+            "the model gets %s, the target is %s, and nothing uses %s: %s",
+            arrays[0],
+            arrays[-1],
+            " and ".join(arrays[1:-1]),
+            cure,
         )
 
 

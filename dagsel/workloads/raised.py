@@ -17,7 +17,7 @@ from dagsel.dispatch.units import Unit
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
 _NOT_THE_USERS = frozenset({"dagsel", "dask", "distributed"})
 #: Functions of a workload that are named where none of the user's own code was running.
-_PARTS = ("model", "loss", "input_fn", "module", "batch_fn")
+_PARTS = ("model", "loss", "optimizer", "lr_scheduler", "input_fn", "module", "batch_fn")
 _MOST_FRAMES = 10
 _MOST_LETTERS = 500
 
@@ -88,8 +88,8 @@ _CURES = tuple(
         ),
         (
             r"Target -?\d+ is out of bounds",
-            "a class is not among the model's outputs: number the classes from 0, as in  "
-            "classes, y = np.unique(y, return_inverse=True), and give the model len(classes)",
+            "a class is not among the model's outputs: give the model an output for each class; "
+            "numbers count from 0, as in  classes, y = np.unique(y, return_inverse=True)",
         ),
         (
             r"could not convert string to float",
@@ -193,6 +193,6 @@ def _parts(workload: Any) -> Iterable[str]:
     for name in _PARTS:
         code = getattr(getattr(workload, name, None), "__code__", None)
         if isinstance(code, CodeType) and _is_own_file(code.co_filename):
-            yield f'  File "{code.co_filename}", line {code.co_firstlineno}, {name}\n'
+            yield f'  File "{code.co_filename}", line {code.co_firstlineno}, has {name}=\n'
             text = linecache.getline(code.co_filename, code.co_firstlineno).strip()
             yield f"    {text}\n" if text else ""

@@ -25,6 +25,7 @@ from dagsel.errors import (
     ShardCorruptError,
 )
 from dagsel.storage.datasets import transaction
+from dagsel.storage.datasets.inputs.paths import how_to_write
 from dagsel.storage.datasets.inputs.reading import Columns
 from dagsel.storage.datasets.manifest import (
     MANIFEST,
@@ -220,7 +221,7 @@ class ShardedDataset:
         if folder.is_file():
             raise DatasetFormatError(
                 f"{folder.url} is a file, and a data set of dagsel is a folder: make one of it "
-                f'with ShardedDataset.write("data.zarr", {folder.url!r}, n_shards=8), and give that'
+                f"with {how_to_write(folder.url)}, and give that"
             )
         if folder.names():
             raise DatasetFormatError(

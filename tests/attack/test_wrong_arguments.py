@@ -40,7 +40,8 @@ from dagsel.flows import ASHA, PBT, SEER, Hermes, MedianStopping, OptunaPruner, 
 from dagsel.simulation import PowerLaw, SimulatedCluster
 from dagsel.storage import RunDir, ShardedDataset
 from dagsel.testing.synthetic import SyntheticWorkload
-from dagsel.workloads.base import Visit, metric_functions
+from dagsel.workloads.base import Visit
+from dagsel.workloads.named_metrics import metric_functions
 
 OLD_RUNS = Path(__file__).parents[1] / "data" / "runs_of_163b1ee"
 NOBODY = "tcp://127.0.0.1:9"

@@ -171,3 +171,63 @@ def test_a_copy_trains_the_same_to_the_bit(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         outcomes.append(run(tmp_path / kind, SEARCH, kind))
     assert outcomes[0] == outcomes[1]
+
+
+TWICE = """\
+import importlib, sys
+import dagsel, mine, optuna, sklearn.datasets, torch
+from dagsel.execution import copied_server
+from dagsel.flows import RandomSearch
+
+
+def search():
+    x, y = sklearn.datasets.load_digits(return_X_y=True)
+    workload = dagsel.TorchWorkload(
+        model=mine.model, loss=mine.loss, optimizer=torch.optim.SGD, batch_size=32)
+    study = optuna.create_study()
+    space = lambda trial: {"lr": trial.suggest_float("lr", 0.01, 0.1)}
+    flow = RandomSearch(max_epochs=1, n_trials=1)
+    run = dagsel.optimize(study, workload, (x.astype("float32"), y), space=space, metric="loss",
+                          flow=flow, seed=0, progress=False)
+    assert copied_server._held is not None
+    print(run.best_value.hex())
+
+
+if __name__ == "__main__":
+    search()
+    search()
+    mine.SHARE = 0.5
+    search()
+    with open("mine.py") as file:
+        text = file.read()
+    with open("mine.py", "w") as file:
+        file.write(text.replace("0.0", "0.25"))
+    importlib.reload(mine)
+    search()
+    mine.SHARES[0] = 0.5
+    search()
+"""
+
+MINE = """\
+import torch
+
+SHARE = 0.0
+SHARES = [0.0]
+
+
+def model(config):
+    return torch.nn.Linear(64, 10)
+
+
+def loss(output, target):
+    wanted = max(SHARE, SHARES[0])
+    return torch.nn.functional.cross_entropy(output, target, label_smoothing=wanted)
+"""
+
+
+def test_each_search_of_a_script_trains_what_its_modules_hold_by_then(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    first, again, set_, loaded, inside = run(tmp_path, TWICE).split()[-5:]
+    assert first == again
+    assert len({first, set_, loaded}) == 3
+    assert inside == set_  # as large a share, of a list that has changed

@@ -193,9 +193,35 @@ def test_a_folder_belongs_to_the_run_that_has_claimed_it() -> None:
 def test_an_error_names_the_columns_that_are_neither_numbers_nor_text(kind: str) -> None:
     frame = pd.DataFrame({"a": [1, 2], "b": [None, {}], "c": [True, False], "d": [(), "x"]})
     value = frame if kind == "frame" else frame.to_numpy()
-    which = "columns 'b', 'd' of x hold" if kind == "frame" else "x holds"
-    with pytest.raises(DatasetInputError, match=f"^{which} neither numbers nor text alone"):
+    is_frame = kind == "frame"
+    wanted = "not all columns of x .*: 'b', 'd' hold" if is_frame else "x holds neither numbers"
+    with pytest.raises(DatasetInputError, match=f"^{wanted}"):
         as_array("x", value)
+
+
+def test_what_is_no_number_is_told_with_what_makes_numbers_of_it() -> None:
+    frame = pd.DataFrame(
+        {
+            "a": [1.0, 2.0],
+            "day": pd.to_datetime(["2020-01-01", "2020-01-03"]),
+            "took": pd.to_timedelta(["1D", "2D"]),
+            "cost": ["1.5", "2"],
+            "city": ["Ulm", "Bonn"],
+        }
+    )
+    with pytest.raises(DatasetInputError) as caught:
+        as_array("x", frame)
+    x: Any = frame
+    text = str(caught.value)
+    cures = [part.partition(", write ")[2] for part in text.partition(": ")[2].split("; ")]
+    assert len(cures) == 4
+    for cure in cures:  # each does what it says
+        names = {"x": x, "pandas": pd}
+        exec(cure, names)
+        x = names["x"]
+    assert as_array("x", x).dtype.kind == "f"
+    assert x["day"].tolist() == [0, 2]
+    assert x["cost"].tolist() == [1.5, 2.0]
 
 
 def test_free_space_is_that_of_the_disk_on_which_a_folder_will_be(tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import dagsel
 from dagsel.errors import WorkloadError
 from dagsel.metrics import auroc, f1, over_set, r2
 from dagsel.state import State
-from dagsel.workloads.base import Visit, directions, metric_functions
+from dagsel.workloads.base import Visit
 from dagsel.workloads.describe import describe
+from dagsel.workloads.named_metrics import directions, metric_functions
 from dagsel.workloads.pooled import Pool, pooled_values
 
 torchmetrics = pytest.importorskip("torchmetrics")

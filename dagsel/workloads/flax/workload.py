@@ -24,14 +24,12 @@ from dagsel.workloads.base import (
     Config,
     DataOutline,
     Evaluated,
-    Metrics,
     Trained,
     Visit,
-    directions,
-    metric_functions,
     never,
 )
 from dagsel.workloads.batches import weighted_means
+from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics, accumulates
 from dagsel.workloads.random_streams import preserved_streams
 

@@ -13,7 +13,7 @@ from dagsel.checks import flag, is_number, shown
 from dagsel.errors import WorkloadError
 from dagsel.flow import Direction
 from dagsel.state import State
-from dagsel.workloads.base import Config, DataOutline, Evaluated, Metrics
+from dagsel.workloads.base import Config, DataOutline, Evaluated
 from dagsel.workloads.huggingface.collating import Packing, Padding, collating, tokenizer_of
 from dagsel.workloads.huggingface.columns import (
     AsItIs,
@@ -41,6 +41,7 @@ from dagsel.workloads.huggingface.passes import (
     score,
     train_on,
 )
+from dagsel.workloads.named_metrics import Metrics
 from dagsel.workloads.pooled import Pool, is_pooled, pooled_values
 from dagsel.workloads.random_streams import preserved_streams, seed_streams
 from dagsel.workloads.torch.batches import Making, evaluation_batches

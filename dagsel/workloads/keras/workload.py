@@ -31,12 +31,11 @@ from dagsel.workloads.base import (
     Evaluated,
     Trained,
     Visit,
-    directions,
-    metric_functions,
     never,
 )
 from dagsel.workloads.batches import weighted_means
 from dagsel.workloads.keras.backend import Backend, arrived, backend_here
+from dagsel.workloads.named_metrics import directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
     preserved_streams,

@@ -18,14 +18,12 @@ from dagsel.workloads.base import (
     Config,
     DataOutline,
     Evaluated,
-    Metrics,
     Trained,
     Visit,
-    directions,
-    metric_functions,
     never,
 )
-from dagsel.workloads.batches import check_order
+from dagsel.workloads.batches import check_order, say_unused
+from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import (
     preserved_streams,
@@ -113,6 +111,7 @@ class SklearnWorkload(PoolsMetrics):
         self.classes = None if classes is None else np.unique(np.asarray(classes))
         self.batch_size = batch_size
         self._metrics = metric_functions(metrics)
+        self._has_said = False
 
     @property
     def metrics(self) -> Mapping[str, Direction | None]:
@@ -167,6 +166,13 @@ shard; take an estimator that has it, such as SGDClassifier
     def validate_data(self, config: Config, data: DataOutline) -> None:
         """Raise a `WorkloadError` if an estimator cannot be given the data set's arrays."""
         check_order(data)
+        if not self._has_said:
+            self._has_said = True
+            say_unused(
+                data,
+                "several columns become one array where the data set is written, as in "
+                f'columns={{"x": [...], "y": {[*data.arrays][-1]!r}}}',
+            )
         if data.ragged:
             raise WorkloadError(
                 f"the samples of {sorted(data.ragged)[0]!r} differ in shape, and estimators take "

@@ -13,7 +13,7 @@ import torch
 from dagsel.errors import WorkloadError
 from dagsel.storage.datasets.ragged import RaggedArray
 from dagsel.workloads.base import DataOutline
-from dagsel.workloads.batches import check_numbers
+from dagsel.workloads.batches import check_numbers, say_unused
 
 logger = logging.getLogger("dagsel")
 
@@ -75,16 +75,9 @@ class Casting:
         if self._has_said:
             return
         self._has_said = True
-        names, arrays = self.dtypes(data), [*map(repr, data.arrays)]
-        if arrays[1:-1] and not all_used:
-            logger.warning(
-                "the model gets %s, the target is %s, and nothing uses %s: give input_fn= to use "
-                "more, or write the data set without them",
-                arrays[0],
-                arrays[-1],
-                " and ".join(arrays[1:-1]),
-            )
-        if names:
+        if not all_used:
+            say_unused(data, "give input_fn= to use more, or write the data set without them")
+        if names := self.dtypes(data):
             logger.warning(
                 "workers cast to the model's float32 what is float64: %s; write the data set with "
                 ".astype('float32') to halve what it takes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class FollowsMetrics:
     def _build(self, config: Config, seed: int, *, large: bool = False) -> torch.nn.Module:
         raise NotImplementedError
 
-    def _parameters(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
+    def _parameters(self, module: torch.nn.Module) -> list[torch.nn.Parameter]:
         raise NotImplementedError
 
     def _build_optimizer(

@@ -159,10 +159,9 @@ class MakesTrials(FollowsMetrics):
         """Whether a state holds only what trains."""
         return self.state == "trainable" or (self.state is None and self.base is not None)
 
-    def _parameters(self, module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
-        """Return the parameters that the optimizer gets."""
-        held = module.parameters()
-        return (it for it in held if it.requires_grad) if self._leaves_out else held
+    def _parameters(self, module: torch.nn.Module) -> list[torch.nn.Parameter]:
+        """Return the parameters that the optimizer gets; it may go through them more than once."""
+        return [it for it in module.parameters() if it.requires_grad or not self._leaves_out]
 
     def _frozen(self, module: torch.nn.Module) -> Frozen:
         """Return what of a module that was just built is in no state."""

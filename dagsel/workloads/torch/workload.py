@@ -17,15 +17,13 @@ from dagsel.workloads.base import (
     Config,
     DataOutline,
     Evaluated,
-    Metrics,
     Trained,
     Visit,
-    directions,
-    metric_functions,
     never,
 )
 from dagsel.workloads.batches import Cursor, batch_size_of, check_batches
 from dagsel.workloads.gang.gang import Gang
+from dagsel.workloads.named_metrics import Metrics, directions, metric_functions
 from dagsel.workloads.pooled import PoolsMetrics
 from dagsel.workloads.random_streams import preserved_streams
 from dagsel.workloads.torch import factories

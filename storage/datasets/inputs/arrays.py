@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -60,17 +60,52 @@ def as_array(name: str, value: Any) -> Any:
         numbers = np.array(array.tolist())
         if numbers.dtype != object:  # some are larger than any of NumPy's
             return numbers
-    others = getattr(value, "select_dtypes", None)
-    columns = list(others(exclude=["number", "bool"]).columns) if others else []
-    if others and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
+    is_frame = hasattr(value, "select_dtypes")
+    columns = [*filter(lambda column: _is_odd(value[column]), value)] if is_frame else []
+    if is_frame and all(getattr(dtype, "kind", "") in "biuf" for dtype in value.dtypes):
         return value.to_numpy(dtype="float64", na_value=np.nan)  # some are yes and no, or nullable
-    which = (
-        f"columns {', '.join(map(repr, columns))} of {name} hold" if columns else f"{name} holds"
-    )
+    if columns:
+        cures = "; ".join(_cures(name, value[columns]))
+        raise DatasetInputError(f"not all columns of {name} are numbers: {cures}")
     raise DatasetInputError(
-        f"{which} neither numbers nor text alone; make numbers of them, such as with "
+        f"{name} holds neither numbers nor text alone; make numbers of it, such as with "
         f"pandas.get_dummies({name}, dtype=float)"
     )
+
+
+def _is_odd(column: Any) -> bool:
+    """Whether a column of pandas is no numbers."""
+    import pandas as pd
+
+    kinds = ("integer", "floating", "mixed-integer-float", "boolean")
+    is_number = getattr(column.dtype, "kind", "O") in "biufc"
+    return not is_number and pd.api.types.infer_dtype(column) not in kinds
+
+
+def _cures(name: str, frame: Any) -> Iterator[str]:
+    """Say of columns that are no numbers what they hold, and how it becomes numbers."""
+    import pandas as pd
+
+    others = []
+    for label, column in frame.items():
+        of = f"{name}[{label!r}]"
+        if column.dtype.kind in "mM":
+            what = "dates" if column.dtype.kind == "M" else "durations"
+            since = f"({of} - {of}.min())" if what == "dates" else of
+            yield f"{label!r} holds {what}, write {of} = {since}.dt.days"
+        elif column.map(lambda value: isinstance(value, str)).all() and (
+            pd.to_numeric(column.astype(object), errors="coerce").notna().all()
+        ):
+            yield f"{label!r} holds numbers as text, write {of} = pandas.to_numeric({of})"
+        else:
+            others.append(label)
+    if others:
+        which = ", ".join(map(repr, others))
+        one = len(others) == 1
+        yield (
+            f"{which} {'holds' if one else 'hold'} text, categories or objects, write {name} = "
+            f"pandas.get_dummies({name}, columns=[{which}], dtype=float)"
+        )
 
 
 def of_list(name: str, values: Sequence[Any]) -> NDArray[Any] | RaggedArray:

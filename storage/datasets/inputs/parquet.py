@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.reading import Input, Reading, joined
-from dagsel.storage.datasets.inputs.tables import getter, make_array
+from dagsel.storage.datasets.inputs.tables import getter, make_array, say_missing
 from dagsel.storage.datasets.sources import Batches
 
 _BUFFER_BYTES = 1 << 16  # of a column, read ahead
@@ -75,10 +75,13 @@ def read_parquet(files: Sequence[str], reading: Reading, classes: Classes) -> In
             found = {value for values in tables for value in values}
             classes.known[name] = sorted(value for value in found if value is not None)
 
+    said: set[str] = set()
+
     def batches() -> Iterator[dict[str, Any]]:
         for where, table in groups(needed):
             get = getter(table)
             made = {name: make_array(name, of, get, classes, where) for name, of in wanted.items()}
+            say_missing(where, made, wanted, said)
             del get, table
             arrow.default_memory_pool().release_unused()
             yield made

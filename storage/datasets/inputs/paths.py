@@ -81,3 +81,18 @@ def are_paths(source: Any) -> bool:
 PARQUET = (".parquet", ".pq")
 TAR = (".tar", ".tar.gz", ".tgz")
 KNOWN = PARQUET + TAR
+
+
+def how_to_write(url: str) -> str:
+    r"""Return the call that makes a data set of a file.
+
+    Examples
+    --------
+    >>> how_to_write("a.npy")
+    'ShardedDataset.write("data.zarr", \'a.npy\', n_shards=8)'
+    """
+    is_csv = url.endswith((".csv", ".csv.gz"))
+    source = f"pandas.read_csv({url!r})" if is_csv else repr(url)
+    # Without them each column is an array of its own.
+    columns = ', columns={"x": [...], "y": "..."}' if is_csv or ".parq" in url else ""
+    return f'ShardedDataset.write("data.zarr", {source}{columns}, n_shards=8)'

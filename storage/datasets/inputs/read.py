@@ -18,7 +18,13 @@ from dagsel.storage.datasets.inputs.parquet import read_parquet
 from dagsel.storage.datasets.inputs.paths import PARQUET, TAR, are_paths, find_files
 from dagsel.storage.datasets.inputs.reading import KEY, Input, Reading, check_column, joined
 from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
-from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
+from dagsel.storage.datasets.inputs.tables import (
+    getter,
+    is_text,
+    make_array,
+    say_missing,
+    table_columns,
+)
 from dagsel.storage.datasets.inputs.webdataset import WebDataset
 from dagsel.storage.datasets.manifest import check_name
 from dagsel.storage.datasets.sources import Batches
@@ -81,6 +87,7 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
         _check_array_name(name)
     key, get = reading.key(names, what), getter(source)
     arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
+    say_missing(what, arrays, wanted, set())
     return Input(arrays, lambda: [get(str(key))], joined(wanted))
 
 
@@ -97,8 +104,8 @@ def _check_array_name(name: object) -> None:
 def _folder(path: str | os.PathLike[str]) -> ImageFolder:
     if Path(path).is_file():
         raise DatasetInputError(
-            f"{os.fspath(path)} is a file of a kind that is not read; give what pandas.read_csv or "
-            "numpy.load makes of it"
+            f"{os.fspath(path)} is a file of a kind that is not read; give what reads it, such as "
+            f"pandas.read_csv({os.fspath(path)!r}) or numpy.load, in its place"
         )
     return ImageFolder(path)
 

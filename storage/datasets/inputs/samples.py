@@ -86,6 +86,12 @@ def read_samples(source: Any, reading: Reading, classes: Classes, what: str) -> 
 
 def stacked(values: list[Any], name: str, what: str, start: int) -> NDArray[Any] | RaggedArray:
     """Join parts of samples to an array; raise a `DatasetInputError` if they are not alike."""
+    for at, value in enumerate(values, start):
+        if isinstance(value, tuple) and any(np.ndim(part) for part in value):
+            raise DatasetInputError(
+                f"{what}: {name!r} of sample {at} is a tuple of arrays; give each a name, as in "
+                'return {"a": a, "b": b, "y": y}, and the workload an input_fn that takes both'
+            )
     arrays = [np.asarray(as_numbers(value)) for value in values]
     first = next((array for array in arrays if array.size), arrays[0])  # empty lists have no dtype
     for at, array in enumerate(arrays):

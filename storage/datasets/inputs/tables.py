@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from dagsel.errors import DatasetInputError
 from dagsel.storage.datasets.inputs.arrays import check_labels, of_list
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.ragged import RaggedArray
+
+logger = logging.getLogger("dagsel")
 
 
 def table_columns(source: Any) -> list[str] | None:
@@ -97,6 +100,32 @@ def make_array(
     for at, part in enumerate(columns):
         joined[:, at] = part
     return joined
+
+
+def say_missing(
+    where: str, arrays: Mapping[str, Any], wanted: Mapping[str, list[str]], said: set[str]
+) -> None:
+    """Say in the log which columns lack values, each once, and add it to what was said.
+
+    Of a model whose input or target is NaN the loss is, too.
+    """
+    for name, of in wanted.items():
+        values = arrays[name]
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f":
+            continue
+        is_missing = np.isnan(values).reshape(len(values), -1)
+        columns = of if is_missing.shape[1] == len(of) else of * is_missing.shape[1]
+        for at in np.flatnonzero(is_missing.any(0)):
+            if (column := columns[at]) not in said:
+                said.add(column)
+                logger.warning(
+                    "%s: column %r lacks %d of its values, the first in row %d: with one of them "
+                    "the loss of most models is NaN; fill them in, or leave these rows out",
+                    where,
+                    column,
+                    int(is_missing[:, at].sum()),
+                    int(np.flatnonzero(is_missing[:, at])[0]),
+                )
 
 
 def _no_numbers(column: str, values: NDArray[Any]) -> tuple[str, str]:

@@ -1,0 +1,138 @@
+"""Metrics as workloads are given them: by name, and functions of output and target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import dagsel.metrics
+from dagsel.checks import short_traceback, shown, takes
+from dagsel.errors import WorkloadError
+from dagsel.flow import Direction
+from dagsel.workloads.pooled import accumulates, check_pooled
+
+
+def directions(metrics: Mapping[str, Any]) -> dict[str, Direction | None]:
+    """Return the better direction of each metric, if it says so, as dagsel's or torchmetrics'."""
+    of_torchmetrics: dict[bool | None, Direction] = {True: "maximize", False: "minimize"}
+    return {
+        name: getattr(
+            metric, "direction", of_torchmetrics.get(getattr(metric, "higher_is_better", None))
+        )
+        for name, metric in metrics.items()
+    }
+
+
+@short_traceback
+def metric_functions(metrics: Any) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return metrics by name; names of dagsel's own, and functions with a name, will do.
+
+    Raises
+    ------
+    WorkloadError
+        If one is no function, or dagsel has none of that name.
+
+    Examples
+    --------
+    >>> list(metric_functions(["accuracy", dagsel.metrics.mean_squared_error]))
+    ['accuracy', 'mean_squared_error']
+    >>> metric_functions("f2")
+    Traceback (most recent call last):
+    ...
+    dagsel.errors.WorkloadError: dagsel has no metric 'f2', it has accuracy, binary_accuracy, ...
+    """
+    if metrics is None:
+        return {}
+    if isinstance(metrics, str) or callable(metrics):
+        metrics = [metrics]
+    if not isinstance(metrics, Mapping):
+        if not isinstance(metrics, list | tuple | set | frozenset):
+            raise _no_metric(metrics)
+        metrics = {item if isinstance(item, str) else _name(item): item for item in metrics}
+    named: dict[str, Any] = {
+        name: _OWN.get(it, it) if isinstance(it, str) else it for name, it in metrics.items()
+    }
+    for name, function in named.items():
+        if isinstance(function, str):
+            own = _OTHER_NAMES.get(function.casefold())
+            write = f"metrics={{{function!r}: function}} with a function of output and target"
+            raise WorkloadError(
+                f"dagsel has no metric {function!r}, it has {', '.join(_OWN)}; write "
+                + (f"{own!r}, or {write}" if own else write)
+            )
+        _check_order_of_arguments(name, function)
+        if not (accumulates(function) or takes(function, 2)):
+            raise _no_metric(function)
+        check_pooled(name, function)
+    return named
+
+
+#: Metrics by name, or names of dagsel's own.
+Metrics: TypeAlias = Mapping[str, Callable[[Any, Any], Any] | str] | Sequence[Any]
+
+_OWN: dict[str, Callable[[Any, Any], Any]] = {
+    name: getattr(dagsel.metrics, name)
+    for name in (
+        "accuracy",
+        "binary_accuracy",
+        "mean_absolute_error",
+        "mean_squared_error",
+        "auroc",
+        "f1",
+        "r2",
+    )
+}
+
+
+#: What others call some of them.
+_OTHER_NAMES = {
+    "acc": "accuracy",
+    "accuracy_score": "accuracy",
+    "auc": "auroc",
+    "f1_macro": "f1",
+    "f1_score": "f1",
+    "mae": "mean_absolute_error",
+    "mse": "mean_squared_error",
+    "r2_score": "r2",
+    "roc_auc": "auroc",
+    "roc_auc_score": "auroc",
+}
+
+
+def _check_order_of_arguments(name: str, function: Any) -> None:
+    """Raise a `WorkloadError` for a function of scikit-learn's metrics: it takes the target first.
+
+    What is called the other way round returns a number too, and another one: precision for recall.
+    """
+    inner = function.function if isinstance(function, dagsel.metrics.OverSet) else function
+    while isinstance(inner, partial):
+        inner = inner.func
+    if not str(getattr(inner, "__module__", "")).startswith("sklearn.metrics"):
+        return
+    theirs = getattr(inner, "__name__", "")
+    if theirs.endswith("_score"):  # so scikit-learn names what is better if it is larger
+        better = ', direction="maximize"'
+    else:
+        better = ', direction="minimize"' if theirs.endswith(("_error", "_loss")) else ""
+    raise WorkloadError(
+        f"{theirs or 'a metric'} of scikit-learn takes the target first, and dagsel's metrics take "
+        f"it last; write metrics={{{name!r}: dagsel.metrics.over_set(lambda output, target: "
+        f"{theirs or '...'}(target, output){better})}}, with output.argmax(1) where the output has "
+        "a score for each class"
+    )
+
+
+def _name(function: Any) -> str:
+    kind = type(function).__name__ if accumulates(function) else "<lambda>"
+    name = getattr(function, "__name__", kind)
+    if not callable(function) or not name.isidentifier():
+        raise _no_metric(function)
+    return str(name)
+
+
+def _no_metric(given: Any) -> WorkloadError:
+    return WorkloadError(
+        f"metrics must be functions of output and target by name, got {shown(given)}; write "
+        'metrics={"accuracy": dagsel.metrics.accuracy} or metrics=["accuracy"]'
+    )
