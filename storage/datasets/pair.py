@@ -17,7 +17,13 @@ from dagsel.storage.datasets.dataset import ShardedDataset
 from dagsel.storage.datasets.inputs.arrays import as_array
 from dagsel.storage.datasets.inputs.classes import Classes
 from dagsel.storage.datasets.inputs.reading import joined
-from dagsel.storage.datasets.inputs.tables import getter, is_text, make_array, table_columns
+from dagsel.storage.datasets.inputs.tables import (
+    getter,
+    is_text,
+    learn_order,
+    make_array,
+    table_columns,
+)
 from dagsel.storage.datasets.manifest import Manifest
 from dagsel.storage.datasets.plan import plan_write
 from dagsel.storage.datasets.sources import check_input
@@ -158,6 +164,7 @@ def _first(marked: Any, columns: Sequence[str]) -> str:
 
 def _targets(y: Any, classes: Classes) -> Any:
     """Return targets; text as the numbers of its classes."""
+    learn_order("y", y, classes)
     array = as_array("y", y)
     if isinstance(array, np.ndarray) and array.shape[1:] == (1,) and is_text(array):
         array = array.reshape(-1)

@@ -27,6 +27,8 @@ from dagsel.execution.cluster import check_cluster
 from dagsel.flows import ASHA, OptunaPruner, RandomSearch, SamplerSearch
 from dagsel.metrics import over_set
 from dagsel.storage import ShardedDataset
+from dagsel.storage.datasets.pair import ArrayPair
+from dagsel.storage.files import Folder
 from dagsel.study.checks import check_metrics, say_unasked
 from dagsel.workloads.base import DataOutline, Visit
 from dagsel.workloads.named_metrics import metric_functions
@@ -100,6 +102,20 @@ def test_a_table_in_a_file_is_told_the_call_that_reads_its_columns(tmp_path: Pat
         write = write.replace("[...]", '["a", "b"]').replace('"..."', '"y"')
         data = eval(write, {"ShardedDataset": ShardedDataset, "pandas": pd})
         assert data.columns == {"x": ("a", "b")}
+
+
+def test_an_ordered_column_keeps_its_order() -> None:
+    sizes = ["S", "M", "L", "XL"]
+    column = pd.Categorical(sizes * 10, categories=sizes, ordered=True)
+    table = FRAME.assign(size=column)
+    kept = ShardedDataset.write(
+        "memory://sizes.zarr", table, columns={"x": ["a", "b"], "size": "size"}, n_shards=2
+    )
+    assert kept.classes == {"size": tuple(sizes)}
+    pair = ArrayPair.read(FRAME[["a", "b"]], pd.Series(column))
+    assert pair.write(Folder("memory://pair.zarr")).classes == {"y": tuple(sizes)}
+    by_alphabet = ArrayPair.read(FRAME[["a", "b"]], pd.Series(column.as_unordered()))
+    assert by_alphabet.write(Folder("memory://other.zarr")).classes == {"y": ("L", "M", "S", "XL")}
 
 
 def test_a_sample_of_nested_arrays_is_not_joined() -> None:

@@ -21,6 +21,7 @@ from dagsel.storage.datasets.inputs.samples import is_stream, read_samples
 from dagsel.storage.datasets.inputs.tables import (
     getter,
     is_text,
+    learn_orders,
     make_array,
     say_missing,
     table_columns,
@@ -86,6 +87,7 @@ def read(source: Any, reading: Reading, classes: Classes, what: str = "arrays") 
     for name in wanted:
         _check_array_name(name)
     key, get = reading.key(names, what), getter(source)
+    learn_orders(source, wanted, classes)
     arrays = {name: make_array(name, of, get, classes, what) for name, of in wanted.items()}
     say_missing(what, arrays, wanted, set())
     return Input(arrays, lambda: [get(str(key))], joined(wanted))

@@ -51,8 +51,7 @@ def getter(source: Any) -> Callable[[str], NDArray[Any]]:
     >>> table_columns(table), getter(table)("1").tolist()
     (['0', '1'], [2, 4])
     """
-    labels: Any = getattr(source, "columns", None)  # those of pandas need not be text
-    named = {str(label): label for label in labels} if hasattr(labels, "to_list") else {}
+    named = _labels(source)
 
     def get(name: str) -> NDArray[Any]:
         column = source[named.get(name, name)]
@@ -64,6 +63,39 @@ def getter(source: Any) -> Callable[[str], NDArray[Any]]:
         return np.asarray(array)
 
     return get
+
+
+def _labels(source: Any) -> dict[str, Any]:
+    """Return the columns of a table by their names; those of pandas need not be text."""
+    labels: Any = getattr(source, "columns", None)
+    return {str(label): label for label in labels} if hasattr(labels, "to_list") else {}
+
+
+def learn_orders(source: Any, wanted: Mapping[str, list[str]], classes: Classes) -> None:
+    """Do as `learn_order` for the columns of a table that become arrays of their own."""
+    named = _labels(source)
+    for name, of in wanted.items():
+        if len(of) == 1 and of[0] in named:
+            learn_order(name, source[named[of[0]]], classes)
+
+
+def learn_order(name: str, column: Any, classes: Classes) -> None:
+    """Learn the order of an ordered column of pandas; other text has that of the alphabet.
+
+    Examples
+    --------
+    >>> import pandas as pd
+    >>> sizes = pd.Series(pd.Categorical(["L", "S"], categories=["S", "M", "L"], ordered=True))
+    >>> classes = Classes()
+    >>> learn_order("size", sizes, classes)
+    >>> classes.known
+    {'size': ['S', 'M', 'L']}
+    """
+    dtype = getattr(column, "dtype", None)
+    if getattr(dtype, "ordered", False) is True and not classes.is_fixed:
+        values = list(getattr(dtype, "categories", ()))
+        if values and all(isinstance(value, str) for value in values):
+            classes.known.setdefault(name, values)
 
 
 def make_array(
