@@ -19,12 +19,13 @@ import sysconfig
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, util
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import distributed.utils
 import psutil
@@ -48,9 +49,16 @@ _TASKS = Path("/proc/self/task")
 
 _in_copy = False
 #: What the modules of the user's held when the server was copied; None if it is no copy.
-_held: dict[str, dict[str, Any]] | None = None
+_held: dict[str, dict[str, _Kept]] | None = None
 #: Where Python and what is installed stand.
-_INSTALLED = tuple({*sysconfig.get_paths().values(), *site.getsitepackages()})
+_INSTALLED = tuple(
+    f"{path}{os.sep}"
+    for path in {
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+    }
+)
 _thread = threading.local()
 
 
@@ -170,7 +178,11 @@ def is_outdated() -> bool:
     if _held is None:
         return False
     now = _users_modules()
-    return any(now.get(name) != held for name, held in _held.items())
+    return any(
+        not _is_same(before, now.get(name, {}).get(key))
+        for name, held in _held.items()
+        for key, before in held.items()
+    )
 
 
 def end() -> None:
@@ -180,42 +192,42 @@ def end() -> None:
     forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def _users_modules() -> dict[str, dict[str, Any]]:
+def _users_modules() -> dict[str, dict[str, _Kept]]:
     """Return what the modules hold that are neither Python's, nor installed, nor dagsel's."""
     return {
-        name: {key: _Held(value) for key, value in vars(module).items()}
-        for name, module in list(sys.modules.items())
+        name: {key: _kept(held) for key, held in [*vars(module).items()] if key[:2] != "__"}
+        for name, module in [*sys.modules.items()]
         if name.partition(".")[0] not in ("dagsel", "__main__", "__mp_main__")
-        and (file := getattr(module, "__file__", None)) is not None
+        # Some libraries put other objects there.
+        and isinstance(file := getattr(module, "__dict__", {}).get("__file__"), str)
         and not file.startswith(_INSTALLED)
     }
 
 
-class _Held:
-    """What a name stood for: the same object, or an equal one if it is plain."""
+class _Kept(NamedTuple):
+    """What a name stands for, which it keeps from being freed only if it is plain."""
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        is_plain = isinstance(value, dict | list | set)
-        self.content = copy.copy(value) if is_plain else None
+    value: Any
+    content: Any  # of a list, a dict or a set
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Held):
-            return NotImplemented
-        if self.value is other.value:
-            return self._says_same(self.content, other.content)
-        plain = (bool, int, float, str, bytes, tuple)
-        kinds = type(self.value), type(other.value)
-        return kinds[0] is kinds[1] and kinds[0] in plain and bool(self.value == other.value)
 
-    __hash__ = None  # type: ignore[assignment]
+def _kept(value: Any) -> _Kept:
+    content = copy.copy(value) if type(value) in (list, dict, set) else None
+    with suppress(TypeError):
+        value = weakref.ref(value)
+    return _Kept(value, content)
 
-    @staticmethod
-    def _says_same(before: Any, after: Any) -> bool:
-        try:
-            return bool(before == after)
-        except Exception:  # noqa: BLE001 - arrays in it, say: nobody knows
-            return True
+
+def _is_same(before: _Kept, now: _Kept | None) -> bool:
+    """Whether it is the same object, with the same in it, or an equal one that is plain."""
+    if now is None:
+        return False
+    try:
+        if isinstance(before.value, weakref.ref) or before.value is now.value:
+            return before.value is now.value and bool(before.content == now.content)
+        return type(before.value) is type(now.value) and bool(before.value == now.value)
+    except Exception:  # noqa: BLE001 - other arrays in a list, say
+        return False
 
 
 def _copy(path: Any, command: Sequence[Any], passed: Sequence[int]) -> int:

@@ -7,9 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+
+from dagsel.execution import copied_server
 
 SCRIPT = """\
 import builtins, json, os, signal, sys, threading, time
@@ -171,6 +175,41 @@ def test_a_copy_trains_the_same_to_the_bit(tmp_path: Path) -> None:
         (tmp_path / kind).mkdir()
         outcomes.append(run(tmp_path / kind, SEARCH, kind))
     assert outcomes[0] == outcomes[1]
+
+
+def test_a_copy_is_outdated_once_a_module_of_the_users_holds_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = ModuleType("mine")
+    module.__file__ = str(tmp_path / "mine.py")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    monkeypatch.setattr(copied_server, "_held", None)
+    module.share, module.name, module.names = 0.5, "-".join("ab"), ["a"]
+    module.call, module.array, module.arrays = lambda: 0, np.zeros(2), {"a": np.zeros(2)}
+
+    def is_outdated() -> bool:
+        found = copied_server.is_outdated()
+        copied_server._held = copied_server._users_modules()
+        return found
+
+    assert not is_outdated()  # there is no copy
+    assert "mine" in (copied_server._held or ())
+    module.share, module.name = 0.5, "-".join("ab")  # equal ones
+    module.__warningregistry__ = {}
+    module.later = 1  # workers import what was not there
+    assert not is_outdated()
+    for change in (
+        lambda: setattr(module, "share", 0.25),
+        lambda: setattr(module, "call", lambda: 0),
+        lambda: setattr(module, "array", np.zeros(2)),
+        lambda: module.names.append("b"),
+        lambda: module.arrays.update(a=np.zeros(2)),
+        lambda: delattr(module, "name"),
+        lambda: sys.modules.pop("mine"),
+    ):
+        change()
+        assert is_outdated()
+        assert not is_outdated()
 
 
 TWICE = """\
