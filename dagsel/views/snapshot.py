@@ -34,7 +34,9 @@ class TrialRow:
     state: str  # one of `STATES`
     n_epochs: int
     n_decided: int  # epochs that it was given to train
-    value: float | None  # the (first) metric of the state that it is worth; None before there is
+    # The (first) metric of the state that it is worth; None before there is, and of a workload
+    # without a loss that is refitted.
+    value: float | None
     curve: tuple[float, ...]  # the metric after each epoch
     settings: Mapping[str, Any]  # its configuration
     reason: str  # why it has ended, in one line, and where its workload has raised
@@ -63,7 +65,7 @@ class TrialRow:
             live_state if trial.is_live else trial.state,
             epochs,
             trial.n_decided if trial.is_live else epochs,
-            trial.value,
+            None if trial.value is None or math.isnan(trial.value) else trial.value,
             tuple(epoch.value for epoch in trial.epochs),
             trial.config,
             trial.why_short,
@@ -101,6 +103,7 @@ class Snapshot:
         """Return how a search stands; without `facts` only what the record holds."""
         facts = facts or Facts()
         leading = record.leading
+        best = None if leading is None else TrialRow.of(leading, record)
         trials = (TrialRow.of(trial, record) for trial in record.trials.values())
         rows = sorted(trials, key=_order(record))
         return cls(
@@ -112,7 +115,7 @@ class Snapshot:
             units_per_second,
             record.worker_seconds,
             tuple(rows),
-            None if leading is None else TrialRow.of(leading, record),
+            best if best is not None and best.value is not None else None,
             leading.kept.epochs if leading is not None and leading.kept is not None else 0,
             len(record.top) if record.goals else None,
             seconds_left(

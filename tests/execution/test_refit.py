@@ -14,6 +14,7 @@ import optuna
 import pytest
 import torch
 from distributed import Client, LocalCluster
+from sklearn.linear_model import SGDClassifier
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 import dagsel
@@ -296,3 +297,23 @@ def test_a_view_has_each_sample_once_and_nothing_for_validation(digits: ShardedD
             assert np.array_equal(shard[name], np.concatenate(both))
             assert empty[name].shape == (0, *both[0].shape[1:])
             assert empty[name].dtype == both[0].dtype
+
+
+def test_a_workload_without_a_loss_shows_no_number_for_it(
+    client: Client, digits: ShardedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = dagsel.optimize(
+        optuna.create_study(direction="maximize"),
+        dagsel.SklearnWorkload(SGDClassifier()),
+        digits,
+        space=lambda trial: {"alpha": trial.suggest_float("alpha", 1e-5, 1e-2, log=True)},
+        metric="accuracy",
+        flow=RandomSearch(max_epochs=2, n_trials=1),
+        client=client,
+        run_dir=str(tmp_path / "run"),
+        progress=False,
+    )
+    run.refit(client=client, progress="log")
+    told = capsys.readouterr().err
+    assert "trial 0 complete after" in told
+    assert "nan" not in told
