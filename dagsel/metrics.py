@@ -453,7 +453,8 @@ def _scores(output: Any, target: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     if classes.size != len(scores):
         raise ValueError(
             f"the target has shape {classes.shape}, and this metric takes one class for each of "
-            f"{len(scores)} samples; of several labels a sample take binary_accuracy"
+            f"{len(scores)} samples; of several labels a sample take binary_accuracy, and where each "
+            "pixel or token has a class give it a function of yours that flattens output and target"
         )
     return scores, classes.reshape(-1)
 
